@@ -152,17 +152,23 @@ def compare_features(samples: Tensor, real: Tensor, device: torch.device) -> dic
 
 
 def stored_features(
-    file: Path, count: int, compute: Callable[[], Tensor], log: Callable[[str], None]
+    folder: Path,
+    images: Tensor,
+    network: str,
+    compute: Callable[[Tensor], Tensor],
+    log: Callable[[str], None],
 ) -> Tensor:
-    """Return the features (count, F) in a file; if that fails, compute, log and save them."""
+    """Return the features (N, F) of images, uint8 (N, C, H, W), by a network, from a file in the
+    folder; if that fails, compute, log and save them."""
+    file = folder / f"{store.fingerprint(images)}-{network}.pt"
 
     def check(found: Any) -> Tensor:
-        if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, count):
-            raise ValueError(f"no features of {count} images")
+        if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, len(images)):
+            raise ValueError(f"no features of {len(images)} images")
         return found
 
     found = store.find(file, check, log)
     if found is None:
-        log(f"features of {count} real images are computed, and kept in {file.parent}")
-        store.keep(file, found := compute(), log)
+        log(f"features of {len(images)} real images are computed, and kept in {folder}")
+        store.keep(file, found := compute(images), log)
     return found

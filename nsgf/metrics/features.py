@@ -26,7 +26,6 @@ from nsgf.metrics.distances import (
 )
 from nsgf.metrics.inception import Inception
 from nsgf.run.progress import count_progress
-from nsgf.run.store import fingerprint
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable
@@ -203,9 +202,9 @@ class FeatureMetrics:
 
     def _stored(self, images: Tensor) -> Tensor:
         """Return the features of real images, stored for later."""
-        file = self._folder / f"{fingerprint(images)}-{SIDE}-{self._network.sha256[:12]}.pt"
 
-        def compute() -> Tensor:
+        def compute(images: Tensor) -> Tensor:
             return self._network.features(images, "real images", self._device)
 
-        return stored_features(file, len(images), compute, self._log)
+        about = f"{SIDE}-{self._network.sha256[:12]}"
+        return stored_features(self._folder, images, about, compute, self._log)

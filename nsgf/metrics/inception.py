@@ -108,12 +108,12 @@ class Reference:
         self, network: Inception, device: torch.device, batch_size: int, log: Callable[[str], None]
     ) -> Tensor:
         """Return the features (N, 2048), from their file if there is one."""
-        file = self.cache / f"{fingerprint(self.images)}-{network.sha256[:12]}-{network.version}.pt"
 
-        def compute() -> Tensor:
-            return network.features(self.images, "real images", device, batch_size)[0]
+        def compute(images: Tensor) -> Tensor:
+            return network.features(images, "real images", device, batch_size)[0]
 
-        return stored_features(file, len(self.images), compute, log)
+        about = f"{network.sha256[:12]}-{network.version}"
+        return stored_features(self.cache, self.images, about, compute, log)
 
 
 def inception_metrics(

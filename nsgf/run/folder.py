@@ -101,12 +101,6 @@ def phase_stem(phase: PhaseName) -> str:
     return f"phase{PHASE_NUMBERS.get(phase, 1)}_{phase}"
 
 
-def name_within(config: Config, run: RunFolder) -> str:
-    """Return a run folder's path below ``out_dir``: ``compare-2d/moons/nsgf-seed0``."""
-    home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
-    return path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name
-
-
 def results_folder(config: Config, run: RunFolder) -> Path:
     """Return the folder for a run's results: its own, or ``OUT_DIR/RUN`` if ``out_dir`` is not the
     folder that holds the run. Results of an exported run go to ``OUT_DIR/exported-NAME``."""

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from nsgf.config.schema import OF_PHASES, Config
-from nsgf.run.folder import RunFolder, dump_config, name_within
+from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import write_text
 
@@ -121,12 +121,14 @@ class WandbTracker:
                 "settings to ~/.config/wandb/settings and remove this file"
             )
         is_offline = config.tracking.tracker == "wandb-offline"
+        home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
         # silence before init also rules out its prompts
         wandb.setup(settings=wandb.Settings(silent=True))
         self._run = wandb.init(
             mode="offline" if is_offline else "online",
             project=os.environ.get("WANDB_PROJECT", "nsgf"),
-            name=name_within(config, run),
+            # below out_dir, such as compare-2d/moons/nsgf-seed0
+            name=path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name,
             group=config.exp,
             id=run_id(run),
             resume="allow",

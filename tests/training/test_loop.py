@@ -96,28 +96,6 @@ def test_logged_loss_is_the_mean_of_the_window(tiny):
     assert f"step 8 of 8, loss {means[-1]:.4g}" in log(run)
 
 
-class Dies(Quadratic):
-    def draw(self, positions):
-        if len(self.drawn) == 8:
-            raise KeyboardInterrupt
-        return super().draw(positions)
-
-
-def test_fit_resumes_from_its_checkpoint(tiny):
-    """Log lines after the checkpoint are written anew."""
-    settings = {"train": {"log_every": 1}, "iterations": 12}
-    run = RunFolder.create(tiny)
-    with pytest.raises(KeyboardInterrupt):
-        run_fit(tiny, Dies(), run, **settings)
-    assert saved(run)["step"] == 5
-    resumed, whole = Quadratic(), Quadratic()
-    run_fit(tiny, resumed, run, **settings)
-    assert len(resumed.drawn) == 7
-    other = run_fit(tiny, whole, **settings)
-    assert weight(resumed) == weight(whole)
-    assert records(run) == records(other)
-
-
 class Another(World):
     """A process that is not the first, without the first."""
 
