@@ -1,9 +1,13 @@
 """Images and points as users have them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from nsgf.config.schema import DataConfig
+from nsgf.data import INSPECTORS
 
 
 def write_images(
@@ -27,7 +31,18 @@ def own_points(count: int = 40, dim: int = 3) -> np.ndarray:
     return rows * powers - 5 * powers
 
 
-def write_points(file: Path, count: int = 40, dim: int = 3) -> Path:
-    """Those points, as .npy."""
-    np.save(file, own_points(count, dim))
+def write_points(file: Path, points: np.ndarray | None = None) -> Path:
+    """Those points, or others, as .npy."""
+    np.save(file, own_points() if points is None else points)
     return file
+
+
+def write_csv(file: Path, *lines: str) -> Path:
+    file.write_text("\n".join(lines))
+    return file
+
+
+def inspected(name: str, place: Path, **other) -> DataConfig:
+    """The section of a new run, with what is found."""
+    config = DataConfig(name=name, path=str(place), **other)
+    return replace(config, found=INSPECTORS[name](config)[0]._asdict())

@@ -1,6 +1,5 @@
 """Own images, in folders and in arrays: what is found, how it is decoded, what is refused."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.config.settings import drop_machine_settings
 from nsgf.data import Data, class_names, class_number
 from nsgf.data import own_images as module
+from nsgf.data.images import to_unit_range
 from nsgf.data.own_images import (
     class_numbers,
     find_images,
@@ -25,30 +25,28 @@ from nsgf.data.own_images import (
 )
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
+from tests.data import own_files
 from tests.data.own_files import write_images
 
 
-def settings(path: Path, size: int = 8) -> DataConfig:
-    return DataConfig(name="images", path=str(path), size=size)
+def settings(path: Path, size: int = 8, **other) -> DataConfig:
+    return DataConfig(name="images", path=str(path), size=size, **other)
 
 
-def inspected(path: Path, size: int = 8) -> DataConfig:
-    """Settings with what is found there."""
-    config = settings(path, size)
-    found, _ = inspect_images(config)
-    return replace(config, found=found._asdict())
+def inspected(path: Path, size: int = 8, **other) -> DataConfig:
+    return own_files.inspected("images", path, size=size, **other)
 
 
-def write_all(path: Path, image: Image.Image, name: str = "{:03}.png", **options) -> Path:
+def write_all(path: Path, image: Image.Image, **options) -> Path:
     """The same image 16 times."""
     path.mkdir(parents=True, exist_ok=True)
     for number in range(16):
-        image.save(path / name.format(number), **options)
+        image.save(path / f"{number:03}.png", **options)
     return path
 
 
 def only_pixels(path: Path) -> torch.Tensor:
-    """Of a folder of equal images, the image.  uint8, (C, 8, 8)"""
+    """Of 16 times the same image, the image.  uint8, (C, 8, 8)"""
     Image.linear_gradient("L").save(path / "another.png")  # images of one colour are refused
     images = read_images(inspected(path))[:-1]
     assert (images == images[0]).all()
@@ -56,18 +54,36 @@ def only_pixels(path: Path) -> torch.Tensor:
 
 
 def test_images_are_found_in_the_order_of_their_names(tmp_path):
-    write_images(tmp_path / "own" / "b", 8)
-    write_images(tmp_path / "own" / "a" / "deep", 8, suffix=".JPG")
-    write_images(tmp_path / "own" / ".cache", 3)
+    own = write_images(tmp_path / "own" / "b", 8).parent
+    write_images(own / "a" / "deep", 8, suffix=".JPG")
+    write_images(own / ".cache", 3)
     for name in ("notes.txt", ".hidden.png"):
-        (tmp_path / "own" / name).write_bytes(b"x")
-    (tmp_path / "own" / "broken.png").symlink_to("nowhere")
-    (tmp_path / "own" / "linked").symlink_to(write_images(tmp_path / "elsewhere", 4))
-    files = find_images(tmp_path / "own")
+        (own / name).write_bytes(b"x")
+    (own / "broken.png").symlink_to("nowhere")
+    (own / "linked").symlink_to(write_images(tmp_path / "elsewhere", 4))
     names = [f"{number:03}" for number in range(8)]
     expected = [f"a/deep/{name}.JPG" for name in names] + [f"b/{name}.png" for name in names]
     expected += [f"linked/{name}.png" for name in names[:4]]
-    assert [str(file) for file in files] == expected
+    assert [str(file) for file in find_images(own)] == expected
+
+
+def test_links_to_a_folder_above_are_not_followed(tmp_path):
+    own = write_images(tmp_path / "own", 20, classes=2)
+    before = find_images(own)
+    for link, to in {"up": "..", "class0/root": "..", "class1/self": "."}.items():
+        (own / link).symlink_to(to)
+    assert find_images(own) == before
+    (own / "class0" / "peer").symlink_to("../class1")
+    (own / "class1" / "peer").symlink_to("../class0")
+    assert len(find_images(own)) == 40  # each link once
+
+
+@pytest.mark.parametrize("place", ["nowhere", "a.txt", "."])
+def test_folders_without_images_are_refused(place, tmp_path):
+    write_images(tmp_path, 15)
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(UserError, match=r"^data\.path = "):
+        find_images(tmp_path / place)
 
 
 def test_the_middle_square_is_cut_out(tmp_path):
@@ -97,16 +113,24 @@ def constant(mode: str, color) -> Image.Image:
     return image
 
 
-DECODED = {  # an image of one colour, options of the file, and the values of the channels
-    "grey": (constant("L", 7), {}, [7]),
-    "bits": (constant("1", 1), {}, [255]),
-    "colour": (constant("RGB", (1, 2, 3)), {}, [1, 2, 3]),
-    "16 bits": (Image.fromarray(np.full((8, 8), 0x80FF, np.uint16)), {}, [0x80]),
-    "half transparent": (constant("RGBA", (0, 0, 0, 51)), {}, [204, 204, 204]),
-    "grey and transparent": (constant("LA", (0, 0)), {}, [255]),
-    "palette": (constant("P", 0), {}, [200, 0, 0]),
-    "transparent palette": (constant("P", 0), {"transparency": 0}, [255, 255, 255]),
-}
+@pytest.mark.parametrize(
+    ("image", "options", "values"),
+    [
+        pytest.param(constant("L", 7), {}, [7], id="grey"),
+        pytest.param(constant("1", 1), {}, [255], id="bits"),
+        pytest.param(constant("RGB", (1, 2, 3)), {}, [1, 2, 3], id="colour"),
+        pytest.param(Image.fromarray(np.full((8, 8), 0x80FF, np.uint16)), {}, [0x80], id="16 bits"),
+        pytest.param(constant("RGBA", (0, 0, 0, 51)), {}, [204] * 3, id="half transparent"),
+        pytest.param(constant("LA", (0, 0)), {}, [255], id="grey and transparent"),
+        pytest.param(constant("P", 0), {}, [200, 0, 0], id="palette"),
+        pytest.param(constant("P", 0), {"transparency": 0}, [255] * 3, id="transparent palette"),
+    ],
+)
+def test_modes_are_decoded(image, options, values, tmp_path):
+    """Images of one colour, with the values of their channels."""
+    pixels = only_pixels(write_all(tmp_path, image, **options))
+    assert pixels.shape[0] == len(values)
+    assert pixels.float().mean((1, 2)).tolist() == pytest.approx(values, abs=1)
 
 
 @pytest.mark.parametrize("kind", ["f4", "i4"])
@@ -115,8 +139,7 @@ def test_pixels_without_a_known_range_are_refused_by_name(kind, tmp_path):
     Image.fromarray(np.arange(64, dtype=kind).reshape(8, 8)).save(tmp_path / "a.tif")
     with pytest.raises(UserError, match=r"a\.tif .*8 or 16 bits"):
         inspect_images(settings(tmp_path))
-    found, _ = inspect_images(replace(settings(tmp_path), skip_broken=True))
-    assert found.broken == ["a.tif"]
+    assert inspected(tmp_path, skip_broken=True).found["broken"] == ["a.tif"]
 
 
 @pytest.mark.parametrize(("factor", "is_said"), [(16, False), (1, True)])
@@ -127,18 +150,10 @@ def test_12_bits_in_16_get_a_note_with_the_largest_value(factor, is_said, tmp_pa
 
 
 def test_images_without_content_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"^data\.path = .*equal"):
-        inspect_images(settings(write_all(tmp_path / "a", constant("RGB", (1, 2, 3)))))
-    with pytest.raises(UserError, match=r"^data\.path = .*equal"):
-        config_of(tmp_path / "own.npz", images=np.zeros_like(PIXELS))
-
-
-@pytest.mark.parametrize("kind", DECODED)
-def test_modes_are_decoded(kind, tmp_path):
-    image, options, values = DECODED[kind]
-    pixels = only_pixels(write_all(tmp_path, image, **options))
-    assert pixels.shape[0] == len(values)
-    assert pixels.float().mean((1, 2)).tolist() == pytest.approx(values, abs=1)
+    np.savez(tmp_path / "own.npz", images=np.zeros_like(PIXELS))
+    for place in (write_all(tmp_path / "a", constant("RGB", (1, 2, 3))), tmp_path / "own.npz"):
+        with pytest.raises(UserError, match=r"^data\.path = .*equal"):
+            inspect_images(replace(settings(place), size=None))
 
 
 def test_images_have_colour_unless_all_are_grey(tmp_path):
@@ -148,44 +163,6 @@ def test_images_have_colour_unless_all_are_grey(tmp_path):
     config = inspected(tmp_path, 12)
     assert (config.found["samples"], config.found["shape"]) == (24, [3, 12, 12])
     assert read_images(config).shape == (24, 3, 12, 12)
-
-
-def test_subfolders_are_classes_as_for_torchvision(tmp_path):
-    config = inspected(write_images(tmp_path, 33, classes=3))
-    assert config.found["classes"] == 3
-    files = find_images(tmp_path)
-    expected = ImageFolder(tmp_path)
-    assert [str(tmp_path / file) for file in files] == [file for file, _ in expected.samples]
-    assert read_labels(config).tolist() == expected.targets
-
-
-@pytest.mark.parametrize(
-    ("count", "classes", "beside", "found"),
-    [(20, 0, 0, 0), (20, 1, 0, 0), (29, 3, 0, 0), (30, 3, 0, 3), (30, 2, 1, 0)],
-)
-def test_classes_need_ten_images_each_and_none_outside(count, classes, beside, found, tmp_path):
-    write_images(tmp_path, count, classes=classes)
-    write_images(tmp_path, beside)
-    assert inspected(tmp_path).found["classes"] == found
-
-
-def test_links_to_a_folder_above_are_not_followed(tmp_path):
-    write_images(tmp_path / "own", 20, classes=2)
-    before = find_images(tmp_path / "own")
-    for link, to in {"up": "..", "class0/root": "..", "class1/self": "."}.items():
-        (tmp_path / "own" / link).symlink_to(to)
-    assert find_images(tmp_path / "own") == before
-    (tmp_path / "own" / "class0" / "peer").symlink_to("../class1")
-    (tmp_path / "own" / "class1" / "peer").symlink_to("../class0")
-    assert len(find_images(tmp_path / "own")) == 40  # each link once
-
-
-@pytest.mark.parametrize("place", ["nowhere", "a.txt", "."])
-def test_folders_without_images_are_refused(place, tmp_path):
-    write_images(tmp_path, 15)
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(UserError, match=r"^data\.path = "):
-        find_images(tmp_path / place)
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
@@ -212,8 +189,7 @@ def test_truncated_images_are_named(suffix, tmp_path):
 @pytest.mark.parametrize("change", ["swapped", "renamed", "removed"])
 def test_other_images_than_before_are_refused(change, tmp_path):
     config = inspected(write_images(tmp_path / "a", 20))
-    images, place = read_images(config), tmp_path / "b"
-    os.rename(tmp_path / "a", place)
+    images, place = read_images(config), (tmp_path / "a").rename(tmp_path / "b")
     moved = replace(config, path=str(place))
     assert torch.equal(read_images(moved), images)
     first, second = (place / name for name in ("000.png", "001.png"))
@@ -245,10 +221,52 @@ def test_images_that_do_not_fit_into_memory_are_refused(tmp_path, monkeypatch):
         read_images(config)
 
 
+def test_broken_images_are_left_out_and_named(tmp_path):
+    write_images(tmp_path, 24, classes=2)
+    images, labels = read_images(inspected(tmp_path)), read_labels(inspected(tmp_path))
+    broken = {"class0/000.png": b"", "class1/005.png": None}  # None: cut off
+    for name, content in broken.items():
+        file = tmp_path / name
+        file.write_bytes(file.read_bytes()[:-60] if content is None else content)
+    config = inspected(tmp_path, skip_broken=True)
+    assert (config.found["samples"], config.found["broken"]) == (22, list(broken))
+    (note, *_) = inspect_images(config)[1]
+    assert all(part in note for part in ("2 broken", *broken))
+    shared = drop_machine_settings(replace(shipped("digits"), data=config)).data
+    assert "000.png" not in str(shared)  # names of files stay on the machine
+    kept = [i for i in range(24) if i not in (0, 14)]
+    for one in (config, replace(shared, path=config.path)):
+        assert torch.equal(read_images(one), images[kept])
+        assert torch.equal(read_labels(one), labels[kept])
+    (tmp_path / "class1" / "001.png").unlink()
+    with pytest.raises(UserError, match="other images"):
+        read_images(config)
+
+
+# --- classes ---
+
+
+def test_subfolders_are_classes_as_for_torchvision(tmp_path):
+    config = inspected(write_images(tmp_path, 33, classes=3))
+    files, expected = find_images(tmp_path), ImageFolder(tmp_path)
+    assert [str(tmp_path / file) for file in files] == [file for file, _ in expected.samples]
+    assert read_labels(config).tolist() == expected.targets
+
+
+@pytest.mark.parametrize(
+    ("count", "classes", "beside", "found"),
+    [(20, 0, 0, 0), (20, 1, 0, 0), (29, 3, 0, 0), (30, 3, 0, 3), (30, 2, 1, 0)],
+)
+def test_classes_need_ten_images_each_and_none_outside(count, classes, beside, found, tmp_path):
+    write_images(tmp_path, count, classes=classes)
+    write_images(tmp_path, beside)
+    assert inspected(tmp_path).found["classes"] == found
+
+
 def test_subfolders_name_the_classes(tmp_path):
     for name in ("ship", "horse", "10"):
         write_images(tmp_path / name, 10)
-    config = replace(inspected(tmp_path), conditional=True)
+    config = inspected(tmp_path, conditional=True)
     assert class_names(config) == ("10", "horse", "ship")
     known = {"horse": 1, "10": 0, 10: 0, "2": None, 2: None, "cow": None, "-1": None}
     assert {label: class_number(config, label) for label in known} == known
@@ -260,43 +278,17 @@ def test_subfolders_name_the_classes(tmp_path):
 
 
 def test_names_that_print_alike_are_two_classes(tmp_path):
-    names = ["a b", "a  b", "a\u200bb", "a\\u200bb"]
-    for name in names:
+    for name in ("a b", "a  b", "a\u200bb", "a\\u200bb"):
         write_images(tmp_path / name, 10)
-    config = replace(inspected(tmp_path), conditional=True)
+    config = inspected(tmp_path, conditional=True)
     assert {class_number(config, name) for name in class_names(config)} == {0, 1, 2, 3}
     assert "".join(class_names(config)).isprintable()
-
-
-def test_broken_images_are_left_out_and_named(tmp_path):
-    write_images(tmp_path, 24, classes=2)
-    images, labels = read_images(inspected(tmp_path)), read_labels(inspected(tmp_path))
-    broken = {"class0/000.png": b"", "class1/005.png": None}  # None: cut off
-    for name, content in broken.items():
-        file = tmp_path / name
-        file.write_bytes(file.read_bytes()[:-60] if content is None else content)
-    config = replace(settings(tmp_path), skip_broken=True)
-    found, notes = inspect_images(config)
-    assert (found.samples, found.broken) == (22, list(broken))
-    assert "2 broken" in notes[0]
-    assert all(name in notes[0] for name in broken)
-    config = replace(config, found=found._asdict())
-    kept = [i for i in range(24) if i not in (0, 14)]
-    assert torch.equal(read_images(config), images[kept])
-    assert torch.equal(read_labels(config), labels[kept])
-    shared = drop_machine_settings(replace(shipped("digits"), data=config)).data
-    assert "000.png" not in str(shared)  # names of files stay on the machine
-    shared = replace(shared, path=config.path)
-    assert torch.equal(read_images(shared), images[kept])
-    assert torch.equal(read_labels(shared), labels[kept])
-    (tmp_path / "class1" / "001.png").unlink()
-    with pytest.raises(UserError, match="other images"):
-        read_images(config)
 
 
 # --- arrays ---
 
 PIXELS = np.random.default_rng(0).integers(256, size=(40, 3, 12, 12), dtype=np.uint8)
+FLOATS = PIXELS / 127.5 - 1
 LABELS = np.arange(40) % 3
 
 
@@ -305,30 +297,14 @@ def config_of(file, *flags, **arrays):
     return parse(["train", "--exp=images", f"--data.path={file}", *flags]).config
 
 
-def test_arrays_are_trained_on_as_they_are(tmp_path):
-    config = config_of(tmp_path / "own.npz", images=PIXELS)
-    assert (config.data.size, config.data.found["classes"]) == (12, 0)
-    assert torch.equal(Data(config.data, 0).images, torch.from_numpy(PIXELS))
-
-
-def test_floats_may_have_any_byte_order():
-    floats = (PIXELS / 127.5 - 1).astype("f4")
-    assert np.array_equal(image_bytes(floats.astype(">f4")), image_bytes(floats))
-
-
 def test_labels_become_classes(tmp_path):
     names = np.array(["cat", "ant", "dog"])[LABELS]
     config = config_of(tmp_path / "own.npz", "--data.conditional=true", images=PIXELS, labels=names)
     assert (config.data.found["classes"], config.nsf.coupling) == (3, "independent")
     assert class_names(config.data) == ("ant", "cat", "dog")
     sample = Data(config.data, 0).target_by_class("x").sample(3)
-    of_ants = torch.from_numpy(PIXELS[LABELS == 1]).float() / 127.5 - 1
+    of_ants = to_unit_range(torch.from_numpy(PIXELS[LABELS == 1]))
     assert (sample[0] == of_ants).flatten(1).all(1).any()
-
-
-def test_images_keep_their_size(tmp_path):
-    with pytest.raises(UserError, match=r"data\.size = 8: must be 12"):
-        config_of(tmp_path / "own.npz", "--data.size=8", images=PIXELS)
 
 
 def test_a_resumed_run_must_find_the_same_arrays(tmp_path):
@@ -338,31 +314,42 @@ def test_a_resumed_run_must_find_the_same_arrays(tmp_path):
         Data(config.data, 0)
 
 
-CHANGED = {  # how others store the same images
-    "guided-diffusion": (lambda x: x.transpose(0, 2, 3, 1), PIXELS),
-    "grey": (lambda x: x[:, 0], PIXELS[:, :1]),
-    "grey and last": (lambda x: x[:, :1].transpose(0, 2, 3, 1), PIXELS[:, :1]),
-    "rounded": (lambda x: (x / 127.5 - 1) * (1 + 1e-7), PIXELS),
-}
-
-
-@pytest.mark.parametrize("kind", CHANGED)
-def test_images_are_read_as_others_store_them(kind, tmp_path):
-    change, expected = CHANGED[kind]
-    config = config_of(tmp_path / "own.npz", arr_0=change(PIXELS))
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        pytest.param(PIXELS, PIXELS, id="as they are"),
+        pytest.param(PIXELS.transpose(0, 2, 3, 1), PIXELS, id="guided-diffusion"),
+        pytest.param(PIXELS[:, 0], PIXELS[:, :1], id="grey"),
+        pytest.param(PIXELS[:, :1].transpose(0, 2, 3, 1), PIXELS[:, :1], id="grey and last"),
+        pytest.param(FLOATS * (1 + 1e-7), PIXELS, id="rounded"),
+        pytest.param(FLOATS.astype(">f4"), PIXELS, id="other byte order"),
+    ],
+)
+def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
+    config = config_of(tmp_path / "own.npz", arr_0=stored)
+    assert (config.data.size, config.data.found["classes"]) == (12, 0)
     assert torch.equal(Data(config.data, 0).images, torch.from_numpy(expected))
 
 
 def test_key_chooses_the_images_of_a_file(tmp_path):
-    file = tmp_path / "own.npz"
-    arrays = {"x_train": PIXELS[:20], "x_test": PIXELS[20:]}
+    file, arrays = tmp_path / "own.npz", {"x_train": PIXELS[:20], "x_test": PIXELS[20:]}
     config = config_of(file, "--data.key=x_test", **arrays)
     assert torch.equal(read_images(config.data), torch.from_numpy(PIXELS[20:]))
     for wrong in ([], ["--data.key=x"]):
         with pytest.raises(UserError, match=r"data\.key.NAME, one of x_train, x_test"):
             config_of(file, *wrong, **arrays)
-    with pytest.raises(UserError, match=r"^data\.key = x: "):
-        inspect_images(replace(settings(write_images(tmp_path / "folder")), key="x"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "array", "words"),
+    [
+        ("--data.size=8", PIXELS, r"data\.size = 8: must be 12"),
+        ("--data.flip=true", PIXELS[0], r"data\.path = .*own\.npz: .*images"),
+    ],
+)
+def test_files_of_something_else_are_named(flag, array, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        config_of(tmp_path / "own.npz", flag, x=array)
 
 
 @pytest.mark.parametrize(
@@ -371,9 +358,9 @@ def test_key_chooses_the_images_of_a_file(tmp_path):
         (PIXELS[..., :9], "shape"),
         (PIXELS[:, :2], "C 1 or 3"),
         (PIXELS.astype(int), "int64"),
-        ((PIXELS / 127.5 - 1) * 1.002, "-1.002 to 1.002"),
+        (FLOATS * 1.002, "-1.002 to 1.002"),
         (PIXELS / 255.0, r"0 to 1.*2 \* images - 1"),
-        (np.where(PIXELS == 7, np.nan, PIXELS / 127.5 - 1), "nan"),
+        (np.where(PIXELS == 7, np.nan, FLOATS), "nan"),
     ],
 )
 def test_wrong_images_are_refused(images, what):
@@ -388,8 +375,3 @@ def test_wrong_images_are_refused(images, what):
 def test_wrong_labels_are_refused(labels):
     with pytest.raises(ValueError, match="labels"):
         class_numbers(labels, 40)
-
-
-def test_a_file_of_something_else_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"data\.path = .*own\.npz: .*images"):
-        config_of(tmp_path / "own.npz", x=PIXELS[0])

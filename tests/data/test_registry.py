@@ -1,4 +1,4 @@
-"""Each data set has one record, and the configuration names the same sets."""
+"""Each data set has one record, the settings name the same sets, and draws follow the seed."""
 
 from dataclasses import replace
 from typing import get_args, get_type_hints
@@ -14,10 +14,11 @@ from nsgf.data import (
     Data,
     ImageSet,
     PointSet,
-    data_shape,
     is_image_set,
 )
+from nsgf.data.points import POINT_SETS, moons
 from nsgf.system.errors import UserError
+from nsgf.system.seeding import make_generator
 
 
 def test_configuration_and_records_name_the_same_sets():
@@ -33,7 +34,6 @@ def test_configuration_and_records_name_the_same_sets():
 def test_records_are_whole(name):
     record = DATA_SETS[name]
     assert record.name == name
-    assert data_shape(DataConfig(name=name)) == record.shape
     assert len(record.shape) == (3 if is_image_set(name) else 1)
     assert (record.uses >= {"root", "download"}) is (name in ("mnist", "cifar10"))
     if isinstance(record, ImageSet):
@@ -50,9 +50,14 @@ def own(monkeypatch) -> ImageSet:
     return record
 
 
-@pytest.mark.parametrize("shape", [(0, 1, 4, 4), (3, 2, 4, 4), (3, 4, 4), None])
-def test_images_of_another_shape_or_type_are_refused(own, shape):
-    images = torch.zeros(shape, dtype=torch.uint8) if shape else torch.zeros(3, 1, 4, 4)
+@pytest.mark.parametrize(
+    "images",
+    [
+        *(torch.zeros(*shape).byte() for shape in [(0, 1, 4, 4), (3, 2, 4, 4), (3, 4, 4)]),
+        torch.ones(3, 1, 4, 4),
+    ],
+)
+def test_images_of_another_shape_or_type_are_refused(own, images):
     with pytest.raises(UserError, match=r"must be .* of torch\.uint8"):
         replace(own, read_images=lambda config: images).images(DataConfig())
 
@@ -106,3 +111,20 @@ def test_draws_are_those_of_earlier_versions(name, point):
 def test_source_can_be_eight_gaussians():
     data = Data(DataConfig(name="moons", source="8gaussians"), seed=0)
     assert abs(float(data.source("x").sample(500).norm(dim=1).mean()) - 5) < 0.1
+
+
+@pytest.mark.parametrize("law", POINT_SETS, ids=lambda law: law.name)
+@pytest.mark.parametrize("n", [1, 257])
+def test_any_number_of_points_follows_the_generator(law, n):
+    one, again, other = (law.draw(n, make_generator(seed)) for seed in (1, 1, 2))
+    assert (one.shape, one.dtype) == ((n, 2), torch.float32)
+    assert one.isfinite().all()
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_single_moon_points_come_from_both_moons():
+    """make_moons(1) alone would always give the same moon."""
+    points = torch.cat([moons(1, make_generator(seed)) for seed in range(40)])
+    assert (points[:, 1] > 0.5).any()
+    assert (points[:, 1] < -1.5).any()

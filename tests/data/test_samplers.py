@@ -1,10 +1,26 @@
-"""Streams of samples: a function of seed and position, however they are cut into batches."""
+"""Streams of samples, also with classes: a function of seed and position, however they are cut."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from nsgf.data import ImageSampler, PointSampler, RandomIndices, RowSampler, Times
+from nsgf.data import (
+    ClassSampler,
+    Data,
+    ImageSampler,
+    LabelDropout,
+    PointSampler,
+    RandomIndices,
+    RowSampler,
+    Times,
+    class_labels,
+)
+from nsgf.data.images import ImageSet, to_unit_range
 from nsgf.data.points import Gaussian
+from nsgf.data.samplers import DROPPED
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
 
 IMAGES = torch.arange(160).to(torch.uint8).view(40, 1, 2, 2)
 STREAMS = [
@@ -90,3 +106,67 @@ def test_rows_come_as_they_are_and_in_the_order_of_images():
     assert drawn.dtype == torch.float64
     assert drawn[:, 2].int().tolist() == numbers(ImageSampler(numbered(50), seed=7).at(range(60)))
     assert sorted(drawn[:50, 0].tolist()) == list(range(50))
+
+
+# --- classes ---
+
+TOLD = replace(shipped("digits/onecall").data, conditional=True)
+
+
+def streams(classes: int = 3, count: int = 7) -> list[ImageSampler]:
+    """Images of one pixel, 100 c + 0 .. count - 1 in class c."""
+    images = torch.cat([100 * c + torch.arange(count) for c in range(classes)]).to(torch.uint8)
+    numbered = images.view(-1, 1, 1, 1)
+    rows = torch.arange(len(images)).view(classes, count)
+    return [ImageSampler(numbered, c, chosen=own) for c, own in enumerate(rows)]
+
+
+@pytest.mark.parametrize("run", [1, 4, 5])
+def test_stream_of_classes_does_not_depend_on_how_it_is_cut(run):
+    """Each sample has the class of its position, and each class its own order."""
+    whole, labels = ClassSampler(streams(), run).at(range(90)), class_labels(range(90), 3, run)
+    assert labels.tolist() == [i // run % 3 for i in range(90)]
+    assert labels.dtype == torch.int32  # 64 bits would stay on the CPU
+    assert [number // 100 for number in numbers(whole)] == labels.tolist()
+    assert torch.equal(whole[labels == 1], streams()[1].at(range(30)))
+    for cut in (range(31), range(31, 33), range(13, 41)):
+        assert torch.equal(ClassSampler(streams(), run).at(cut), whole[cut.start : cut.stop])
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_every_digit_is_of_its_class_and_the_last_group_of_all(mixed):
+    data, cut = Data(TOLD, 0), range(5, 335)
+    real = to_unit_range(data.images).flatten(1)
+    drawn = data.target_by_class("x", mixed=mixed).at(cut).flatten(1)
+    found, told = data._labels[torch.cdist(drawn, real).argmin(1)], class_labels(cut, 10 + mixed)
+    assert data.classes == 10
+    assert torch.equal(found[told < 10], told[told < 10].long())
+    assert not mixed or len(found[told == 10].unique()) > 5
+
+
+def test_streams_of_classes_differ_and_need_the_setting():
+    """Else the same places of all classes would come together."""
+    data = Data(TOLD, 0)
+    one, other = (data.target_by_class(name).at(range(50)) for name in ("x", "y"))
+    assert not torch.equal(one, other)
+    assert Data(replace(TOLD, conditional=False), 0).classes == 0
+    for label, stream in enumerate(data.target_by_class("x")._streams):  # their work is linear
+        assert torch.equal(stream._chosen, (data._labels == label).nonzero()[:, 0])
+
+
+def test_class_without_images_is_one_line(monkeypatch):
+    real = ImageSet.labels
+    monkeypatch.setattr(ImageSet, "labels", lambda *given: real(*given).clamp(max=8))
+    with pytest.raises(UserError, match=r"^data\.conditional = true: 1 class"):
+        Data(TOLD, 0)
+
+
+def test_labels_are_left_out_by_seed_and_position():
+    labels = class_labels(range(4000), 10)
+    kept = LabelDropout(10, 0)(labels, range(4000))
+    dropped = kept == 10
+    assert torch.equal(kept[~dropped], labels[~dropped])
+    assert float(dropped.float().mean()) == pytest.approx(DROPPED, abs=0.02)
+    again = LabelDropout(10, 0)(labels[100:120], range(100, 120))
+    assert torch.equal(again, kept[100:120])
+    assert not torch.equal(LabelDropout(10, 1)(labels, range(4000)), kept)
