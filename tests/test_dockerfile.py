@@ -28,10 +28,6 @@ def test_what_is_copied_exists_and_is_all_that_an_installation_reads():
     assert {line[1:] for line in sent if line.startswith("!")} == copied
 
 
-def test_the_base_is_an_argument_that_stands_before_it():
-    assert LINES.index("ARG BASE=python:3.12-slim") < LINES.index("FROM ${BASE}")
-
-
 def test_it_runs_what_the_readme_shows():
     [entry], [words] = said("ENTRYPOINT"), said("CMD")
     command = " ".join([*json.loads(entry), *json.loads(words)])

@@ -10,26 +10,16 @@ DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
 
 @pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
-def test_named_tests_exist(doc):
-    file = None
-    for named, test in re.findall(r"`([\w/]*test_\w+\.py)?(?:::(test_\w+))?`", doc.read_text()):
+def test_named_files_and_tests_exist_and_nothing_is_left_to_be_filled_in(doc):
+    text, file = doc.read_text(), None
+    assert "@@" not in text
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    assert not [link for link in links if "://" not in link and not (doc.parent / link).exists()]
+    for named, test in re.findall(r"`([\w/]*test_\w+\.py)?(?:::(test_\w+))?`", text):
         file = ROOT / "tests" / named.removeprefix("tests/") if named else file
-        if named:
-            assert file.is_file(), named
+        assert not named or file.is_file(), named
         if test:
             assert re.search(rf"^def {test}\(", file.read_text(), re.M), f"{file}::{test}"
-
-
-@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
-def test_links_lead_to_files(doc):
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", doc.read_text())
-    missing = [link for link in links if "://" not in link and not (doc.parent / link).exists()]
-    assert not missing
-
-
-@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
-def test_nothing_is_left_to_be_filled_in(doc):
-    assert "@@" not in doc.read_text()
 
 
 def test_only_pyproject_names_the_address_of_the_repository():

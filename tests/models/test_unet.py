@@ -35,9 +35,9 @@ def small() -> nn.Module:
 @pytest.mark.parametrize("name", SHAPES)
 def test_shape_and_gradient_of_every_weight(name):
     shape, config = SHAPES[name]
-    model = awake(UNet(shape, config))
-    x = torch.randn(2, *shape)
-    y = model(x, torch.tensor([0.1, 0.9]))
+    model, x, t = UNet(shape, config), torch.randn(2, *shape), torch.tensor([0.1, 0.9])
+    assert not model(x, t).any()  # zero-initialised
+    y = awake(model)(x, t)
     assert y.shape == x.shape
     y.square().mean().backward()
     silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
@@ -64,13 +64,9 @@ def test_output_depends_on_the_class_of_each_sample(dtype):
     assert torch.allclose(y[1], y[4], atol=1e-5)
     for one, other in ((0, 1), (0, 3), (2, 3)):
         assert not torch.allclose(y[one], y[other], atol=1e-2)
-
-
-def test_labels_are_required_exactly_by_networks_with_classes():
-    x, t = torch.zeros(2, 1, 8, 8), torch.zeros(2)
-    for classes, labels in ((3, None), (0, t.long())):
+    for network, label in ((model, None), (UNet((1, 8, 8), SHAPES["digits"][1]), t.long())):
         with pytest.raises(ValueError, match="label: needed"):
-            UNet((1, 8, 8), SHAPES["digits"][1], classes)(x, t, labels)
+            network(x, t, label)
 
 
 def test_paper_sized_networks_have_the_known_number_of_weights():
@@ -78,11 +74,6 @@ def test_paper_sized_networks_have_the_known_number_of_weights():
     with torch.device("meta"):
         count = sum(p.numel() for p in UNet((3, 32, 32), cifar10).parameters())
     assert 38e6 < count < 38.6e6
-
-
-def test_output_starts_at_zero():
-    model = UNet((1, 8, 8), SHAPES["digits"][1])
-    assert not model(torch.randn(2, 1, 8, 8), torch.rand(2)).any()
 
 
 def test_each_sample_sees_its_own_time(small):

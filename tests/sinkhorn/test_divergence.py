@@ -24,23 +24,14 @@ def pair(*batch: int) -> tuple[Tensor, Tensor]:
 
 
 def test_gradient_is_the_velocity_of_each_side():
-    """-N grad_x S = v(x, y), -M grad_y S = v(y, x)."""
+    """-N grad_x S = v(x, y), -M grad_y S = v(y, x), times what is done with the value."""
     x, y = (z.requires_grad_() for z in pair(3))
-    sinkhorn_divergence(x, y, BLUR).sum().backward()
-    v_x, v_y = sinkhorn_velocity(x, y, BLUR), sinkhorn_velocity(y, x, BLUR)
+    weights = torch.tensor([3.0, -0.5, 1.0])
+    (weights * sinkhorn_divergence(x, y, BLUR)).sum().backward()
+    v_x, v_y = (weights.view(3, 1, 1) * sinkhorn_velocity(*z, BLUR) for z in ((x, y), (y, x)))
     assert not v_x.requires_grad
     torch.testing.assert_close(-40 * x.grad, v_x)
-    torch.testing.assert_close(-60 * y.grad, v_y, rtol=0, atol=5e-3)
-
-
-def test_gradient_follows_what_is_done_with_the_values():
-    x, y = pair(2)
-    x.requires_grad_()
-    weights = torch.tensor([3.0, -0.5])
-    (weighted,) = torch.autograd.grad((weights * sinkhorn_divergence(x, y)).sum(), x)
-    (plain,) = torch.autograd.grad(sinkhorn_divergence(x, y).sum(), x)
-    torch.testing.assert_close(weighted, weights.view(2, 1, 1) * plain)
-    assert y.grad is None
+    torch.testing.assert_close(-60 * y.grad, v_y, rtol=0, atol=1e-2)
 
 
 def test_one_tensor_on_both_sides_has_no_gradient():
@@ -65,13 +56,6 @@ def test_arrays_are_taken_for_tensors(function):
     for given, same in ((array, x), (array.astype(">f8"), x), (array[::-1], x.flipud())):
         expected = function(same.double(), y)
         torch.testing.assert_close(function(given, y), expected, rtol=0, atol=0)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
-def test_masked_tensors_are_refused():
-    x, y = pair()
-    with pytest.raises(UserError, match=r"y: .*masked"):
-        sinkhorn_velocity(x, masked_tensor(y, y > 0))
 
 
 @pytest.mark.parametrize("shape", [(2,), (1, 4, 4)])
@@ -115,6 +99,7 @@ def test_what_is_cut_off_warns(function):
         ({"y": torch.zeros(5, 2, device="meta")}, "meta"),
         ({"x": "points"}, "x: must be a tensor or an array"),
         ({"x": np.ma.masked_less(cloud(5, 2).numpy(), 0)}, "masked"),
+        ({"y": lambda: masked_tensor(cloud(5, 2), cloud(5, 2) > 0)}, "masked"),
         ({"blur": 0}, "blur = 0: must be"),
         ({"tolerance": float("nan")}, "tolerance = nan: must be"),
         ({"max_iterations": 0}, "max_iterations = 0: must be"),
@@ -122,8 +107,9 @@ def test_what_is_cut_off_warns(function):
         ({"blur": 120.0}, "blur = 120.0: must be between"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 def test_what_does_not_go_together_is_one_line(function, change, words):
     x, y = pair()
     with pytest.raises(UserError) as error:
-        function(**{"x": x, "y": y, **change})
+        function(**{"x": x, "y": y, **{k: v() if callable(v) else v for k, v in change.items()}})
     assert words in str(error.value)
