@@ -43,14 +43,6 @@ def test_pairs_are_those_of_a_run(tmp_path, schedule):
     assert torch.equal(drawn[0].unique(dim=0), torch.cat(drawn[1:]).unique(dim=0))
 
 
-def test_numbers_of_numpy_mean_the_same():
-    numbers = {"blur": 0.4, "num_batches": 3, "batch_size": 8, "steps": 4, "eta": 0.5, "seed": 5}
-    of_numpy = {key: np.asarray(value)[()] for key, value in numbers.items()}
-    pool, same = (SinkhornPool(noise, moons, **how, device="cpu") for how in (numbers, of_numpy))
-    assert torch.equal(pool._pool._positions, same._pool._positions)
-    assert type(same.batch_size) is int
-
-
 def test_a_pass_has_each_pair_once():
     pool = SinkhornPool(torch.randn(40, 1, 4, 4), np.ones((30, 1, 4, 4)), blur=1.0, **SMALL)
     batches = list(pool)

@@ -103,6 +103,7 @@ def test_labels_make_a_run_conditional(tmp_path):
     ("how", "key"),
     [
         ({"data": POINTS, "exp": "points"}, "data: "),
+        ({"exp": "2d", "labels": [1]}, "labels: "),
         ({"data": POINTS.log()}, "data: nan in row"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": ["a"]}, "data: "),

@@ -14,41 +14,16 @@ import torch
 import nsgf
 from nsgf import UserError
 
-NESTED = [torch.zeros(2, 2), torch.zeros(1, 2)]
+JAGGED, NESTED = torch.jagged, [torch.zeros(2, 2), torch.zeros(1, 2)]
 VALUES = [
     *(None, True, -1, 0, 10**30, 10**5000, math.nan, math.inf, 1j, np.int64(3), np.float32(2.5)),
-    *(
-        "",
-        "x",
-        "x" * 10_000,
-        "a/" * 3000,
-        "a\0b",
-        "a\udc80b",
-        "~no_such_user/x",
-        b"x",
-        Path("no/file"),
-    ),
-    *(
-        [],
-        ["a"],
-        [1, 2],
-        (1,),
-        {1},
-        {},
-        {"a": 1},
-        {1: 2},
-        range(3),
-        object(),
-        dict,
-        lambda *_: 1 / 0,
-    ),
-    *(np.arange(3), np.array([None, 1]), np.array(["a", "b"]), torch.zeros(0), torch.tensor(3)),
-    *(torch.full((3, 2), math.nan), torch.ones(3, 2, dtype=torch.bool), torch.eye(3).to_sparse()),
-    *(torch.zeros(3, 2, device="meta"), torch.zeros(3, 2, dtype=torch.complex64), [torch.eye(2)]),
-    *(
-        torch.zeros(3, 2).to(torch.float8_e4m3fn),
-        torch.nested.nested_tensor(NESTED, layout=torch.jagged),
-    ),
+    *("", "x", "x" * 10_000, "a/" * 3000, "a\0b", "a\udc80b", "~no_such_user/x", b"x"),
+    *([], ["a"], [1, 2], (1,), {1}, {}, {"a": 1}, {1: 2}, range(3), Path("no/file")),
+    *(object(), dict, lambda *_: 1 / 0, [torch.eye(2)], torch.zeros(0), torch.tensor(3)),
+    *(np.arange(3), np.array([None, 1]), np.array(["a", "b"]), torch.eye(3).to_sparse()),
+    *(torch.full((3, 2), math.nan), torch.ones(3, 2, dtype=torch.bool)),
+    *(torch.zeros(3, 2, device="meta"), torch.zeros(3, 2, dtype=torch.complex64)),
+    *(torch.zeros(3, 2).to(torch.float8_e4m3fn), torch.nested.nested_tensor(NESTED, layout=JAGGED)),
 ]
 X, Y = torch.randn(6, 2), torch.randn(5, 2)
 SOLVER = {"x": X, "y": Y, "blur": 0.5, "tolerance": 1e-3, "max_iterations": 50}
@@ -88,12 +63,8 @@ def begin(*_, **__):
 def call(request, tmp_path, monkeypatch):
     """A function that calls a public function up to the beginning of its work."""
     monkeypatch.chdir(tmp_path)
-    for work in (
-        "api.train.experiment.train",
-        "api.run.report_run",
-        "api.compare.comparing.compare",
-    ):
-        monkeypatch.setattr(f"nsgf.{work}", begin)
+    for work in ("train.experiment.train", "run.report_run", "compare.comparing.compare"):
+        monkeypatch.setattr(f"nsgf.api.{work}", begin)
     (tmp_path / "file").touch()
     objects = {"SinkhornPool.sample": lambda: nsgf.SinkhornPool(X, Y, **SIZES)}
     objects["Run"] = lambda: nsgf.load(request.getfixturevalue("small_run").path)

@@ -49,7 +49,7 @@ FLAG_NAMES = {keys[0]: flag for flag, keys in SHORT_FLAGS.items()}
 """Short flags by the key of their setting, for messages."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
-OPTIONS = {"nfe": int, "session_hours": float, "resume_phase": Literal["1", "2", "3"]}
+OPTIONS = {"nfe": int, "session_hours": float, "resume_phase": int}
 """Types of the options that are no settings; the others are texts."""
 
 

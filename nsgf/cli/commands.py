@@ -105,9 +105,9 @@ def _train(request: Request) -> Iterator[str]:
     from nsgf.system.distributed import join
 
     config, run, first = request.config, request.run, None
-    number = int(request.options.get("resume_phase", 0))
-    if number:
-        if number > len(config.phases):
+    number = request.options.get("resume_phase")
+    if number is not None:
+        if not 0 < number <= len(config.phases):
             raise UserError(f"--resume-phase {number}: the run has phases {config.phases}")
         first = config.phases[number - 1]
     elif run and "resume" not in request.options:

@@ -103,11 +103,6 @@ def nest(layer: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def to_sections(config: Config) -> dict[str, Any]:
-    """Return all settings and facts as nested sections, as checkpoints and exports hold them."""
-    return nest(values(config))
-
-
 def look_up(sections: Any, key: str, default: Any = None) -> Any:
     """Return the value at a dotted key of nested sections, or the default."""
     for part in key.split("."):

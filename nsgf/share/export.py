@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from nsgf.config.schema import Config
-from nsgf.config.settings import drop_machine_settings, to_sections
+from nsgf.config.settings import drop_machine_settings, nest, values
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
 from nsgf.metrics.names import is_measure, name_of
@@ -94,7 +94,7 @@ def _write_index(folder: Path, config: Config, updates: dict[str, str], half: bo
         MARK: FORMAT,
         "library_name": "nsgf",
         "version": __version__,
-        "settings": to_sections(drop_machine_settings(config)),
+        "settings": nest(values(drop_machine_settings(config))),
         "updates": updates,
         "weights": "float16" if half else "float32",
         "files": {file.name: checksum(file.read_bytes()) for file in sorted(folder.iterdir())},

@@ -1,18 +1,12 @@
-"""The exception for errors that the user can fix, the names of settings in messages, and functions
-that make texts safe to show.
+"""Errors that the user can fix, the names of settings in messages, and texts that are safe to show.
 
-Code that finds a fault does not know who called it, so its message gets the names of settings from
-:func:`name_setting` and :func:`suggest`:
+Code that finds a fault does not know who called it. The command line and each public Python
+function declare how they name settings, with :func:`naming`:
 
     f"{name_setting('sinkhorn.blur', 0)}: must be > 0; try {suggest('sinkhorn.blur', 0.5)}"
 
     command line    sinkhorn.blur = 0: must be > 0; try --sinkhorn.blur 0.5
-    Python          sinkhorn.blur = 0: must be > 0; try sinkhorn.blur=0.5
     SinkhornPool    blur = 0: must be > 0; try blur=0.5
-
-The command line and each public Python function declare their names once, with :func:`naming`. No
-finished message is searched or replaced, so nothing in it can be mistaken for a setting. Messages
-that only a command can cause name its flags directly.
 """
 
 import re

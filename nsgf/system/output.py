@@ -17,12 +17,12 @@ def show(text: str) -> None:
     """Print a text to stdout at once, above a progress bar."""
     from tqdm import tqdm
 
-    _write_safely(sys.stdout, lambda stream: tqdm.write(_escape_for(text, stream), file=stream))
+    _write(text, sys.stdout, tqdm.write)
 
 
 def show_error(text: str) -> None:
     """Print a text to stderr at once."""
-    _write_safely(sys.stderr, lambda stream: print(_escape_for(text, stream), file=stream))
+    _write(text, sys.stderr, print)
 
 
 @contextmanager
@@ -32,15 +32,10 @@ def silence() -> Iterator[None]:
         yield
 
 
-def _escape_for(text: str, stream: TextIO) -> str:
-    """Escape the characters that the stream's encoding cannot write."""
+def _write(text: str, stream: TextIO, write: Callable[..., object]) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    return printable(text).encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _write_safely(stream: TextIO, write: Callable[[TextIO], object]) -> None:
     try:
-        write(stream)
+        write(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=stream)
         stream.flush()
     except (OSError, ValueError):
         with suppress(OSError, ValueError):  # otherwise Python fails when it flushes at exit

@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 
 from nsgf.config.schema import PhaseName
-from nsgf.config.settings import to_sections
+from nsgf.config.settings import nest, values
 from nsgf.data import is_image_set
 from nsgf.run import checkpoint
 from nsgf.run.progress import Progress
@@ -261,7 +261,7 @@ class PhaseLoop:
             content |= {
                 "phase": self.name,
                 "precision": self.state.forward.precision,
-                "config": to_sections(self.session.config),
+                "config": nest(values(self.session.config)),
                 "window": [list(reading) for reading in self.window],
             }
             checkpoint.save(self.file, content)

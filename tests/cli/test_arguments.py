@@ -34,9 +34,6 @@ def test_help_has_one_line_for_each_setting_and_short_flag(command, capsys):
     for key in KEYS:
         assert flags.count(f"--{key}") == (not is_inherited(key)), key
     assert {*SHORT_FLAGS, "--fake-data", "--config"} < set(flags)
-
-
-def test_version_and_overview(capsys):
     for argv in (["--version"], ["--help"], []):
         assert main(argv) == 0
     text = capsys.readouterr().out
@@ -68,13 +65,6 @@ def test_flags_reach_every_setting_they_mean(flag, expected, keys):
 
 
 @pytest.mark.parametrize(
-    "flags", [("--train-iters=5", "--nsf.iterations=7"), ("--nsf.iterations=7", "--train-iters=5")]
-)
-def test_a_flag_of_one_setting_wins_wherever_it_stands(flags):
-    assert of_phases(shipped("digits", *flags), "iterations", THREE) == [5, 7, 5]
-
-
-@pytest.mark.parametrize(
     ("exp", "key", "expected"),
     [
         ("2d", "reflow.schedule", "cosine"),
@@ -89,7 +79,13 @@ def test_phases_inherit_what_they_do_not_set(exp, key, expected):
     assert value(shipped(exp), key) == expected
 
 
-def test_optim_as_a_flag_wins_over_phases_of_the_file_and_not_over_other_flags():
+def test_flags_of_fewer_settings_win_wherever_they_stand():
+    """Also over --optim.KEY, which wins over phases of the file."""
+    for flags in (
+        ("--train-iters=5", "--nsf.iterations=7"),
+        ("--nsf.iterations=7", "--train-iters=5"),
+    ):
+        assert of_phases(shipped("digits", *flags), "iterations", THREE) == [5, 7, 5]
     config = shipped("cifar10", "--optim.lr=3e-3", "--nsf.lr=2e-3")
     assert of_phases(config, "lr") == [3e-3, 2e-3, 3e-3, 3e-3, 3e-3, 3e-3]
     config = shipped("digits/nsgf++", "--optim.iterations=7", "--smoke")

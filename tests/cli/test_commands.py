@@ -86,7 +86,9 @@ def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path, nsgf):
         (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in range(1, 6)
     ]
 
-    assert "phase3_predictor.pt" in nsgf("train", *where, "--resume-phase", "3")
+    printed = nsgf("train", *where, "--resume-phase", "3")
+    assert "phase3_predictor.pt" in printed
+    assert f"next: python -m nsgf sample --run {run}" in printed
     assert records(run).count(("predictor", 5)) == 1
     assert records(run).count(("nsf", 5)) == 1
 
@@ -190,25 +192,18 @@ def test_process_that_waits_for_one_that_is_gone_reports_no_bug(monkeypatch, cap
     assert error.count("\n") == 1
 
 
-def test_red_lines_of_preflight_are_exit_code_one(monkeypatch, capsys):
-    for last, code in (("ok data", 0), ("NO data; use --data-root", 1)):
-        monkeypatch.setattr("nsgf.preflight.preflight", lambda *_, last=last: ["machine", last])
-        assert main(["preflight", "--exp", "2d"]) == code
-        assert capsys.readouterr().out == f"machine\n{last}\n"
-
-
-def test_plan_names_the_command_that_trains_the_same(monkeypatch, capsys):
-    """Without the flags of preflight alone, and with the hours of the plan."""
+def test_preflight_says_no_by_its_exit_code_and_names_the_command_that_trains(monkeypatch, capsys):
+    """The command has no flags of preflight alone, and the hours are those of the plan."""
     asked = []
-    monkeypatch.setattr("nsgf.preflight.preflight", lambda *given: asked.append(given) or ["plan"])
+    monkeypatch.setattr("nsgf.preflight.preflight", lambda *given: asked.append(given) or lines)
     words = ["--exp", "2d", "--lr=2e-4", "--session-hours=9", "--max-hours", "3"]
-    assert main(["preflight", *words, "--out-dir", "my runs"]) == 0
+    for lines, code in ((["machine", "ok data"], 0), (["machine", "NO data; use --data-root"], 1)):
+        assert main(["preflight", *words, "--out-dir", "my runs"]) == code
+        assert capsys.readouterr().out == "\n".join([*lines, ""])
     config, hours, command = asked[0]
     assert (config.nsgf.lr, hours) == (2e-4, 9.0)
     assert command == "python -m nsgf train --exp 2d --lr=2e-4 --out-dir 'my runs'"
-
-
-def test_hours_of_a_session_are_positive(capsys):
+    monkeypatch.undo()
     assert main(["preflight", "--exp", "2d", "--session-hours=0"]) == 2
     assert "--session-hours = 0: must be > 0" in capsys.readouterr().err
 
@@ -232,16 +227,6 @@ def test_run_is_not_trained_without_its_earlier_phases_or_a_flag(flags, words, t
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.e2e
-def test_training_ends_by_naming_the_next_commands(tiny, capsys):
-    run = RunFolder.create(tiny)
-    assert main(["train", "--run", str(run.path), "--resume"]) == 0
-    printed = capsys.readouterr().out
-    assert f"next: python -m nsgf sample --run {run.path}" in printed
-    assert main(["preflight", "--exp", "2d", "--batch-size", "8"]) == 0
-    assert "all phases: about" in capsys.readouterr().out
-
-
 NARROW_OWN = {
     "images": ("--data.size=8", "--compare.methods=[nsgf++h,otcfm]"),
     "points": ("--model.mlp.width=8", "--compare.methods=[nsgf,icfm]"),
@@ -252,7 +237,9 @@ NARROW_OWN = {
 @pytest.mark.parametrize("exp", NARROW_OWN)
 def test_own_data_are_trained_resumed_sampled_measured_and_compared(exp, tmp_path, nsgf, own_data):
     flags = ["--exp", exp, *own_data[exp], "--smoke", "--device=cpu", f"--out-dir={tmp_path}"]
-    assert "ok data" in nsgf("preflight", *flags, *NARROW_OWN[exp])
+    planned = nsgf("preflight", *flags, *NARROW_OWN[exp])
+    assert "ok data" in planned
+    assert "all phases: about" in planned
     told = nsgf("train", *flags, *NARROW_OWN[exp])
     assert "data: " in told
     assert "no picture of samples" not in told

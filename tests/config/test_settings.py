@@ -1,7 +1,7 @@
 import pytest
 
 from nsgf.config.ranges import Range
-from nsgf.config.settings import build, find_contradictions, to_sections, values
+from nsgf.config.settings import build, find_contradictions, nest, values
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
 from tests.conftest import shipped
@@ -45,14 +45,14 @@ RESUMED = [  # flags, arguments of the comparison with a checkpoint of digits, b
 @pytest.mark.parametrize(("flags", "how", "text"), RESUMED)
 def test_settings_that_change_earlier_results_must_agree(flags, how, text):
     exp = "mnist" if "data.root" in flags else "digits"
-    now, saved = shipped(exp, *flags.split()), to_sections(shipped(exp))
+    now, saved = shipped(exp, *flags.split()), nest(values(shipped(exp)))
     found = find_contradictions(saved, now, **{"frozen": FROZEN, "running": "nsgf", **how})
     assert len(found) == bool(text)
     assert "".join(found).startswith(text)
 
 
 def test_facts_must_agree_and_missing_settings_count_as_defaults():
-    saved = to_sections(shipped("digits"))
+    saved = nest(values(shipped("digits")))
     del saved["sinkhorn"]["target_batch"], saved["model"]
     assert find_contradictions(saved, shipped("digits"), ["sinkhorn"]) == []
     now = shipped("digits", "--sinkhorn.target_batch=9", "--model.unet.channels=64")

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import yaml
 from hypothesis import given
@@ -7,10 +5,8 @@ from hypothesis import strategies as st
 
 from nsgf.cli.arguments import parse
 from nsgf.config.files import from_arguments, read_experiment, read_layer
-from nsgf.config.schema import Config
-from nsgf.config.settings import KEYS, build
+from nsgf.config.settings import KEYS
 from nsgf.config.values import dump_yaml, load_yaml, read_value
-from nsgf.run.folder import dump_config
 from nsgf.system.errors import UserError
 
 GOOD = [
@@ -94,11 +90,3 @@ def test_dumped_text_loads_as_the_same_text(text):
     content = {"text": text, "list": [text, 1e-5, 3, None, True]}
     assert load_yaml(dump_yaml(content)) == content
     assert yaml.safe_load(dump_yaml(content)) == content
-
-
-@pytest.mark.parametrize("text", ["08", "1e5", "no", "~"])
-def test_saved_configuration_loads_unchanged(text, tmp_path):
-    config = replace(Config(), out_dir=text, exp=text)
-    file = tmp_path / "config.yaml"
-    file.write_text(dump_config(config))
-    assert build(read_experiment(file).settings) == config

@@ -145,23 +145,14 @@ def test_a_smaller_sinkhorn_batch_keeps_the_chosen_pool(points):
     assert "2560 -> 10240" in request.notes[-1]
 
 
-def test_choices_do_not_win_over_a_saved_configuration(images, tmp_path):
-    config = parsed("images", images, "--data.size=16")
-    file = tmp_path / "saved.yaml"
-    file.write_text(dump_config(config))
-    again = parse(["train", "--config", str(file)])
-    assert again.config == config
-    assert again.config.data.found == config.data.found
-
-
-def test_own_data_without_a_path_are_refused():
+def test_a_run_keeps_the_size_of_its_images_and_a_saved_file_wins_over_choices(images, tmp_path):
     assert refused("--exp", "images").startswith("data.path = null")
-
-
-def test_another_size_than_the_runs_is_refused(images, tmp_path):
-    run = RunFolder.create(parsed("images", images, f"--out-dir={tmp_path / 'runs'}"))
+    config = parsed("images", images, f"--out-dir={tmp_path / 'runs'}")
+    run = RunFolder.create(config)
     message = refused("--run", run.path, "--resume", "--data.size=16")
     assert message.startswith("data.size = 16: must be 32")
+    again = parse(["train", "--config", str(run.config_file)]).config
+    assert (again, again.data.found) == (config, config.data.found)
 
 
 def test_a_run_goes_on_where_its_points_have_moved(points, tmp_path):

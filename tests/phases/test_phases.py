@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import OF_PHASES
-from nsgf.config.settings import find_contradictions, to_sections
+from nsgf.config.settings import find_contradictions, nest, values
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import Way, find_preview, find_way, get_phase, get_phases, load_sampler
@@ -196,7 +196,7 @@ GENERATOR = FLOW[:3]
     ],
 )
 def test_checkpoint_contradicts_each_setting_that_its_phase_follows(phase, fixed):
-    saved = to_sections(shipped("2d"))
+    saved = nest(values(shipped("2d")))
     for flag in {*NSF, *PEER, *REFLOW, *GENERATOR}:
         changes = find_contradictions(saved, shipped("2d", *flag.split()), get_phase(phase).follows)
         assert bool(changes) == (flag in fixed), flag

@@ -1,21 +1,13 @@
-import sys
-
 import pytest
 
 import nsgf
 from nsgf.cli import main
-from nsgf.system.errors import UserError, cause, name_setting, naming, one_line, suggest
+from nsgf.system.errors import UserError, name_setting, naming, one_line, suggest
 
 
 @pytest.mark.parametrize("error", [ValueError(), KeyError(), OSError(), ValueError(" ")])
 def test_errors_without_words_are_named_by_their_type(error):
     assert one_line(error) == type(error).__name__
-
-
-def test_cause_is_what_the_system_says_without_the_file():
-    assert cause(FileNotFoundError(2, "No such file", "x/y")) == "No such file"
-    assert cause(OSError("only words")) == "only words"
-    assert cause(OSError()) == "OSError"
 
 
 @pytest.mark.parametrize(
@@ -45,10 +37,3 @@ def test_file_names_in_messages_stay_as_they_are(tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"data.path = {file}: " in said
     assert "--data.columns A,B" in said
-
-
-def test_options_of_other_programs_stay_as_they_are(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchcfm", None)
-    small = {"smoke": True, "device": "cpu"}
-    with pytest.raises(UserError, match="pip install torchcfm --no-deps"):
-        nsgf.compare("2d", against=["icfm"], nfe=[2], out_dir=tmp_path, overrides=small)
