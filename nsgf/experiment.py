@@ -9,8 +9,8 @@ Other methods, for comparison, are phases too (:mod:`nsgf.phases`).
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -69,43 +69,6 @@ def train(
             device does not exist, or the run's pool or checkpoints contradict the configuration.
     """
     check(config)
-    with open_run(config, run, first, world, stop, network) as (session, phases, data):
-        if data is not None:
-            for phase in phases:
-                train_phase(phase, session, data)
-    return session.run
-
-
-def train_phase(phase: Phase, session: Session, data: Data) -> None:
-    """Train one phase from its start or its checkpoint to its end."""
-    file, log = session.run.checkpoint_file(phase.name), session.log
-    session.world.wait()  # for the first process, which writes and renames files
-    try:
-        started = time.perf_counter()
-        task = phase.task(session, data)
-        fit(phase.name, task, session, prepare_seconds=time.perf_counter() - started)
-    except KeyboardInterrupt:  # a second Ctrl-C
-        log.write(f"{phase.name}: interrupted; resuming continues from its last checkpoint")
-        raise
-    del task  # frees its data
-    phase.clean(session)
-    release_memory(session.device)
-    log.sort(session.config.phases)
-    log.write(f"{phase.name}: done, {file}")
-    show_preview(session, data, phase)
-
-
-@contextmanager
-def open_run(
-    config: Config,
-    run: RunFolder | None,
-    first: PhaseName | None,
-    world: World | None,
-    stop: StopRequest | None,
-    network: OwnNetwork | None,
-) -> Iterator[tuple[Session, list[Phase], Data | None]]:
-    """Lock and check a run. Yield its session, the phases to train, in order, and their data (None
-    if there is nothing to train). For arguments and errors see :func:`train`."""
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
     if run is None or not run.config_file.exists():  # an existing run works without its tracker
         require_tracker(config)
@@ -152,10 +115,32 @@ def open_run(
                 phase.clean(session)
         log.sort(config.phases)
         try:
-            yield session, get_phases(names), data
+            if data:
+                for phase in get_phases(names):
+                    train_phase(phase, session, data)
         except Stopped as stopped:
             stopped.folder = run.path
             raise
+    return run
+
+
+def train_phase(phase: Phase, session: Session, data: Data) -> None:
+    """Train one phase from its start or its checkpoint to its end."""
+    file, log = session.run.checkpoint_file(phase.name), session.log
+    session.world.wait()  # for the first process, which writes and renames files
+    try:
+        started = time.perf_counter()
+        task = phase.task(session, data)
+        fit(phase.name, task, session, prepare_seconds=time.perf_counter() - started)
+    except KeyboardInterrupt:  # a second Ctrl-C
+        log.write(f"{phase.name}: interrupted; resuming continues from its last checkpoint")
+        raise
+    del task  # frees its data
+    phase.clean(session)
+    release_memory(session.device)
+    log.sort(session.config.phases)
+    log.write(f"{phase.name}: done, {file}")
+    show_preview(session, data, phase)
 
 
 def training_plan(

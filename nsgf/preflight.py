@@ -14,7 +14,7 @@ from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.experiment import training_plan
-from nsgf.phases import Phase, get_phases
+from nsgf.phases import get_phases
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
@@ -63,21 +63,6 @@ def _load(config: Config) -> str:
     return f"ok data: {f'{data.count} samples of ' if data.count else ''}{config.data.name}"
 
 
-def try_phases(config: Config, device: torch.device) -> Iterator[tuple[str, float]]:
-    """Train each phase for a few updates in a temporary folder. Yield for each a line for the user,
-    and the estimated seconds of the whole phase."""
-    data = Data(config.data, config.seed)
-    place = Path(config.out_dir).expanduser().absolute()
-    while not place.exists():
-        place = place.parent
-    with tempfile.TemporaryDirectory(
-        prefix=".nsgf-preflight-", dir=ensure_writable(place)
-    ) as folder:
-        run = RunFolder.prepare(Path(folder) / "run")
-        for phase in get_phases(config.phases):
-            yield _try_phase(config, phase, data, run, device)
-
-
 def _plan_sessions(
     config: Config, device: torch.device, hours: float, command: str
 ) -> Iterator[str]:
@@ -102,32 +87,41 @@ def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
         yield "NO the card's memory is full; use a smaller --batch-size or a smaller model"
 
 
-def _try_phase(
-    config: Config, phase: Phase, data: Data, run: RunFolder, device: torch.device
-) -> tuple[str, float]:
-    """Train a phase for a few updates. Return a line for the user, and the estimated seconds of the
-    whole phase."""
-    short, times = phase.trial(config, device)
-    own: dict[str, Any] = {phase.name: replace(getattr(config, phase.name), iterations=UPDATES)}
-    short = replace(short, train=replace(config.train, log_every=1, max_hours=None), **own)
-    with silence(), RunLog(run.path) as log:
-        session = Session(short, run, log, device)
-        begin = time.perf_counter()
-        task = phase.task(session, data)
-        prepared = (time.perf_counter() - begin) * times
-        fit(phase.name, task, session)
-    release_memory(device)
-    costs = (run.path / "costs.jsonl").read_text().splitlines()[-UPDATES // 2 :]
-    update = min(1 / fields(parse_object(line), steps_per_second=float)[0] for line in costs)
-    file, begin = run.checkpoint_file(phase.name), time.perf_counter()
-    checkpoint.load(file)
-    read = time.perf_counter() - begin
-    seconds = prepared + update * getattr(config, phase.name).iterations
-    line = (
-        f"ok {phase.name}: {update:.3g} s an update, about {format_hours(seconds)} with "
-        f"{format_hours(prepared)} of preparation, checkpoint of "
-        f"{format_bytes(file.stat().st_size)} read in {read:.1f} s"
-    )
-    if device.type == "cuda":
-        line += f", peak {format_bytes(peak_memory(device))} on the card"
-    return line, seconds
+def try_phases(config: Config, device: torch.device) -> Iterator[tuple[str, float]]:
+    """Train each phase for a few updates in a temporary folder. Yield for each a line for the user,
+    and the estimated seconds of the whole phase."""
+    data = Data(config.data, config.seed)
+    place = Path(config.out_dir).expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    with tempfile.TemporaryDirectory(
+        prefix=".nsgf-preflight-", dir=ensure_writable(place)
+    ) as folder:
+        run = RunFolder.prepare(Path(folder) / "run")
+        for phase in get_phases(config.phases):
+            short, times = phase.trial(config, device)
+            optim = replace(getattr(config, phase.name), iterations=UPDATES)
+            own: dict[str, Any] = {phase.name: optim}
+            short = replace(short, train=replace(config.train, log_every=1, max_hours=None), **own)
+            with silence(), RunLog(run.path) as log:
+                session = Session(short, run, log, device)
+                begin = time.perf_counter()
+                task = phase.task(session, data)
+                prepared = (time.perf_counter() - begin) * times
+                fit(phase.name, task, session)
+            del task
+            release_memory(device)
+            costs = (run.path / "costs.jsonl").read_text().splitlines()[-UPDATES // 2 :]
+            speeds = [fields(parse_object(line), steps_per_second=float)[0] for line in costs]
+            file, begin = run.checkpoint_file(phase.name), time.perf_counter()
+            checkpoint.load(file)
+            read = time.perf_counter() - begin
+            seconds = prepared + getattr(config, phase.name).iterations / max(speeds)
+            line = (
+                f"ok {phase.name}: {1 / max(speeds):.3g} s an update, about "
+                f"{format_hours(seconds)} with {format_hours(prepared)} of preparation, checkpoint "
+                f"of {format_bytes(file.stat().st_size)} read in {read:.1f} s"
+            )
+            if device.type == "cuda":
+                line += f", peak {format_bytes(peak_memory(device))} on the card"
+            yield line, seconds

@@ -1,25 +1,242 @@
-"""The phases, and the methods that are made of them (:mod:`nsgf.phases.ways`)."""
+"""The methods, one record for each: which phases are trained, and what happens to a sample.
 
-from nsgf.phases.base import Phase
-from nsgf.phases.ways import (
-    WAYS,
-    Way,
-    find_preview,
-    find_way,
-    find_ways,
-    get_phase,
-    get_phases,
-    load_sampler,
+All else follows from :data:`WAYS`: allowed phases and their order, the networks of samples and
+previews, possible numbers of network calls, shares of updates, and the text of model cards. To add
+a method, add its record here, and the names and sections of new phases to
+:mod:`nsgf.config.schema`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from nsgf.config.ranges import MANY, Range
+from nsgf.config.schema import Config, PhaseName
+from nsgf.config.values import format_value
+from nsgf.phases.base import Phase, load_network
+from nsgf.phases.flow_matching import Peer
+from nsgf.phases.generator import Generator
+from nsgf.phases.lines import NSF, Predictor
+from nsgf.phases.nsgf import NSGF
+from nsgf.phases.reflow import Reflow
+from nsgf.run.folder import RunFolder
+from nsgf.sampling.network import InferenceNetwork
+from nsgf.sampling.sampler import (
+    AffineStart,
+    EntryTimes,
+    FixedTime,
+    FlowSampler,
+    Leg,
+    Network,
+    NSGFSteps,
+    OneCall,
+    ResidualCall,
+    StraightFlow,
+    calls_per_velocity,
 )
+from nsgf.system.errors import UserError, name_setting
+from nsgf.training.precision import sampling_precision
 
-__all__ = [
-    "WAYS",
-    "Phase",
-    "Way",
-    "find_preview",
-    "find_way",
-    "find_ways",
-    "get_phase",
-    "get_phases",
-    "load_sampler",
-]
+Legs = tuple[tuple[type[Leg], Phase | None], ...]
+"""Legs in the order of sampling, each with the phase whose network it uses; None: no network."""
+
+When = dict[str, tuple[Any, ...] | Range]
+"""Allowed values of settings, by dotted key."""
+PAPER = "Neural Sinkhorn Gradient Flow ([arXiv 2401.14069](https://arxiv.org/abs/2401.14069))"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method."""
+
+    trains: tuple[Phase, ...]
+    """Phases in the order of training. ``phases`` of the configuration names them."""
+    legs: Legs
+    when: When = field(default_factory=lambda: _FREE)
+    """Settings that select this method."""
+    title: str = "by a neural Sinkhorn gradient flow"
+    """End of a model card's title; may contain ``{config.KEY}``, as may ``text``."""
+    text: str = PAPER
+    """The method in a sentence of a model card."""
+    adds_updates: bool = False
+    """Whether the last phase continues a method that is complete without it. In a comparison its
+    updates then come on top."""
+    shares_training: bool = False
+    """Whether the methods of a comparison with this mark are trained in one run folder."""
+
+    @property
+    def names(self) -> list[PhaseName]:
+        """Names of the trained phases."""
+        return [phase.name for phase in self.trains]
+
+    @property
+    def networks(self) -> list[Phase]:
+        """Phases whose networks sampling uses, in the order of training."""
+        used = [phase for _, phase in self.legs]
+        return [phase for phase in self.trains if phase in used]
+
+    def misfits(self, config: Config) -> dict[str, str]:
+        """Return the allowed values of each setting in ``when`` that has another value."""
+        return {
+            key: str(own) if isinstance(own, Range) else " or ".join(map(format_value, own))
+            for key, own in self.when.items()
+            if attrgetter(key)(config) not in own
+        }
+
+    def possible_calls(self, config: Config) -> tuple[int, float]:
+        """Return the smallest and the largest possible number of network calls per sample. The
+        smallest is one step on each leg, where an adaptive step counts as one call."""
+        calls = [leg.calls_per_step(config) for leg, _ in self.legs]
+        least = sum(1 if each is None else each for each in calls)
+        return least, math.inf if any(leg.steps for leg, _ in self.legs) else least
+
+    def find_fixed_calls(self, config: Config) -> str | None:
+        """Return why the number of network calls cannot be chosen; None if it can."""
+        if None in [leg.calls_per_step(config) for leg, _ in self.legs]:
+            return f"sampling.solver = {config.sampling.solver} chooses its calls"
+        return "sampling.guidance doubles the calls" if calls_per_velocity(config) > 1 else None
+
+    def choose_calls(self, config: Config, nfe: int) -> Config:
+        """Return :meth:`limit_calls` for a number of network calls that a user gives.
+
+        Raises:
+            UserError: it is too small, or the settings of sampling do not allow to choose it.
+        """
+        least, _ = self.possible_calls(config)
+        if type(nfe) is not int or not least <= nfe <= MANY:
+            raise UserError(
+                f"{name_setting('nfe', nfe)}: must be a whole number >= {least} for this run"
+            )
+        if reason := self.find_fixed_calls(config):
+            raise UserError(f"nfe = {nfe}: {reason}; omit nfe")
+        return self.limit_calls(config, nfe)
+
+    def limit_calls(self, config: Config, calls: int) -> Config:
+        """Return the configuration for sampling with this number of network calls, or slightly
+        fewer. ``calls`` is at least the smallest number from :meth:`possible_calls`.
+
+        Each leg without a number of steps has its calls; each other leg but the last has at most T
+        steps and at most half of what is left; the last one has the rest. An adaptive solver
+        ignores the limit.
+        """
+        legs = [leg for leg, _ in self.legs if leg.steps]
+        if not legs:
+            return config
+        calls -= sum(leg.calls_per_step(config) or 0 for leg, _ in self.legs if not leg.steps)
+        settings: dict[str, Any] = {"omega": None}
+        for leg in legs[:-1]:
+            steps = max(1, min(config.flow.steps, calls // 2))
+            settings[leg.steps], calls = steps, calls - steps
+        settings[legs[-1].steps] = max(1, calls // (legs[-1].calls_per_step(config) or 1))
+        return replace(config, sampling=replace(config.sampling, **settings))
+
+
+_FREE: When = {"sampling.tau": (None,)}
+_LINES: When = {"nsf.source": ("prior", "nsgf")}
+_FIXED: When = {**_LINES, "sampling.tau": Range(0, below=1)}
+_STEPS, _STRAIGHT = (NSGFSteps, NSGF()), (StraightFlow, NSF())
+_FIXED_TIME: Legs = (_STEPS, (FixedTime, None), _STRAIGHT)
+_PEER: dict[str, Any] = {
+    "title": "by `{config.peer.method}`",
+    "text": f"`{{config.peer.method}}`, compared with {PAPER}",
+}
+_RECTIFIED: dict[str, Any] = {"when": {**_FREE, "peer.method": ("rf",)}, "shares_training": True}
+_ONE_CALL: dict[str, Any] = {
+    "title": "with one network call",
+    "text": f"a generator that is called once, trained by the velocity of {PAPER} after the idea "
+    "of W-Flow ([arXiv 2605.11755](https://arxiv.org/abs/2605.11755))",
+}
+
+WAYS = (
+    # NSGF++: Algorithm 4, with a fixed time in place of the predicted one if there is one
+    Way((NSGF(), NSF(), Predictor()), _FIXED_TIME, _FIXED),
+    Way((NSGF(), NSF(), Predictor()), (_STEPS, (EntryTimes, Predictor()), _STRAIGHT), _LINES),
+    Way((NSGF(), NSF()), _FIXED_TIME, _FIXED),
+    # the hand-over: straight lines start where NSGF steps end
+    Way((NSGF(), NSF()), (_STEPS, _STRAIGHT), {"nsf.source": ("nsgf",)}),
+    # NSGF: Algorithm 2
+    Way((NSGF(),), (_STEPS,), {**_LINES, **_FREE}),
+    Way(
+        (NSF(),),
+        ((AffineStart, NSF()), _STRAIGHT),
+        {"nsf.source": ("affine",), **_FREE},
+        "by a straight flow",
+        f"a straight flow after an affine map of the noise, compared with {PAPER}",
+    ),
+    # 2-RF, 1-RF, and other flow matching
+    Way((Peer(), Reflow()), ((StraightFlow, Reflow()),), **_PEER, **_RECTIFIED, adds_updates=True),
+    Way((Peer(), Reflow()), ((StraightFlow, Reflow()),), **_PEER, adds_updates=True),
+    Way((Peer(),), ((StraightFlow, Peer()),), **_PEER, **_RECTIFIED),
+    Way((Peer(),), ((StraightFlow, Peer()),), **_PEER),
+    # one call: the generator starts from the velocity network, or from random weights
+    Way((NSGF(), Generator()), ((ResidualCall, Generator()),), **_ONE_CALL),
+    Way((Generator(),), ((OneCall, Generator()),), **_ONE_CALL),
+)
+"""All methods. Of several that apply and train the same phases, the first is used."""
+
+_BY_NAME: dict[str, Phase] = {phase.name: phase for way in WAYS for phase in way.trains}
+
+
+def get_phase(name: PhaseName) -> Phase:
+    """Return the phase of this name."""
+    return _BY_NAME[name]
+
+
+def get_phases(names: Sequence[PhaseName]) -> list[Phase]:
+    """Return the phases of these names, in their order."""
+    return [get_phase(name) for name in names]
+
+
+def find_ways(config: Config) -> list[Way]:
+    """Return the methods that apply to a configuration: those that train its phases, then those
+    that train only its first phases."""
+    ways = [way for way in WAYS if way.names == config.phases[: len(way.names)]]
+    ways.sort(key=lambda way: -len(way.trains))
+    return [way for way in ways if not way.misfits(config)]
+
+
+def find_way(config: Config, is_trained: Callable[[PhaseName], bool] | None = None) -> Way:
+    """Return the method of a valid configuration. With ``is_trained``, return the first that
+    applies and has only trained networks, so that an unfinished run can be sampled."""
+    ways = find_ways(config)
+    for way in ways:
+        if is_trained is None or all(is_trained(phase.name) for phase in way.networks):
+            return way
+    return ways[0]  # its first missing checkpoint will be named
+
+
+def find_preview(config: Config, phase: Phase) -> Way:
+    """Return the way of samples in the preview of a phase: the method that is complete with this
+    phase, or only the legs with its network."""
+    names = config.phases[: config.phases.index(phase.name) + 1]
+    for way in find_ways(replace(config, phases=names)):
+        if way.names == names:
+            return way
+    way = next(way for way in WAYS if phase in way.networks)
+    return replace(way, legs=tuple(leg for leg in way.legs if leg[1] == phase))
+
+
+def load_sampler(
+    config: Config, run: RunFolder, device: torch.device, way: Way | None = None
+) -> tuple[FlowSampler, dict[str, str]]:
+    """Return a sampler with the averaged weights of a run, and the training progress of its
+    networks by phase. ``way``: how to sample, default :func:`find_way`.
+
+    Raises:
+        UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed but not
+            installed.
+    """
+    way = way or find_way(config, run.has_checkpoint)
+    precision = sampling_precision(config, device)
+    networks: dict[Phase | None, Network] = {None: nn.Identity()}  # never called
+    progress = dict[str, str]()
+    for phase in way.networks:
+        trained = load_network(phase, config, run, device)
+        networks[phase] = InferenceNetwork(trained.network, precision, device)
+        progress[phase.name] = trained.progress
+    return FlowSampler([leg(config, networks[phase]) for leg, phase in way.legs]), progress

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import Data
 from nsgf.phases.base import Phase, starting_network
-from nsgf.phases.coupling import Pairs
-from nsgf.phases.lines import LineTask
+from nsgf.phases.lines import LineTask, Pairs
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS

@@ -14,12 +14,10 @@ class) to real samples of all classes. So guidance needs no label dropout.
 Shapes: B batch, M real samples per batch, G groups, *shape one sample.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, GeneratorConfig
+from nsgf.config.schema import Config
 from nsgf.data import Data, class_labels, data_classes
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.nsgf import NSGF
@@ -46,7 +44,8 @@ class GeneratorTask(Task):
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return z (B, *shape), y (M, *shape), and labels (B,) if there are classes."""
-        whole, targets = self._config.batch_size, count_targets(self._config)
+        whole = self._config.batch_size
+        targets = self._config.targets or whole
         places = [position * targets // whole for position in (positions.start, positions.stop)]
         labels = (class_labels(positions, self._groups),) if self._groups > 1 else ()
         return self._noise.at(positions), self._real.at(range(*places)), *labels
@@ -66,7 +65,8 @@ class GeneratorTask(Task):
         made = noise + answer if self._is_residual else answer
         if not made.isfinite().all():
             return made.sum() * float("nan")
-        x, y = split_groups(made.detach(), self._groups), split_groups(batch.target, self._groups)
+        clouds = made.detach(), batch.target  # sample i is in group i mod G
+        x, y = (each.unflatten(0, (-1, self._groups)).transpose(0, 1) for each in clouds)
         try:
             v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
         except ValueError as error:  # the samples are finite: the blur is the cause
@@ -96,18 +96,21 @@ class Generator(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> tuple[str, int]:
-        """Raise UserError if batches cannot be split evenly; see :func:`group_problems`."""
-        for problem in group_problems(config, world.size):
-            raise UserError(problem)
+        """Raise UserError if a process cannot have two equal halves of each group."""
+        own, groups = config.generator, count_groups(config)
+        unit = 2 * groups * world.size
+        for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
+            if count and (count % unit if groups > 1 else count < unit):
+                raise UserError(
+                    f"generator.{key} = {count}: must be "
+                    f"{'a multiple of' if groups > 1 else '>='} {unit}, two halves for "
+                    f"{groups - 1} classes and no class in each of {world.size} processes; the "
+                    f"nearest is {nearest_multiple(count, unit)}"
+                )
         return "", 0
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if NSGF.name in config.phases else ()
-
-
-def count_targets(config: GeneratorConfig) -> int:
-    """Return the number of real samples in one update."""
-    return config.targets or config.batch_size
 
 
 def nearest_multiple(count: int, unit: int) -> int:
@@ -118,21 +121,3 @@ def nearest_multiple(count: int, unit: int) -> int:
 def count_groups(config: Config) -> int:
     """Return the number of groups in a batch: K + 1 with K classes, else 1."""
     return data_classes(config.data) + 1
-
-
-def split_groups(samples: Tensor, groups: int) -> Tensor:
-    """Reshape samples (B, *shape) to (G, B / G, *shape); sample i is in group i mod G."""
-    return samples.unflatten(0, (-1, groups)).transpose(0, 1)
-
-
-def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
-    """Yield an error message if each process cannot have two equal halves of each group."""
-    own, groups = config.generator, count_groups(config)
-    unit = 2 * groups * processes
-    for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
-        if count and (count % unit if groups > 1 else count < unit):
-            yield (
-                f"generator.{key} = {count}: must be {'a multiple of' if groups > 1 else '>='} "
-                f"{unit}, two halves for {groups - 1} classes and no class in each of {processes} "
-                f"processes; the nearest is {nearest_multiple(count, unit)}"
-            )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from nsgf.config.schema import OF_PHASES, Config, PhaseName
 from nsgf.config.settings import find_contradictions
-from nsgf.phases.ways import get_phase
+from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError

@@ -1,6 +1,6 @@
 """Sampling with the trained networks: Algorithm 2 (NSGF) and Algorithm 4 (NSGF++).
 
-A sample passes several legs in order, which follow from the method (:mod:`nsgf.phases.ways`).
+A sample passes several legs in order, which follow from the method (:mod:`nsgf.phases`).
 
 Shapes: B batch, *shape one sample. Time runs from 0 to 1 on every leg. NFE is the number of calls
 of all networks per sample.

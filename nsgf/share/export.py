@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as save_tensors
+from safetensors.torch import save
 
 from nsgf.config.schema import Config
 from nsgf.config.settings import drop_machine_settings, nest, values
@@ -18,7 +18,6 @@ from nsgf.metrics.evaluate import report
 from nsgf.metrics.names import is_measure, name_of
 from nsgf.phases import Phase, find_way, get_phases
 from nsgf.phases.base import load_network
-from nsgf.phases.generator import count_targets
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.share.exported import CONFIG_FILE, FORMAT, MARK, checksum, weights_file
 from nsgf.system.errors import UserError, cause, list_names, printable, shorten_paths
@@ -56,12 +55,33 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
             raise UserError(f"to = {to}: holds something; name an empty folder or a new one")
         to.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(to) as partial:
-            updates: dict[str, str] = {
-                phase.name: _write_weights(partial, phase, config, run, half) for phase in phases
-            }
+            updates: dict[str, str] = {}
+            for phase in phases:
+                trained = load_network(phase, config, run, torch.device("cpu"))
+                updates[phase.name] = trained.progress
+                state = {
+                    name: part.clone(memory_format=torch.contiguous_format)  # may be shared
+                    for name, part in trained.network.state_dict().items()
+                }
+                for name, part in state.items() if half else ():
+                    rounded = part.half() if part.is_floating_point() else part
+                    state[name] = rounded if rounded.isfinite().all() else part
+                with replacing(partial / weights_file(phase.name)) as stream:
+                    stream.write(save(state, {"format": "pt"}))
             pictures = copied_pictures(run, phases, partial)
             write_text(partial / "README.md", card(config, run, updates, pictures, half))
-            _write_index(partial, config, updates, half)
+            files = sorted(partial.iterdir())
+            index = {
+                MARK: FORMAT,
+                "library_name": "nsgf",
+                "version": __version__,
+                "settings": nest(values(drop_machine_settings(config))),
+                "updates": updates,
+                "weights": "float16" if half else "float32",
+                "files": {file.name: checksum(file.read_bytes()) for file in files},
+            }
+            text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
+            write_text(partial / CONFIG_FILE, text + "\n")
     except OSError as error:
         raise UserError(
             f"to = {to}: cannot be written ({cause(error)}); name another folder"
@@ -73,36 +93,6 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
     ]
 
 
-def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder, half: bool) -> str:
-    """Write the averaged weights of a phase, and return its progress."""
-    trained = load_network(phase, config, run, torch.device("cpu"))
-    state = {
-        name: part.clone(memory_format=torch.contiguous_format)  # weights may be shared
-        for name, part in trained.network.state_dict().items()
-    }
-    if half:
-        rounded = {name: part.half() for name, part in state.items() if part.is_floating_point()}
-        state |= {name: part for name, part in rounded.items() if part.isfinite().all()}
-    with replacing(folder / weights_file(phase.name)) as stream:
-        stream.write(save_tensors(state, {"format": "pt"}))
-    return trained.progress
-
-
-def _write_index(folder: Path, config: Config, updates: dict[str, str], half: bool) -> None:
-    """Write ``config.json``: settings, progress and checksums of the other files."""
-    index = {
-        MARK: FORMAT,
-        "library_name": "nsgf",
-        "version": __version__,
-        "settings": nest(values(drop_machine_settings(config))),
-        "updates": updates,
-        "weights": "float16" if half else "float32",
-        "files": {file.name: checksum(file.read_bytes()) for file in sorted(folder.iterdir())},
-    }
-    text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(folder / CONFIG_FILE, text + "\n")
-
-
 def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
     """Copy the pictures of ``nsgf sample``, or else the last phase's; return their names.
 
@@ -110,14 +100,9 @@ def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[s
     """
     checkpoints = [run.checkpoint_file(phase.name) for phase in phases]
     trained = max(file.stat().st_mtime for file in checkpoints if file.exists())
-
-    def is_current(name: str) -> bool:
-        file = run.samples / name
-        return file.is_file() and file.stat().st_mtime >= trained
-
-    last = f"{phase_stem(phases[-1].name)}.png"
-    found = list(filter(is_current, ["grid.png", "trajectory.png"]))
-    found = found or list(filter(is_current, [last]))
+    current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= trained}
+    found = sorted(current & {"grid.png", "trajectory.png"})
+    found = found or sorted(current & {f"{phase_stem(phases[-1].name)}.png"})
     for name in found:
         shutil.copyfile(run.samples / name, folder / name)
     return found
@@ -143,7 +128,6 @@ def card(
         names=class_names(config.data),
         listed=list_names(class_names(config.data)).replace("`", "'"),
         takes_calls=least < most and not way.find_fixed_calls(config),
-        targets=count_targets(config.generator),
         updates=updates,
         half=half,
         pictures=pictures,

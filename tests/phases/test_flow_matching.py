@@ -8,8 +8,8 @@ from torch import nn
 from nsgf.config.schema import PeerConfig
 from nsgf.data import Data, PointSampler
 from nsgf.phases import get_phase
-from nsgf.phases.coupling import Pairs
 from nsgf.phases.flow_matching import PeerTask, build_matcher
+from nsgf.phases.lines import Pairs
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS

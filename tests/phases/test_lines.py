@@ -8,11 +8,11 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import ClassSampler, Data, ImageSampler, PointSampler, class_labels
 from nsgf.data.points import Gaussian
 from nsgf.phases import get_phase
-from nsgf.phases.coupling import Pairs
 from nsgf.phases.lines import (
     CachedStarts,
     LineTask,
     NSFTask,
+    Pairs,
     TimePredictorTask,
     measure_moments,
 )
@@ -21,6 +21,7 @@ from nsgf.pool import TrajectoryPool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
+from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.task import Batch
@@ -209,3 +210,42 @@ def test_starts_that_do_not_fit_into_memory_are_refused(tiny, monkeypatch):
             plan(handed(tiny, starts=100), CPU, None, World(0, processes))
     plan(handed(tiny, starts=None), CPU, None, World())
     plan(replace(tiny, nsf=replace(tiny.nsf, starts=100)), CPU, None, World())
+
+
+def sampler(seed: int) -> PointSampler:
+    return PointSampler(Gaussian((1, 2, 2)), seed)
+
+
+def pairs(**options) -> Pairs:
+    return Pairs(sampler(0), sampler(1), CPU, **options)
+
+
+def test_each_group_of_samples_is_paired_as_a_whole():
+    start, end = pairs(group=32).at(range(64))
+    assert torch.equal(start, sampler(0).at(range(64)))
+    for first in (0, 32):
+        part = range(first, first + 32)
+        drawn = sampler(1).at(part)[optimal_pairs(sampler(0).at(part), sampler(1).at(part))]
+        assert torch.equal(end[first : first + 32], drawn)
+
+
+@pytest.mark.parametrize("group", [None, 16])
+def test_pair_depends_only_on_its_position(group):
+    """Whichever part of a group is asked for, and whatever was asked for before."""
+    whole = pairs(group=group).at(range(64))
+    other = pairs(group=group)
+    for start, stop in ((50, 64), (0, 10), (10, 50)):
+        for part, expected in zip(other.at(range(start, stop)), whole, strict=True):
+            assert torch.equal(part, expected[start:stop])
+
+
+def test_group_is_paired_only_once_for_successive_batches(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "nsgf.phases.lines.optimal_pairs",
+        lambda start, end: seen.append(len(start)) or torch.arange(len(start)),
+    )
+    visited = pairs(group=64)
+    for first in range(0, 128, 16):
+        visited.at(range(first, first + 16))
+    assert seen == [64, 64]

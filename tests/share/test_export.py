@@ -125,13 +125,12 @@ def test_only_a_new_or_empty_folder_is_filled(small, small_run, target, tmp_path
     assert (target / "README.md").read_text() == "mine"
 
 
-@pytest.mark.parametrize("at", ["card", "_write_index"])
-def test_what_fails_or_is_killed_leaves_nothing(small, small_run, target, monkeypatch, at):
+def test_what_fails_or_is_killed_leaves_nothing(small, small_run, target, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(export, at, full)
+        patch.setattr(export, "card", full)
         with pytest.raises(UserError, match="No space left on device"):
             export_run(small, small_run, target)
     assert names(target.parent) == set()
@@ -143,7 +142,7 @@ def test_what_fails_or_is_killed_leaves_nothing(small, small_run, target, monkey
 def test_damaged_and_missing_weights_are_refused(small, small_run, target):
     for file in small_run.path.glob("checkpoints/phase2*"):
         file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(UserError, match="length differs"):
+    with pytest.raises(UserError, match="cannot be read"):
         export_run(small, small_run, target)
     for file in small_run.path.glob("checkpoints/*"):
         file.unlink()

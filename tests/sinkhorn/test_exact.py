@@ -1,0 +1,37 @@
+"""Optimal pairs of two clouds."""
+
+import numpy as np
+import ot
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS, optimal_pairs
+from nsgf.system.errors import UserError
+
+
+@pytest.mark.parametrize(("unit", "far"), [(1, 0), (1e-9, 0), (1e9, 0), (1, 1e8)])
+def test_optimal_pairs_are_those_of_an_assignment_solver(unit, far):
+    start, end = torch.randn(2, 40, 4, dtype=torch.float64)
+    start[7] += far
+    end[3] += far
+    matrix = torch.cdist(start, end).square().numpy()
+    best = linear_sum_assignment(matrix)[1]
+    assert optimal_pairs(unit * start, unit * end).tolist() == best.tolist()
+
+
+def test_pairs_of_large_groups_have_enough_iterations(monkeypatch):
+    given = {}
+
+    def solve(*_, **options):
+        given.update(options)
+        return np.eye(4), {"warning": None, "cost": 1.0}
+
+    monkeypatch.setattr(ot, "emd", solve)
+    optimal_pairs(torch.rand(4, 2), torch.rand(4, 2))
+    assert given["numItermax"] == SIMPLEX_ITERATIONS
+
+
+def test_points_that_are_not_finite_are_refused():
+    with pytest.raises(UserError, match=r"nsf\.coupling"):
+        optimal_pairs(torch.full((4, 2), torch.nan), torch.zeros(4, 2))
