@@ -19,7 +19,7 @@ from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.hardware import peak_memory
 from nsgf.system.seeding import derive_seed
 from nsgf.system.units import format_bytes
-from nsgf.training.precision import Forward, device_settings
+from nsgf.training.precision import device_settings
 from nsgf.training.prefetch import load_batches
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
 from nsgf.training.task import Batch, Task
@@ -77,15 +77,10 @@ class PhaseLoop:
         self.name, self.task, self.session, self.now = name, task, session, now
         self.config, self.optim = session.config.train, getattr(session.config, name)
         self.file = session.run.checkpoint_file(name)
-        forward = Forward(task.model.train(), self.config, session.device, session.world)
+        task.model.train()
         self.state = TrainState(
-            forward,
-            self.optim,
-            loss=task.loss,
-            divisible=task.divisible,
+            *(task, self.optim, self.config, session.device, session.world),
             seed=derive_seed(session.config.seed, name),
-            accumulate=self.config.accumulate,
-            world=session.world,
             log=self.log,
         )
         self.window: list[StepStats] = []
@@ -260,7 +255,7 @@ class PhaseLoop:
         if self.session.world.is_main:
             content |= {
                 "phase": self.name,
-                "precision": self.state.forward.precision,
+                "precision": self.state.precision,
                 "config": nest(values(self.session.config)),
                 "window": [list(reading) for reading in self.window],
             }

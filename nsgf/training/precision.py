@@ -1,18 +1,14 @@
-"""Precision and compilation of networks, and gradient exchange between processes."""
+"""Precision of networks, and the settings of torch and its compiler for training."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from nsgf.config.schema import Config, TrainConfig
-from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -76,45 +72,6 @@ def device_settings() -> Iterator[None]:
         yield
     finally:
         cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
-
-
-class Forward:
-    """A network in the precision of training, compiled or distributed if configured.
-
-    ``model`` is the unwrapped network; checkpoints and averages use it, so they do not depend on
-    compilation or on the number of processes.
-    """
-
-    def __init__(
-        self, model: nn.Module, config: TrainConfig, device: torch.device, world: World
-    ) -> None:
-        self.model, self.device = model, device
-        self.precision = pick_precision(config.precision, device)
-        self._shared: DistributedDataParallel | None = None
-        network: Any = torch.compile(model) if config.compile else model
-        if world.size > 1:
-            buffers = "forward_sync_buffers"
-            if buffers not in signature(DistributedDataParallel).parameters:
-                buffers = "broadcast_buffers"  # its name before torch 2.14
-            network = self._shared = DistributedDataParallel(
-                network,
-                device_ids=[device] if device.type == "cuda" else None,
-                gradient_as_bucket_view=True,
-                **{buffers: False},  # type: ignore[arg-type]  # an affine map is constant, and large
-            )
-        self._network: Callable[..., Tensor] = network
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the network's output, float32."""
-        with precision_context(self.precision, self.device):
-            return self._network(*inputs).float()
-
-    def gradient_sync(self, last: bool) -> AbstractContextManager[None]:
-        """Return the context for one part of a batch: processes exchange gradients only in the last
-        part."""
-        if self._shared is not None and not last:
-            return self._shared.no_sync()
-        return nullcontext()
 
 
 def prepare_environment(config: TrainConfig) -> None:

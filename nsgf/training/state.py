@@ -3,19 +3,22 @@
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from nsgf.config.schema import OptimConfig
+from nsgf.config.schema import OptimConfig, TrainConfig
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.output import show
 from nsgf.system.seeding import derive_seed, seed_torch
-from nsgf.training.precision import Forward
-from nsgf.training.task import Batch, Loss, squared_error
+from nsgf.training.precision import pick_precision, precision_context
+from nsgf.training.task import Batch, Task
 
 FUSED = ("cpu", "cuda")
 """Devices with a fused Adam that can skip an update (``found_inf``) in every version of torch."""
@@ -59,38 +62,57 @@ class PendingStats:
 class TrainState:
     """The state of a training phase: weights, average, Adam, learning rate, loss scale, step.
 
-    An update does not wait for the device. If loss or gradient norm are not finite, weights and
+    Checkpoints and averages use the task's own network, not its compiled or distributed form. An
+    update does not wait for the device. If loss or gradient norm are not finite, weights and
     Adam's moments do not change; the device decides this.
     """
 
     def __init__(
         self,
-        forward: Forward,
+        task: Task,
         config: OptimConfig,
-        *,
-        loss: Loss = squared_error,
-        divisible: bool = True,
-        seed: int = 0,
-        accumulate: int = 1,
+        train: TrainConfig,
+        device: torch.device,
         world: World | None = None,
+        *,
+        seed: int = 0,
         log: Callable[[str], None] = show,
     ) -> None:
-        """``seed`` determines dropout, with the step; ``accumulate`` is the number of parts of each
-        batch, and more than 1 needs a ``divisible`` loss; ``log`` gets a line if it changes."""
-        self.forward, self.config, self.accumulate = forward, config, accumulate
-        self.divisible, self._loss, self._seed = divisible, loss, seed
-        self._world, self._log = world or World(), log
-        self._parameters: list[Tensor] = list(forward.model.parameters())
+        """``seed`` determines dropout, with the step; ``log`` gets a line if batches are split."""
+        self.task, self.model, self.config, self._device = task, task.model, config, device
+        self._world, self._seed, self._log = world or World(), seed, log
+        self.accumulate = train.accumulate
+        """Number of parts of each batch."""
+        self.precision = pick_precision(train.precision, device)
+        self._shared: DistributedDataParallel | None = None
+        network: Any = torch.compile(self.model) if train.compile else self.model
+        if self._world.size > 1:
+            buffers = "forward_sync_buffers"
+            if buffers not in signature(DistributedDataParallel).parameters:
+                buffers = "broadcast_buffers"  # its name before torch 2.14
+            network = self._shared = DistributedDataParallel(
+                network,
+                device_ids=[device] if device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                **{buffers: False},  # type: ignore[arg-type]  # an affine map is constant, and large
+            )
+        self._network: Callable[..., Tensor] = network
+        self._parameters: list[Tensor] = list(self.model.parameters())
         self.step = 0
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
-        self._fused = forward.device.type in FUSED
+        self._fused = device.type in FUSED
         self.adam = torch.optim.Adam(self._parameters, lr=config.lr, fused=self._fused)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.adam, lambda step: lr_factor(step, config)
         )
-        self.scaler = torch.amp.GradScaler(forward.device.type, enabled=forward.precision == "fp16")
-        self.ema = copy.deepcopy(forward.model).requires_grad_(False)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
+        self.ema = copy.deepcopy(self.model).requires_grad_(False)
         self._averages: list[Tensor] = list(self.ema.parameters())
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the network's output in the precision of training, as float32."""
+        with precision_context(self.precision, self._device):
+            return self._network(*inputs).float()
 
     def update(self, batch: Batch) -> PendingStats:
         """Run one optimizer update on this process's share of a batch.
@@ -122,11 +144,13 @@ class TrainState:
         loss. Raise the errors of :meth:`update`."""
         before, size = self.accumulate, batch.size
         while (loss := self._try_gradient(batch)) is None:
-            if self.accumulate >= size or self._world.size > 1 or not self.divisible:
-                parts = suggest("train.accumulate", 2 * self.accumulate) if self.divisible else ""
+            if self.accumulate >= size or self._world.size > 1 or not self.task.divisible:
+                parts = ""
+                if self.task.divisible:
+                    parts = f"{suggest('train.accumulate', 2 * self.accumulate)}, "
                 raise UserError(
                     f"out of memory on the card with {-(-size // self.accumulate)} samples at a "
-                    f"time; try {parts}{', ' * bool(parts)}a smaller "
+                    f"time; try {parts}a smaller "
                     f"{suggest('optim.batch_size')}, or "
                     f"{suggest('model.checkpoint_activations', 'true')}"
                 )
@@ -144,7 +168,7 @@ class TrainState:
     def _try_gradient(self, batch: Batch) -> Tensor | None:
         """Compute the gradient of a batch and return the loss; None if the memory is full."""
         seed = derive_seed(self._seed, "dropout", self._world.rank, self.step)
-        seed_torch(seed, self.forward.device)
+        seed_torch(seed, self._device)
         for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
             parameter.grad = None
         parts = batch.split(self.accumulate)
@@ -154,9 +178,11 @@ class TrainState:
         try:
             for number, part in enumerate(parts, start=1):
                 weight = part.size / (size or batch.size)
-                with self.forward.gradient_sync(last=number == len(parts)):
+                # processes exchange gradients only in the last part
+                shared = self._shared if number < len(parts) else None
+                with shared.no_sync() if shared else nullcontext():
                     with record_function("forward"):
-                        loss = self._loss(self.forward, part) * weight
+                        loss = self.task.loss(self.forward, part) * weight
                     with record_function("backward"):
                         self.scaler.scale(loss).backward()
                 total += loss.detach()
@@ -168,7 +194,7 @@ class TrainState:
         """Return the whole state. ``step`` also determines all random streams of the phase."""
         return {
             "step": self.step,
-            "model": self.forward.model.state_dict(),
+            "model": self.model.state_dict(),
             "ema": self.ema.state_dict(),
             "optimizer": self.adam.state_dict(),
             "scheduler": self.schedule.state_dict(),
@@ -179,7 +205,7 @@ class TrainState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state from :meth:`state_dict`."""
         self.step = int(state["step"])
-        self.forward.model.load_state_dict(state["model"])
+        self.model.load_state_dict(state["model"])
         self.ema.load_state_dict(state["ema"])
         groups = [{**group, "fused": self._fused} for group in state["optimizer"]["param_groups"]]
         self.adam.load_state_dict({**state["optimizer"], "param_groups": groups})

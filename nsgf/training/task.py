@@ -42,8 +42,6 @@ class Batch(NamedTuple):
 
 NetworkCall = Callable[..., Tensor]
 """Maps the inputs of a batch to the network's outputs, float32, (B, ...)."""
-Loss = Callable[[NetworkCall, Batch], Tensor]
-"""Returns a scalar, the mean over the samples of a batch."""
 
 
 class Task(ABC):
@@ -71,9 +69,4 @@ class Task(ABC):
 
     def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
         """Return the mean loss of a batch or of a part of one. Default: the squared error."""
-        return squared_error(forward, batch)
-
-
-def squared_error(forward: NetworkCall, batch: Batch) -> Tensor:
-    """Return the mean squared error of the network's outputs."""
-    return functional.mse_loss(forward(*batch.inputs), batch.target)
+        return functional.mse_loss(forward(*batch.inputs), batch.target)

@@ -15,10 +15,8 @@ from nsgf.sinkhorn import batched
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.training.loop import PhaseLoop
-from nsgf.training.precision import Forward
 from nsgf.training.prefetch import load_batches
 from nsgf.training.state import PendingStats, TrainState
-from nsgf.training.task import squared_error
 from tests.system.pretended_card import (
     CARD,
     Card,
@@ -150,11 +148,11 @@ class AnyTask(Quadratic):
     def batches(self):
         return load_batches(self, 4, CARD, World(), prefetch=True)
 
-    def train(self, loss=squared_error, updates: int = 3) -> None:
-        forward = Forward(self.model.to(CARD), TrainConfig(), CARD, World())
-        state = TrainState(forward, OptimConfig(), loss=loss)
+    def train(self) -> None:
+        self.model.to(CARD)
+        state = TrainState(self, OptimConfig(), TrainConfig(), CARD)
         with closing(self.batches()) as batches:
-            for _ in range(updates):
+            for _ in range(3):
                 state.update(next(batches)).read()
 
 

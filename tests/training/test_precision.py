@@ -4,17 +4,15 @@ import pytest
 import torch
 
 from nsgf.__main__ import configure_allocator
-from nsgf.config.schema import Config, TrainConfig
-from nsgf.system.distributed import World
+from nsgf.config.schema import Config, OptimConfig, TrainConfig
 from nsgf.system.errors import UserError
 from nsgf.training.precision import (
-    Forward,
     device_settings,
     pick_precision,
     prepare_environment,
     sampling_precision,
 )
-from tests.training.toys import CPU, Scale
+from tests.training.toys import CPU, Quadratic, Updates
 
 CARD = torch.device("cuda", 0)
 
@@ -88,10 +86,10 @@ def test_compiled_code_is_kept_outside_of_runs(own, caches, expected, monkeypatc
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_forward_computes_in_the_precision_and_returns_float32(precision):
-    model, seen = Scale(), []
-    model.fault = lambda answer, call: seen.append(answer.dtype) or answer
-    answer = Forward(model, TrainConfig(precision=precision), CPU, World())(torch.ones(2, 1))
+def test_training_computes_in_the_precision_and_returns_float32(precision):
+    task, seen = Quadratic(), []
+    task.model.fault = lambda answer, call: seen.append(answer.dtype) or answer
+    answer = Updates(task, OptimConfig(), precision=precision).state.forward(torch.ones(2, 1))
     assert answer.dtype == torch.float32
     expected = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     assert seen == [expected[precision]]

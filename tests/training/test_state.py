@@ -12,7 +12,6 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState, lr_factor
 from nsgf.training.task import Batch
 from tests.conftest import shipped
@@ -91,8 +90,9 @@ def updated(accumulate: int, precision: str = "fp32", updates: int = 2):
     batch = Batch((x, torch.rand(13, generator=generator)), v)
     vector = torch.nn.utils.parameters_to_vector
     before = vector(model.parameters()).detach()
-    forward = Forward(model, TrainConfig(precision=precision), CPU, World())
-    state = TrainState(forward, optim(lr=1e-3, clip_norm=0.5), accumulate=accumulate)
+    task, how = Quadratic(), {"precision": precision, "accumulate": accumulate}
+    task.model = model
+    state = Updates(task, optim(lr=1e-3, clip_norm=0.5), **how).state
     readings = [state.update(batch).read() for _ in range(updates)]
     moved = [vector(net.parameters()).detach() - before for net in (model, state.ema)]
     return moved, readings, state
@@ -116,7 +116,7 @@ def test_accumulated_parts_give_the_update_of_the_whole_batch(accumulate):
 def test_sixteen_bit_updates_are_close_and_weights_stay_float32(precision):
     _, [full], _ = updated(1, updates=1)
     _, [half], state = updated(1, precision, updates=1)
-    assert {weight.dtype for weight in state.forward.model.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in state.model.parameters()} == {torch.float32}
     assert half.loss == pytest.approx(full.loss, rel=0.02)
     assert half.norm == pytest.approx(full.norm, rel=0.05)
     assert half != full  # the layers did run in 16 bit
@@ -209,8 +209,8 @@ def test_resumed_training_uses_a_changed_schedule_at_once():
 def test_process_with_more_samples_has_more_weight():
     """Of a batch of 8, two processes have 4 each on average; their gradients are averaged."""
     trainer = Quadratic()
-    forward = Forward(trainer.model, TrainConfig(), CPU, World())
-    state = TrainState(forward, optim(batch_size=8), world=World(rank=1, size=2))
+    state = Updates(trainer, optim(batch_size=8)).state
+    state._world = World(rank=1, size=2)
     loss = state.gradient(Batch((torch.ones(5, 1),), torch.full((5, 1), 3.0)))
     assert float(loss) == pytest.approx(9 * 5 / 4)
     assert trainer.model.weight.grad.item() == pytest.approx(-6 * 5 / 4)
@@ -222,8 +222,8 @@ def test_card_applies_finite_updates_and_skips_others(precision):
     if precision == "bf16" and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("this card has no bf16")
     card, trainer = torch.device("cuda", 0), Quadratic()
-    forward = Forward(trainer.model.to(card), TrainConfig(precision=precision), card, World())
-    state = TrainState(forward, optim())
+    trainer.model.to(card)
+    state = TrainState(trainer, optim(), TrainConfig(precision=precision), card)
     batch = Batch((torch.ones(8, 1, device=card),), torch.full((8, 1), 3.0, device=card))
     while not state.update(batch).read().is_finite:
         assert precision == "fp16"
@@ -288,10 +288,6 @@ def test_gradient_is_clipped_before_the_step():
 def test_state_uses_the_loss_of_the_task(accumulate):
     """The slope of the absolute error is 1 wherever the weight is below its goal."""
     trainer = Quadratic()
-    state = TrainState(
-        Forward(trainer.model, TrainConfig(), CPU, World()),
-        optim(clip_norm=None),
-        loss=lambda forward, batch: (forward(*batch.inputs) - batch.target).abs().mean(),
-        accumulate=accumulate,
-    )
+    trainer.loss = lambda forward, batch: (forward(*batch.inputs) - batch.target).abs().mean()
+    state = Updates(trainer, optim(clip_norm=None), accumulate=accumulate).state
     assert state.update(trainer.batch(*trainer.draw(range(8)))).read().norm == pytest.approx(1)

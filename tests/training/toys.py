@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from nsgf.config.schema import TrainConfig
 from nsgf.data import PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.system.distributed import World
-from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState
 from nsgf.training.task import Batch, Task
 
@@ -67,8 +65,7 @@ class Updates:
 
     def __init__(self, trainer, config, **settings) -> None:
         self.trainer = trainer
-        forward = Forward(trainer.model, TrainConfig(**settings), CPU, World())
-        self.state = TrainState(forward, config)
+        self.state = TrainState(trainer, config, TrainConfig(**settings), CPU)
 
     def update(self):
         size = self.state.config.batch_size
