@@ -7,8 +7,7 @@ from pathlib import Path
 
 from nsgf.cli.arguments import OF_SAMPLING, SHORT_FLAGS
 from nsgf.config.docstrings import setting_docs
-from nsgf.config.ranges import MANY
-from nsgf.config.schema import OF_PHASES
+from nsgf.config.schema import MANY, OF_PHASES
 from nsgf.config.settings import KEYS
 from nsgf.config.values import describe_type, format_value
 from nsgf.phases import get_phases

@@ -2,6 +2,7 @@
 
 import textwrap
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -49,8 +50,25 @@ FLAG_NAMES = {keys[0]: flag for flag, keys in SHORT_FLAGS.items()}
 """Short flags by the key of their setting, for messages."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
-OPTIONS = {"nfe": int, "session_hours": float, "resume_phase": int}
-"""Types of the options that are no settings; the others are texts."""
+WITH_RUN = tuple(name for name in COMMANDS if name not in WITHOUT_RUN)
+OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
+    "config": (COMMANDS, str, "FILE", "YAML file instead of --exp; over a run: on top"),
+    "print_config": (COMMANDS, bool, "", "print all settings that hold, and stop"),
+    "run": (WITH_RUN, str, "DIR", "run folder; default: the newest of --exp that can be used"),
+    "pretrained": (ON_EXPORTS, str, "NAME", "a run that comes with the program: {pretrained}"),
+    "nfe": (["sample"], int, "N", "network calls for each sample, or the nearest number below"),
+    "out": (["sample"], str, "PATH", "write only FILE.csv, FILE.npz, or DIR/ for PNG files; new"),
+    "resume": (["train"], bool, "", "resume the run from its newest checkpoint"),
+    "resume_phase": (["train"], int, "N", "resume at phase N, anew if phase N is finished"),
+    "to": (["export"], str, "DIR", "folder that is written"),
+    "half": (["export"], bool, "", "write weights as float16: half the bytes"),
+    "session_hours": (["preflight"], float, "H", "hours of a session (default: 12)"),
+    "compare": (["report"], str, "DIR", "write a page about this comparison"),
+    "figures": (["report"], Literal["png", "svg", "pdf"], "KIND", "also png (default), svg or pdf"),
+}
+"""Flags that are no settings: their commands, type, placeholder and meaning."""
+ONE_OF = {"pretrained": "run", "resume_phase": "resume"}
+"""Options that exclude another."""
 
 
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
@@ -82,27 +100,9 @@ class _Parser(ArgumentParser):
 
 def command_parser(command: str, *, has_help: bool = False) -> ArgumentParser:
     """Return the parser of a command. Values stay texts. The name of each is its setting, its
-    short flag, or ``@NAME`` for an option that is no setting. Only ``has_help`` adds texts."""
-    parser = _Parser(command)
-    docs = setting_docs() if has_help else {}
-    groups = _add_settings(parser, docs)
-    group = groups.get("", parser)
-    _add_options(group, command)
-    for flag, keys in short_flags(command).items():
-        meaning = _shorten(docs[keys[0]], 60) if docs else SUPPRESS
-        meaning += ", of every phase" if docs and keys[0].startswith("optim.") else ""
-        group.add_argument(flag, dest=flag, metavar="X", help=meaning)
-    if command == "compare":
-        meaning = _shorten(docs["compare.methods"], 60) if docs else SUPPRESS
-        group.add_argument("--methods", dest="--methods", metavar="X", help=meaning)
-    fake = "random images in place of the image set"
-    group.add_argument("--fake-data", dest="data.fake", action="store_true", help=fake)
-    return parser
-
-
-def _add_settings(parser: ArgumentParser, docs: dict[str, str]) -> dict[str, Any]:
-    """Add a flag for each setting. With ``docs`` group them by section, and return the groups;
-    settings that phases inherit are shown only once, under ``optim``."""
+    short flag, or ``@NAME`` for an option that is no setting. Only ``has_help`` adds texts, grouped
+    by section; settings that phases inherit are shown only once, under ``optim``."""
+    parser, docs = _Parser(command), setting_docs() if has_help else {}
     groups: dict[str, Any] = {}
     for key, item in KEYS.items():
         section, how = key.rpartition(".")[0], dict[str, Any](help=SUPPRESS)
@@ -112,55 +112,34 @@ def _add_settings(parser: ArgumentParser, docs: dict[str, str]) -> dict[str, Any
                 title = f"optim (of one phase only, as --nsgf.lr: {', '.join(OF_PHASES)})"
             groups[section] = parser.add_argument_group(title)
         if docs and not is_inherited(key):
-            meaning = _shorten(docs[key], 60)
-            if key == "exp":
-                meaning = f"experiment: {', '.join(experiments())}"
-            how = {"help": meaning, "metavar": format_value(item.default) or "NAME"}
+            how = {"help": _shorten(docs[key]), "metavar": format_value(item.default) or "NAME"}
             how["choices"] = get_args(item.kind) if get_origin(item.kind) is Literal else None
+        if docs and key == "exp":
+            how["help"] = f"experiment: {', '.join(experiments())}"
         extra = {"nargs": "?", "const": True} if key == "smoke" else {}
         groups.get(section, parser).add_argument(f"--{key}", dest=key, **extra, **how)
-    return groups
+    group, either = groups.get("", parser), dict[str, Any]()
+    for name, (commands, kind, metavar, meaning) in OPTIONS.items():
+        if command in commands:
+            place = ONE_OF.get(name, name)
+            place = either.setdefault(place, group.add_mutually_exclusive_group())
+            how = {"action": "store_true"} if kind is bool else {"metavar": metavar}
+            how["help"] = meaning.replace("{pretrained}", ", ".join(pretrained_runs()))
+            place.add_argument(f"--{name.replace('_', '-')}", dest=f"@{name}", **how)
+    methods = {"--methods": ("compare.methods",)} if command == "compare" else {}
+    for flag, keys in {**short_flags(command), **methods}.items():
+        meaning = _shorten(docs[keys[0]]) if docs else SUPPRESS
+        meaning += ", of every phase" if docs and keys[0].startswith("optim.") else ""
+        group.add_argument(flag, dest=flag, metavar="X", help=meaning)
+    fake = "random images in place of the image set"
+    group.add_argument("--fake-data", dest="data.fake", action="store_true", help=fake)
+    return parser
 
 
-def _shorten(meaning: str, width: int) -> str:
+def _shorten(meaning: str, width: int = 60) -> str:
     """Return the first sentence of a description, shortened to ``width`` characters."""
     sentence = meaning.split(". ")[0].rstrip(".").replace("%", "%%")
     return textwrap.shorten(sentence, width, placeholder=" ...")
-
-
-def _add_options(group: Any, command: str) -> None:
-    """Add the flags of a command that are no settings."""
-
-    def add(flag: str, meaning: str, place: Any = group, **how: Any) -> None:
-        place.add_argument(flag, dest=f"@{flag[2:].replace('-', '_')}", help=meaning, **how)
-
-    add("--config", "YAML file instead of --exp; over a run: on top", metavar="FILE")
-    add("--print-config", "print all settings that hold, and stop", action="store_true")
-    if command not in WITHOUT_RUN:
-        which = group.add_mutually_exclusive_group()
-        meaning = "run folder; default: the newest of --exp that can be used"
-        add("--run", meaning, which, metavar="DIR")
-    if command in ON_EXPORTS:
-        meaning = f"a run that comes with the program: {', '.join(pretrained_runs())}"
-        add("--pretrained", meaning, which, metavar="NAME")
-    if command == "sample":
-        add("--nfe", "network calls for each sample, or the nearest number below", metavar="N")
-        out = "write only FILE.csv, FILE.npz, or DIR/ for PNG files; must be new"
-        add("--out", out, metavar="PATH")
-    if command == "train":
-        either = group.add_mutually_exclusive_group()
-        add("--resume", "resume the run from its newest checkpoint", either, action="store_true")
-        phase = "resume at phase N, anew if phase N is finished"
-        add("--resume-phase", phase, either, metavar="N")
-    elif command == "export":
-        add("--to", "folder that is written", metavar="DIR")
-        add("--half", "write weights as float16: half the bytes", action="store_true")
-    elif command == "preflight":
-        add("--session-hours", "hours of a session, for the plan (default: 12)", metavar="H")
-    elif command == "report":
-        add("--compare", "write a page about this comparison", metavar="DIR")
-        kinds, figures = ("png", "svg", "pdf"), "files of the figures, besides PNG (default: png)"
-        add("--figures", figures, choices=kinds)
 
 
 def parse(argv: list[str]) -> Request:
@@ -185,8 +164,7 @@ def parse(argv: list[str]) -> Request:
     short, fanned, settings, options = short_flags(command), Layer(), Layer(), Layer()
     for name, text in vars(parser.parse_args(words)).items():
         if name.startswith("@"):
-            kind = OPTIONS.get(name[1:])
-            options[name[1:]] = read_value(name[1:], kind, text) if kind else text
+            options[name[1:]] = read_value(name[1:], OPTIONS[name[1:]][1], text)
         elif name == "--methods":
             names = [part.strip() for part in text.strip("[]").split(",")]
             settings["compare.methods"] = list(filter(None, names))

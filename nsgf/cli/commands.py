@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 
 from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, command_parser, completion, parse
@@ -31,31 +32,44 @@ def main(argv: list[str] | None = None) -> int:
     0; 1 after the traceback of a bug, or if preflight says NO; 2 for an error that the user can
     fix; 130 for Ctrl-C.
     """
-    request = None
-    words = sys.argv[1:] if argv is None else argv
+    words, request = sys.argv[1:] if argv is None else argv, None
     try:
         if _explains(words):
             return 0
         request = parse(words)
-        return _execute(request)
-    except UserError as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(unusable(error))
+        if request.options.get("print_config"):
+            from nsgf.run.folder import dump_config
+
+            show(dump_config(request.config).rstrip("\n"))
+            return 0
+        if is_launched() and request.command in ("export", "preflight", "report"):
+            raise UserError(f"{request.command}: runs in one process; start it without torchrun")
+        says_no = False
+        for line in chain(request.notes, ACTIONS[request.command](request)):
+            show(line)
+            says_no |= line.startswith("NO ")
+        return int(says_no and request.command == "preflight")
     except KeyboardInterrupt:
         show("nsgf: interrupted")
         return 130
     except Exception as error:
-        # by its name, because torch may not be loaded
-        if request and type(error).__name__ == "OutOfMemoryError":
-            return _fail(
+        # the last two by their names, because torch may not be loaded
+        kind, message = type(error).__name__, str(error)
+        if isinstance(error, OSError):
+            message = unusable(error)
+        elif request and kind == "OutOfMemoryError":
+            message = (
                 "the card's memory is full; try a smaller --batch-size, --sampling.batch_size or "
                 "model, or --device cpu"
             )
-        if is_launched() and ("gloo" in str(error) or type(error).__name__ == "DistBackendError"):
-            return _fail(f"another process is gone, whose own lines say why ({str(error)[:100]})")
-        show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
-        return 1
+        elif is_launched() and ("gloo" in message or kind == "DistBackendError"):
+            message = f"another process is gone, whose own lines say why ({message[:100]})"
+        elif not isinstance(error, UserError):
+            show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
+            return 1
+        who = f" (process {launched_rank()})" if is_launched() else ""
+        show_error(f"nsgf: error{who}: {one_line(message)}")
+        return 2
 
 
 def _explains(words: list[str]) -> bool:
@@ -63,8 +77,7 @@ def _explains(words: list[str]) -> bool:
     if not words or words[0] in ("-h", "--help"):
         lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
         lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
-        lines += ["", "nsgf COMMAND --help lists the flags of a command."]
-        show("\n".join(lines))
+        show("\n".join([*lines, "", "nsgf COMMAND --help lists the flags of a command."]))
     elif words[0] == "--version":
         show(__version__)
     elif words[0] in COMMANDS and {"-h", "--help"} & set(words):
@@ -74,29 +87,6 @@ def _explains(words: list[str]) -> bool:
     else:
         return False
     return True
-
-
-def _fail(line: str) -> int:
-    who = f" (process {launched_rank()})" if is_launched() else ""
-    show_error(f"nsgf: error{who}: {one_line(line)}")
-    return 2
-
-
-def _execute(request: Request) -> int:
-    if request.options.get("print_config"):
-        from nsgf.run.folder import dump_config
-
-        show(dump_config(request.config).rstrip("\n"))
-        return 0
-    if is_launched() and request.command in ("export", "preflight", "report"):
-        raise UserError(f"{request.command}: runs in one process; start it without torchrun")
-    for note in request.notes:
-        show(note)
-    says_no = False
-    for line in ACTIONS[request.command](request):
-        show(line)
-        says_no |= line.startswith("NO ")
-    return int(says_no and request.command == "preflight")
 
 
 def _train(request: Request) -> Iterator[str]:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
-from nsgf.config.ranges import FREE_ON_RESUME, MACHINE_PATH, Range
-from nsgf.config.schema import OF_PHASES, Config, OptimConfig
+from nsgf.config.schema import FREE_ON_RESUME, MACHINE_PATH, OF_PHASES, Config, OptimConfig, Range
 
 Layer = dict[str, Any]
 """Values of some settings by dotted key."""

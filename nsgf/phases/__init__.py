@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nsgf.config.ranges import MANY, Range
+from nsgf.config.schema import MANY, Range
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.values import format_value
 from nsgf.phases.base import Phase, load_network

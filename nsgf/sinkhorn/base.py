@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
 
-from nsgf.config.ranges import MANY
-from nsgf.config.schema import FlowConfig
+from nsgf.config.schema import MANY, FlowConfig
 from nsgf.config.values import to_plain
 from nsgf.system.errors import UserError, name_setting, one_line
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nsgf.config.ranges import Range
+from nsgf.config.schema import Range
 from nsgf.config.settings import build, find_contradictions, nest, values
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
