@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nsgf.config.schema import MANY, Range
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import MANY, Config, PhaseName, Range
 from nsgf.config.values import format_value
 from nsgf.phases.base import Phase, load_network
 from nsgf.phases.flow_matching import Peer
