@@ -19,9 +19,10 @@ from torch.nn import functional
 from nsgf.config.schema import DataConfig
 from nsgf.data import DATA_SETS
 from nsgf.metrics import features
-from nsgf.metrics.features import MEASURES, SIDE, FeatureMetrics, ImageNet
+from nsgf.metrics.features import SIDE, FeatureMetrics, ImageNet
+from nsgf.metrics.measures import keys_of, measures_in
 
-COUNT = 256
+COUNT, MEASURES = 256, keys_of(measures_in("imagenet"))
 features.MOST, features.SPLITS = 1000, 4
 
 

@@ -8,9 +8,9 @@ import torch
 import nsgf
 from nsgf import UserError
 from nsgf.comparison import compare as engine
-from nsgf.comparison.measure import Yardstick
 from nsgf.comparison.results import read_rows
 from nsgf.data import build_source
+from nsgf.metrics.yardstick import Yardstick
 from tests.conftest import shipped
 from tests.pool.conftest import CPU
 
@@ -55,7 +55,8 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(engine, "train", None)
     again = compare(tmp_path, lambda noise, _: noise)
     (row, *_) = again.rows
-    expected = Yardstick(config, CPU, print).measure(noise, 0, 0)
+    yardstick = Yardstick(config, CPU, print)
+    expected = yardstick.measure(yardstick.compared, noise, 0, 0)
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert row["w2"] != own[2]["w2"]
     assert again.table.index("| mine |") < again.table.index("| NSGF |")

@@ -3,21 +3,13 @@
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from nsgf.comparison.measure import Yardstick
-from nsgf.comparison.results import (
-    FORMAT,
-    Row,
-    counted_file,
-    measure_file,
-    read_measure,
-    table_csv,
-)
+from nsgf.comparison.results import Measured, Row, add_measure, read_measures
 from nsgf.comparison.tables import save_pictures, write_report
 from nsgf.comparison.trials import (
     FLOOR,
@@ -25,14 +17,15 @@ from nsgf.comparison.trials import (
     Comparison,
     Trial,
     count_updates,
+    measure_key,
     method_title,
-    trial_sampler,
 )
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
-from nsgf.metrics.names import name_of
+from nsgf.metrics.measures import Measure, keys_of, name_of
+from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import get_phase
 from nsgf.preflight import try_phases
 from nsgf.run.checkpoint import read_good_header, restore_previous
@@ -44,7 +37,6 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import load_odeint
 from nsgf.system.errors import UserError, name_setting
-from nsgf.system.files import write_text
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show
 from nsgf.system.units import format_hours
@@ -78,7 +70,7 @@ def compare(
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
     work.measure_functions()  # first: an error in them shows before hours of training
-    pending = [trial for trial in comparison.trials() if not work.is_measured(trial)]
+    pending = [trial for trial in comparison.trials if not work.is_measured(trial)]
     while pending:
         left = []
         for trial in pending:
@@ -108,7 +100,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     config, methods = comparison.config, comparison.methods
     if any(own.data.conditional for own in methods.values()):
         raise UserError("data.conditional = true: must be false; compare does not support classes")
-    todo = [trial for trial in comparison.trials() if comparison.trial_nfe(trial)]
+    todo = [trial for trial in comparison.trials if trial.nfe]
     if not todo:
         raise UserError(
             f"{name_setting('compare.nfe', config.compare.nfe)}: no method can make so few calls"
@@ -117,14 +109,13 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     check_links(comparison.folder)
     device, planned = pick_device(config.device), set()
     for trial in todo:
-        own, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
+        own, run = trial.config, trial.run
         check_trained(own, run)
-        if trial[:2] not in planned:  # other seeds need the same memory
-            planned.add(trial[:2])
+        if (trial.target, trial.method) not in planned:  # other seeds need the same memory
+            planned.add((trial.target, trial.method))
             left = [phase for phase in own.phases if not is_trained(own, run, phase)]
             training_plan(own, left, device, run)
-    measures = [measure_files(comparison, trial).values() for trial in todo]
-    done = sum(all(map(read_measure, files)) for files in measures)
+    done = sum(set(trial.keys.values()) <= read_measures(trial.measures).keys() for trial in todo)
     names = ", ".join(map(method_title, [*comparison.functions, *methods]))
     targets = ", ".join(sorted({trial.target for trial in todo}))
     total = sum(count_updates(methods[trial.method]) for trial in todo)
@@ -154,16 +145,6 @@ def check_trained(config: Config, run: RunFolder) -> None:
             )
 
 
-def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int], Path]:
-    """Return the file of each measure of a trial; the keys are (NFE, draw)."""
-    config, folder = comparison.trial_config(trial), comparison.trial_folder(trial)
-    return {
-        (nfe, draw): measure_file(folder, trial.method, config, nfe, draw)
-        for nfe in comparison.trial_nfe(trial)
-        for draw in range(config.compare.draws)
-    }
-
-
 class Work:
     """Trains and measures the trials of one comparison; arguments as in :func:`compare`."""
 
@@ -172,45 +153,53 @@ class Work:
         self.device = pick_device(comparison.config.device)
         self._of_functions: list[Row] = []
         self._estimated: set[str] = set()
+        self._rows: dict[Trial, list[Row]] = {}
+        self._known: dict[Path, dict[str, Measured]] = {}
         self._yardsticks: dict[str, Yardstick] = {}
-        self._files = {trial: measure_files(comparison, trial) for trial in comparison.trials()}
-        self._rows: dict[Path, Row] = {}
-        for trial in self._files:
+        for trial in comparison.trials:
             if trial.target not in self._yardsticks:
-                config = comparison.trial_config(trial)
-                self._yardsticks[trial.target] = Yardstick(config, self.device, log)
+                self._yardsticks[trial.target] = Yardstick(trial.config, self.device, log)
+        for yardstick in self._yardsticks.values():
+            yardstick.check_comparison()
 
     def is_measured(self, trial: Trial) -> bool:
         """Whether all measures of a trial exist."""
-        return all(self._read(trial.target, file) for file in self._files[trial].values())
+        return not any(
+            self._find_missing(trial.target, trial.measures, key) for key in trial.keys.values()
+        )
 
-    def _read(self, target: str, file: Path) -> Row | None:
-        """Return the measure in a file, which is read once; None if there is none."""
-        if file not in self._rows and (row := read_measure(file, self._yardsticks[target].names)):
-            self._rows[file] = row
-        return self._rows.get(file)
+    def _find_missing(self, target: str, file: Path, key: str) -> list[Measure]:
+        """Return the measures that a file does not have under a key. A file without some is read
+        again, since another process may have added them."""
+        missing = self._yardsticks[target].compared
+        for reads_again in (False, True):
+            if reads_again:
+                self._known[file] = read_measures(file)
+            if known := self._known.get(file, {}).get(key):
+                missing = [one for one in missing if not known.values.keys() >= one.titles.keys()]
+            if not missing:
+                break
+        return missing
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial; return False if another process works on it."""
         if self.is_measured(trial):
             return True
         self.check_stop()
-        config = self._comparison.trial_config(trial)
-        run = RunFolder.prepare(self._comparison.trial_folder(trial))
+        config, run = trial.config, RunFolder.prepare(trial.run.path)
         try:
             with lock_folder(run.path):
-                title = method_title(trial.method)
-                self._log(f"compare: {title}, {trial.target}, seed {trial.seed}")
+                self._log(f"compare: {trial.title}, {trial.target}, seed {trial.seed}")
                 for phase in config.phases:
                     restore_previous(run.checkpoint_file(phase), self._log)
             if not all(is_trained(config, run, phase) for phase in config.phases):
                 self._log_estimate(trial.method, config)
                 train(config, run, stop=self._stop)
             with lock_folder(run.path):
-                for (nfe, draw), file in self._files[trial].items():
-                    if not self._read(trial.target, file):
+                for (nfe, draw), key in trial.keys.items():
+                    if missing := self._find_missing(trial.target, trial.measures, key):
                         self.check_stop()
-                        write_text(file, table_csv([self._measure(trial, nfe, draw)]))
+                        add_measure(trial.measures, key, self._measure(trial, nfe, draw, missing))
         except Busy:
             return False
         return True
@@ -228,34 +217,29 @@ class Work:
 
     def measure_functions(self) -> None:
         """Measure the caller's functions, which may have changed since the last call."""
-        comparison, settings = self._comparison, self._comparison.config.compare
-        places = dict.fromkeys((trial.target, trial.seed) for trial in comparison.trials())
-        cells = product(places, comparison.functions, settings.nfe, range(settings.draws))
-        for (target, seed), name, nfe, draw in cells:
-            self.check_stop()
-            self._of_functions.append(self._measure(Trial(target, name, seed), nfe, draw))
+        for trial in self._comparison.function_trials:
+            measures = self._yardsticks[trial.target].compared
+            for nfe, draw in product(trial.nfe, range(trial.config.compare.draws)):
+                self.check_stop()
+                calls, seconds, values = self._measure(trial, nfe, draw, measures)
+                place = (trial.target, trial.method, trial.seed, draw, nfe)
+                self._of_functions.append(Row(*place, calls, 0, 0.0, seconds, values))
 
-    def _measure(self, trial: Trial, nfe: int, draw: int) -> Row:
+    def _measure(self, trial: Trial, nfe: int, draw: int, measures: Sequence[Measure]) -> Measured:
         """Draw samples with ``nfe`` network calls each, and measure them. All methods start from
         the same noise. Measures are inf if a sample is not finite."""
-        comparison, yardstick = self._comparison, self._yardsticks[trial.target]
-        config = comparison.trial_config(trial)
-        sampler = trial_sampler(comparison, trial, nfe, self.device)
+        yardstick, config = self._yardsticks[trial.target], trial.config
+        sampler = trial.sampler(nfe, self.device)
         source = build_source(config.data, config.seed, "compare", str(draw))
         started = time.perf_counter()
         samples = generate(sampler, source, yardstick.samples, self.device)
         seconds = round(time.perf_counter() - started, 2)
-        values = dict.fromkeys(yardstick.names, math.inf)
+        values = dict.fromkeys(keys_of(measures), math.inf)
         if samples.finite:
-            values = yardstick.measure(samples.x, config.seed, draw)
+            values = yardstick.measure(measures, samples.x, config.seed, draw)
         texts = ", ".join(f"{name_of(name)} {value:.4g}" for name, value in values.items())
-        self._log(f"compare: {method_title(trial.method)}, NFE {samples.nfe:g}: {texts}")
-        updates, training = 0, 0.0
-        if trial.method in comparison.methods:
-            updates, costs = count_updates(config), read_costs(comparison.trial_folder(trial))
-            training = sum(costs[phase].seconds for phase in config.phases if phase in costs)
-        place = (trial.target, trial.method, trial.seed, draw, nfe)
-        return Row(*place, samples.nfe, updates, round(training, 1), seconds, values)
+        self._log(f"compare: {trial.title}, NFE {samples.nfe:g}: {texts}")
+        return Measured(samples.nfe, seconds, values)
 
     def check_stop(self) -> None:
         """Raise Stopped if a stop was requested."""
@@ -265,24 +249,41 @@ class Work:
     def rows(self) -> list[Row]:
         """Return all measures so far, and the floors, which are measured if missing."""
         rows = [*self._of_functions]
-        for trial, files in self._files.items():
-            rows += filter(None, (self._read(trial.target, file) for file in files.values()))
+        for trial in self._comparison.trials:
+            if len(self._rows.get(trial, [])) < len(trial.keys):
+                self._rows[trial] = self._find_rows(trial)
+            rows += self._rows.get(trial, [])
         for target in dict.fromkeys(row.target for row in rows):
+            yardstick = self._yardsticks[target]
             places = dict.fromkeys((row.seed, row.draw) for row in rows if row.target == target)
-            for seed, draw in self._yardsticks[target].floor_places(places):
-                rows.append(self._floor(Trial(target, rows[0].method, seed), draw))
-            if noise := self._yardsticks[target].noise:
+            for seed, draw in yardstick.floor_places(places):
+                values = self._floor(target, seed, draw)
+                rows.append(Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values))
+            if noise := yardstick.noise:
                 rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, noise))
         return rows
 
-    def _floor(self, trial: Trial, draw: int) -> Row:
-        """Return the floor of a trial's target, measured if it is missing."""
-        comparison, yardstick = self._comparison, self._yardsticks[trial.target]
-        config, folder = comparison.trial_config(trial), comparison.folder / trial.target
-        file = counted_file(folder, f"{FLOOR}{FORMAT}", config, draw)
-        if (row := self._read(trial.target, file)) is None:
-            values = yardstick.floor(trial.seed, draw)
-            row = Row(trial.target, FLOOR, trial.seed, draw, None, 0.0, 0, 0.0, 0.0, values)
-            folder.mkdir(parents=True, exist_ok=True)  # no trial of this target has begun
-            write_text(file, table_csv([row]))
-        return row
+    def _find_rows(self, trial: Trial) -> list[Row]:
+        """Return the measures of a trial so far."""
+        updates, costs = count_updates(trial.config), read_costs(trial.run.path)
+        training = sum(costs[phase].seconds for phase in trial.config.phases if phase in costs)
+        names, rows = keys_of(self._yardsticks[trial.target].compared), []
+        for (nfe, draw), key in trial.keys.items():
+            if not self._find_missing(trial.target, trial.measures, key):
+                calls, seconds, values = self._known[trial.measures][key]
+                place = (trial.target, trial.method, trial.seed, draw, nfe)
+                values = {name: values[name] for name in names}
+                rows.append(Row(*place, calls, updates, round(training, 1), seconds, values))
+        return rows
+
+    def _floor(self, target: str, seed: int, draw: int) -> dict[str, float]:
+        """Return the floor of a target, measured if it is missing."""
+        comparison, yardstick = self._comparison, self._yardsticks[target]
+        file = comparison.folder / target / "floors.jsonl"
+        key = measure_key(comparison.config, seed=seed, draw=draw)
+        if missing := self._find_missing(target, file, key):
+            file.parent.mkdir(parents=True, exist_ok=True)  # no trial of this target has begun
+            add_measure(file, key, Measured(0.0, 0.0, yardstick.floor(missing, seed, draw)))
+            self._known[file] = read_measures(file)
+        values = self._known[file][key].values
+        return {name: values[name] for name in keys_of(yardstick.compared)}

@@ -1,22 +1,17 @@
-"""The measures of a comparison: lines of ``table.csv``, each also in a file of the same form in the
-run folder of its trial, or for a floor in the folder of its target."""
+"""The measures of a comparison: lines of ``table.csv``, and of the files that each is appended to,
+``measures.jsonl`` in the run folder of a trial and ``floors.jsonl`` in the folder of a target."""
 
 import csv
-import hashlib
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from nsgf.comparison.trials import at_nfe
-from nsgf.config.schema import Config
 from nsgf.system.errors import UserError, cause
-from nsgf.system.json_reader import whole_number
-
-FORMAT = 3
-"""Raised when a measure of the same name is computed in another way."""
+from nsgf.system.files import append_text
+from nsgf.system.json_reader import read_lines, whole_number
 
 
 class Row(NamedTuple):
@@ -74,27 +69,34 @@ def _read_row(cells: list[str], names: list[str]) -> Row:
     return Row(*place, *spent, values)
 
 
-def measure_file(folder: Path, method: str, config: Config, nfe: int, draw: int) -> Path:
-    """Return the file of a trial's measure in its run folder. Its name depends on all settings
-    except for those of training, which all measures in the folder share."""
-    sampling = asdict(replace(at_nfe(config, nfe).sampling, num_samples=1))
-    del sampling["label"], sampling["guidance"]  # classes are not compared
-    updates = [getattr(config, phase).iterations for phase in config.phases]
-    own = [FORMAT, method, nfe, updates, config.train.precision, sampling]
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-    return counted_file(folder, f"measure-{digest[:16]}", config, draw)
+class Measured(NamedTuple):
+    """What is kept of one sampling of a trial, or of a floor."""
+
+    calls: float
+    seconds: float
+    values: dict[str, float]
 
 
-def counted_file(folder: Path, name: str, config: Config, draw: int) -> Path:
-    """Return the file of a measure, with seed, draw and numbers of samples in its name."""
-    counts = (config.evaluation.num_samples, config.evaluation.w2_samples)
-    return folder / f"{name}-{'-'.join(map(str, (config.seed, draw, *counts)))}.csv"
+def read_measures(file: Path) -> dict[str, Measured]:
+    """Return the measures in a file by key (:func:`nsgf.comparison.trials.measure_key`). Damaged
+    lines are skipped; a later line adds to the values of an earlier one with the same key."""
+    found: dict[str, Measured] = {}
+    kinds = {"key": dict, "calls": float, "seconds": float, "values": dict}
+    for key, calls, seconds, values in read_lines(file, **kinds):
+        own = {name: math.inf if value is None else value for name, value in values.items()}
+        if all(type(value) is float for value in own.values()):
+            text = json.dumps(key, sort_keys=True)
+            before = found[text].values if text in found else {}
+            found[text] = Measured(calls, seconds, before | own)
+    return found
 
 
-def read_measure(file: Path, names: Sequence[str] | None = None) -> Row | None:
-    """Return the measure in a file; None if there is none, or one of other ``names``."""
-    try:
-        (row,) = read_rows(file)
-    except (UserError, ValueError):  # there is no file, or it is damaged
-        return None
-    return row if names is None or list(row.values) == names else None
+def add_measure(file: Path, key: str, measured: Measured) -> None:
+    """Append a line to a file of measures; null stands for a value that is not finite."""
+    calls, seconds, values = measured
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    line = json.dumps(
+        {"key": json.loads(key), "calls": calls, "seconds": seconds, "values": finite}
+    )
+    is_cut = file.exists() and not file.read_bytes().endswith(b"\n")  # by a killed process
+    append_text(file, "\n" * is_cut + line + "\n")

@@ -11,9 +11,9 @@ from statistics import mean, stdev
 import torch
 
 from nsgf.comparison.results import Row, table_csv
-from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, Trial, method_title, trial_sampler
+from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
 from nsgf.data import Data
-from nsgf.metrics.names import is_better_higher, name_of
+from nsgf.metrics.measures import is_better_higher, name_of
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
 from nsgf.run.folder import write_facts
 from nsgf.sampling.sampler import Samples
@@ -242,23 +242,23 @@ def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
 def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
     for the first seed. Return the files."""
-    targets = dict.fromkeys(trial.target for trial in comparison.trials())
+    targets = dict.fromkeys(trial.target for trial in comparison.trials)
     return [_save_picture(comparison, target, device) for target in targets]
 
 
 def _save_picture(comparison: Comparison, target: str, device: torch.device) -> Path:
     seed, file = comparison.config.seed, comparison.folder / f"{target}.png"
-    methods = [*comparison.functions, *comparison.methods]
-    data = Data(comparison.trial_config(Trial(target, methods[0], seed)).data, seed)
+    every = [*comparison.function_trials, *comparison.trials]
+    trials = [one for one in every if (one.target, one.seed) == (target, seed) and one.nfe]
+    data = Data(trials[0].config.data, seed)
     count, what = (POINTS, "source") if data.images is None else (IMAGES, "noise")
     noise = data.source("picture").sample(count).to(device)
-    drawn: dict[str, dict[int, Samples]] = {method_title(method): {} for method in methods}
-    for trial in (Trial(target, method, seed) for method in methods):
-        for nfe in comparison.trial_nfe(trial):
-            samples = trial_sampler(comparison, trial, nfe, device)(noise, keep_path=True)
+    drawn: dict[str, dict[int, Samples]] = {trial.title: {} for trial in trials}
+    for trial in trials:
+        for nfe in trial.nfe:
+            samples = trial.sampler(nfe, device)(noise, keep_path=True)
             path = [data.in_units(state) for state in samples.path]
-            drawn[method_title(trial.method)][nfe] = replace(samples, x=path[-1], path=path)
-    drawn = {title: found for title, found in drawn.items() if found}
+            drawn[trial.title][nfe] = replace(samples, x=path[-1], path=path)
     title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
     real = data.reference("picture").sample(count)
     save_figure(draw_table(drawn, real, title, data.axes), file, dpi=90)

@@ -5,13 +5,14 @@ are divided among its networks in proportion to their iterations. The exception 
 as many updates again after 1-RF, unless ``compare.updates`` is set.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,8 @@ FLOOR, NOISE_ROW, SHARED = "floor", "pure noise", "rf"
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches the names that a method may have: folders and tables can hold them."""
 NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
+FORMAT = 3
+"""Raised when a measure of the same name is computed in another way."""
 EQUAL = ("seed", "data", "model", "evaluation")
 """Sections that must agree for all methods."""
 
@@ -63,15 +66,6 @@ def method_title(method: str) -> str:
     return TITLES.get(method, method)
 
 
-class Trial(NamedTuple):
-    """One training run of the comparison."""
-
-    target: str
-    """``moons``, or ``8gaussians_moons`` for moons from another source than noise."""
-    method: str
-    seed: int
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Settings of a comparison, and of each method that it trains."""
@@ -82,10 +76,6 @@ class Comparison:
     """Settings of each method, by name, with equal numbers of updates."""
     functions: Mapping[str, Draw] = field(default_factory=dict)
     """A caller's own methods, by name. They are only measured."""
-    _configs: dict[Trial, Config] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """Configurations of trials that were computed before."""
 
     @classmethod
     def of(cls, config: Config, methods: tuple[Config, ...]) -> "Comparison":
@@ -100,8 +90,11 @@ class Comparison:
         if len(given) not in (0, 1, len(methods)):
             raise UserError(f"compare.updates = {given}: must be one number, or one per method")
         totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(methods)
-        pairs = zip(methods, totals, strict=True)
-        trained = {own.method: share_updates(own, total) for own, total in pairs}
+        trained: dict[str, Config] = {}
+        for own, total in zip(methods, totals, strict=True):
+            if not find_ways(own):  # a fixed tau is for the methods that have one
+                own = replace(own, sampling=replace(own.sampling, tau=None))
+            trained[own.method] = share_updates(own, total)
         _check_shared_training(list(filter(_shares_training, trained.values())))
         return cls(config, trained)
 
@@ -120,52 +113,120 @@ class Comparison:
         settings["methods"] = {name: asdict(own) for name, own in self.methods.items()}
         return dump_yaml(settings)
 
-    def trials(self) -> Iterator[Trial]:
-        """Yield all trials that are trained, one seed after the other."""
+    @cached_property
+    def trials(self) -> list["Trial"]:
+        """All trials that are trained, one seed after the other."""
+        return self._trials_of(self.methods)
+
+    @cached_property
+    def function_trials(self) -> list["Trial"]:
+        """The caller's functions, with the noise of each seed."""
+        return self._trials_of(self.functions)
+
+    def _trials_of(self, methods: Iterable[str]) -> list["Trial"]:
         data, compare = self.config.data, self.config.compare
         own: Any = data.name if data.source == NOISE else f"{data.source}_{data.name}"
         seeds = range(self.config.seed, self.config.seed + compare.seeds)
-        for seed, target, method in product(seeds, compare.targets or [own], self.methods):
-            yield Trial(target, method, seed)
+        places = product(seeds, compare.targets or [own], methods)
+        return [Trial(self, target, method, seed) for seed, target, method in places]
 
-    def trial_nfe(self, trial: Trial) -> list[int]:
-        """Return the values of ``compare.nfe`` with which a trial can be sampled."""
-        config = self.trial_config(trial)
-        if trial.method in self.functions:
-            return config.compare.nfe
-        least, most = find_way(config).possible_calls(config)
-        return [nfe for nfe in config.compare.nfe if least <= nfe <= most]
 
-    def trial_folder(self, trial: Trial) -> Path:
-        """Return the trial's run folder. Rectified flows share one: 2-RF continues after 1-RF,
-        unless each has updates of its own."""
-        name = SHARED if _shares_training(self.methods[trial.method]) else trial.method
-        return self.folder / trial.target / f"{name}-seed{trial.seed}"
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One training run of a comparison, or one of a caller's functions."""
 
-    def trial_config(self, trial: Trial) -> Config:
-        """Return the configuration that trains a trial, with the precision that ``auto`` selects.
-        Raise UserError if it is not valid for this target."""
-        if trial not in self._configs:
-            self._configs[trial] = self._configure(trial)
-        return self._configs[trial]
+    comparison: Comparison
+    target: str
+    """``moons``, or ``8gaussians_moons`` for moons from another source than noise."""
+    method: str
+    seed: int
 
-    def _configure(self, trial: Trial) -> Config:
-        config = self.methods.get(trial.method, self.config)
-        source, _, name = trial.target.rpartition("_")
-        if trial.target in DATA_SETS:  # whose name may have an underscore
-            source, name = NOISE, trial.target
+    @property
+    def title(self) -> str:
+        """Title of the method."""
+        return method_title(self.method)
+
+    @cached_property
+    def _settings(self) -> Config:
+        return self.comparison.methods.get(self.method, self.comparison.config)
+
+    @cached_property
+    def nfe(self) -> list[int]:
+        """The values of ``compare.nfe`` with which the trial can be sampled."""
+        wanted = self.comparison.config.compare.nfe
+        if self.method in self.comparison.functions:
+            return wanted
+        least, most = find_way(self._settings).possible_calls(self._settings)
+        return [nfe for nfe in wanted if least <= nfe <= most]
+
+    @cached_property
+    def run(self) -> RunFolder:
+        """The trial's run folder. Rectified flows share one: 2-RF continues after 1-RF, unless each
+        has updates of its own."""
+        name = SHARED if _shares_training(self._settings) else self.method
+        return RunFolder(self.comparison.folder / self.target / f"{name}-seed{self.seed}")
+
+    @cached_property
+    def config(self) -> Config:
+        """Settings of training, with the precision that ``auto`` selects. Raise UserError if they
+        are not valid for this target."""
+        config = self._settings
+        source, _, name = self.target.rpartition("_")
+        if self.target in DATA_SETS:  # whose name may have an underscore
+            source, name = NOISE, self.target
         precision = pick_precision(config.train.precision, pick_device(config.device))
-        tau = config.sampling.tau if find_ways(config) else None
         data: dict[str, Any] = {"name": name, "source": source or NOISE}
-        own = replace(
+        config = replace(
             config,
-            seed=trial.seed,
+            seed=self.seed,
             data=replace(config.data, **data),
             train=replace(config.train, preview=False, precision=precision),
-            sampling=replace(config.sampling, tau=tau),
         )
-        check(own)
-        return own
+        check(config)
+        return config
+
+    def at_nfe(self, nfe: int) -> Config:
+        """Return the settings with ``nfe`` network calls for each sample
+        (:meth:`nsgf.phases.Way.limit_calls`)."""
+        return find_way(self.config).limit_calls(self.config, nfe)
+
+    def sampler(self, nfe: int, device: torch.device) -> FlowSampler:
+        """Return the sampler of the trained networks, or of the function, with ``nfe`` calls."""
+        if draw := self.comparison.functions.get(self.method):
+            return FlowSampler([FunctionLeg(self.config, self.method, draw, nfe)])
+        return load_sampler(self.at_nfe(nfe), self.run, device)[0]
+
+    @property
+    def measures(self) -> Path:
+        """File of the trial's measures; 1-RF and 2-RF share one."""
+        return self.run.path / "measures.jsonl"
+
+    @cached_property
+    def keys(self) -> dict[tuple[int, int], str]:
+        """Keys of the trial's measures by NFE and draw: all settings that determine them, except
+        for those of training, which all measures in the folder share."""
+        config, keys = self.config, {}
+        for nfe in self.nfe:
+            sampling = asdict(self.at_nfe(nfe).sampling)
+            for unused in ("num_samples", "label", "guidance"):  # classes are not compared
+                del sampling[unused]
+            own = {
+                "method": self.method,
+                "nfe": nfe,
+                "seed": self.seed,
+                "updates": [getattr(config, phase).iterations for phase in config.phases],
+                "precision": config.train.precision,
+                "sampling": sampling,
+            }
+            for draw in range(config.compare.draws):
+                keys[nfe, draw] = measure_key(config, draw=draw, **own)
+        return keys
+
+
+def measure_key(config: Config, **own: Any) -> str:
+    """Return the key of a measure: the numbers of samples, and what else determines it."""
+    counts = {name: getattr(config.evaluation, name) for name in ("num_samples", "w2_samples")}
+    return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)
 
 
 def _check_equal_terms(methods: Sequence[Config]) -> None:
@@ -223,23 +284,6 @@ def share_updates(config: Config, total: int) -> Config:
 def count_updates(config: Config) -> int:
     """Return the number of optimizer updates of all phases."""
     return sum(getattr(config, phase).iterations for phase in config.phases)
-
-
-def at_nfe(config: Config, nfe: int) -> Config:
-    """Return a trial's configuration with ``nfe`` network calls for each sample
-    (:meth:`nsgf.phases.Way.limit_calls`)."""
-    return find_way(config).limit_calls(config, nfe)
-
-
-def trial_sampler(
-    comparison: Comparison, trial: Trial, nfe: int, device: torch.device
-) -> FlowSampler:
-    """Return the sampler of a trained trial, or of a function, with ``nfe`` network calls."""
-    config = comparison.trial_config(trial)
-    if draw := comparison.functions.get(trial.method):
-        return FlowSampler([FunctionLeg(config, trial.method, draw, nfe)])
-    run = RunFolder(comparison.trial_folder(trial))
-    return load_sampler(at_nfe(config, nfe), run, device)[0]
 
 
 class FunctionLeg(Leg):

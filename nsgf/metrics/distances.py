@@ -1,4 +1,4 @@
-"""Distances between samples: floor of W2, energy distance, nearest images,
+"""Distances between samples: energy distance, nearest images,
 and of features kernel distance and torch-fidelity's Frechet distance, precision and recall."""
 
 from collections.abc import Callable
@@ -8,23 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsgf.data import Sampler
 from nsgf.data.images import to_unit_range
 from nsgf.run import store
 from nsgf.sinkhorn.base import full_precision
-from nsgf.sinkhorn.exact import w2
 from nsgf.system.errors import UserError, suggest
 
 NEIGHBOURS = 3
+KID_SUBSET = 1000
 PRC_BATCH = 2000
 """Number of rows of distances computed at a time; does not affect results."""
 PART_VALUES = 2**22
 """Values of training images, and distances to them, that are computed at once."""
-
-
-def w2_floor(target: Sampler, n: int) -> float:
-    """Return W2 between two independent draws of mu*, the score of a perfect sampler at this n."""
-    return w2(target.sample(n), target.sample(n))
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
@@ -49,7 +43,7 @@ def kernel_distance(x: Tensor, y: Tensor) -> float:
         return (a @ b.T / a.shape[1] + 1) ** 3
 
     return -_cross_minus_within(
-        x.double(), y.double(), kernel, lambda a: (a.square().mean(1) + 1) ** 3
+        x.cpu().double(), y.cpu().double(), kernel, lambda a: (a.square().mean(1) + 1) ** 3
     )
 
 
@@ -120,35 +114,59 @@ def require_neighbours(count: int) -> None:
         )
 
 
-def compare_features(samples: Tensor, real: Tensor, device: torch.device) -> dict[str, Any]:
-    """Compare the features of samples (N, F) with those of real images (M, F), float32 on the CPU.
+def card_or_cpu(device: torch.device) -> torch.device:
+    """Return where features are compared: a CUDA card or the CPU."""
+    return device if device.type == "cuda" else torch.device("cpu")
 
-    Precision and recall need all (N + M)^2 distances, which are computed on the card if there is
-    one, block by block.
 
-    Returns:
-        ``fid``, the Frechet distance, smaller is better; ``precision``, the share of samples among
-        the real ones; ``recall``, the share of real ones among the samples.
-    """
+def frechet_distance(x: Tensor, y: Tensor) -> float:
+    """Return the Frechet distance of the Gaussians with the means and covariances of features.
+    x (N, F), y (M, F), float32"""
     from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
+
+    statistics = [fid_features_to_statistics(part.cpu()) for part in (x, y)]
+    found = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
+    return float(found)
+
+
+def precision_and_recall(samples: Tensor, real: Tensor) -> tuple[float, float]:
+    """Return the share of samples among the real ones, and of real ones among the samples.
+
+    Both need all (N + M)^2 distances of the features (N, F) and (M, F), float32, which are computed
+    on the device of the samples, block by block.
+    """
     from torch_fidelity.metric_prc import prc_features_to_metric
 
-    statistics = [fid_features_to_statistics(part) for part in (samples, real)]
-    place = device if device.type == "cuda" else torch.device("cpu")
-    with full_precision(place):
-        manifold = prc_features_to_metric(
-            samples.to(place),
-            real.to(place),
+    with full_precision(samples.device):
+        found = prc_features_to_metric(
+            samples,
+            real.to(samples.device),
             prc_neighborhood=NEIGHBOURS,
             prc_batch_size=PRC_BATCH,
             save_cpu_ram=True,
             verbose=False,
         )
-    return {
-        "fid": fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"],
-        "precision": manifold["precision"],
-        "recall": manifold["recall"],
-    }
+    return found["precision"], found["recall"]
+
+
+def inception_score(logits: Tensor, _: Tensor) -> tuple[float, float]:
+    """Return the Inception score of logits (N, K), and its standard deviation over 10 splits, or
+    fewer for fewer than 10 samples."""
+    from torch_fidelity.metric_isc import isc_features_to_metric
+
+    found = isc_features_to_metric(logits.cpu(), min(10, len(logits)))
+    return found["inception_score_mean"], found["inception_score_std"]
+
+
+def subset_kernel_distance(x: Tensor, y: Tensor) -> tuple[float, float, int]:
+    """Return the mean of :func:`kernel_distance` over 100 subsets, as published figures have it,
+    its standard deviation, and the size of a subset.  x (N, F), y (M, F)"""
+    from torch_fidelity.metric_kid import kid_features_to_metric
+
+    size = min(KID_SUBSET, len(x), len(y))
+    found = kid_features_to_metric(x.cpu(), y.cpu(), kid_subset_size=size, verbose=False)
+    mean, std = (found[f"kernel_inception_distance_{name}"] for name in ("mean", "std"))
+    return mean, std, size
 
 
 def stored_features(

@@ -13,19 +13,18 @@ from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.schema import Config
-from nsgf.data import Data, build_source, is_image_set
+from nsgf.data import build_source, is_image_set
 from nsgf.data.images import to_unit_range
-from nsgf.metrics.distances import nearest_images, w2_floor
-from nsgf.metrics.features import MEASURES, FeatureMetrics, ImageNet, pick_network
+from nsgf.metrics.distances import nearest_images
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
-from nsgf.metrics.names import describe, name_of
+from nsgf.metrics.measures import compute, describe, name_of
+from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.run.foreign import check_links
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import FlowSampler, Samples, StraightFlow
-from nsgf.sinkhorn.exact import w2
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.files import ensure_writable, write_text
@@ -79,99 +78,87 @@ def evaluate_run(
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
     drawn = batch_folder(folder / "samples", sampler, device, _floats(config))
-    measures = Measures(config, device, log) if world.is_main else None
+    yardstick = Yardstick(config, device, log) if world.is_main else None
     samples = _samples(config, sampler, device, drawn, world)
     file = folder / "metrics.json"
-    if measures is None:
+    if yardstick is None:
         return file, {}
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     metrics = _description(config, sampler, progress, samples, device)
-    for part in measures.parts(samples):
+    for part in measured_parts(config, yardstick, samples, device, log):
         metrics |= part
         _write(file, metrics)
     shutil.rmtree(drawn, ignore_errors=True)
     return file, metrics
 
 
-class Measures:
-    """The measures of a run's samples."""
-
-    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
-        """Load the data and the network whose features are compared; raise UserError if data, a
-        package or a weights file are missing or damaged."""
-        self._config, self._device, self._log = config, device, log
-        self._data = Data(config.data, config.seed)
-        self._network = None if self._data.images is None else pick_network(config.evaluation, log)
-
-    def parts(self, samples: list[Samples]) -> Iterator[dict[str, Any]]:
-        """Yield groups of measures."""
-        yield self.w2_and_floor([part.x for part in samples]) | {"versions": versions()}
-        images, pixels = self._data.images, samples[0].pixels
-        if images is None or pixels is None:
-            return
-        yield self._nearest(samples[0].x, images)
-        if isinstance(self._network, ImageNet):
-            yield self._imagenet(self._network, images, pixels)
-        elif self._network:
-            yield self._inception(self._network, images, pixels)
-
-    def w2_and_floor(self, samples: list[Tensor]) -> dict[str, Any]:
-        """Return exact W2 to fresh target samples, and its floor, over the repetitions. For own
-        points also after dividing each column by its standard deviation, so that a column with
-        large units does not decide the result."""
-        data = self._data
-        n = data.at_most_half(min(self._config.evaluation.w2_samples, len(samples[0])))
-        views: dict[str, tuple[Any, Any]] = {"w2": (data.reference, data.in_units)}
-        if data.points is not None:  # networks see their columns standardised
-            views["w2_standardised"] = (data.target, lambda x: x)
-        found: dict[str, Any] = {}
-        for name, (real, convert) in views.items():
-            distances, floors = [], []
-            for repeat, part in enumerate(count_progress(samples, name_of(name), "repeat")):
-                own = convert(part[:n])
-                distances.append(w2(own, real("evaluate", str(repeat)).sample(n)))
-                floors.append(w2_floor(real("floor", str(repeat)), n))
-            found |= _mean_and_spread(name, distances) | _mean_and_spread(f"{name}_floor", floors)
-        return found | {"w2_samples": n, "repeats": len(samples)}
-
-    def _nearest(self, samples: Tensor, images: Tensor) -> dict[str, float]:
-        """Return the mean distance from samples (N, C, H, W) to the nearest training image, and
-        from training images to the nearest other one. Uses at most NEAREST of both."""
-        generator = make_generator(self._config.seed, "nearest")
-        own = torch.randperm(len(images), generator=generator)[:NEAREST]
-        compared = {
-            "nearest_real": (samples[:NEAREST], None),
-            "nearest_real_among_real": (to_unit_range(images[own]), own),
-        }
-        found = {}
-        for name, (x, index) in compared.items():
-            nearest = nearest_images(x, images, flip=self._config.data.flip, own=index)
-            found[name] = float((x - nearest).flatten(1).norm(dim=1).mean())
-        return found
-
-    def _imagenet(self, network: ImageNet, images: Tensor, pixels: Tensor) -> dict[str, Any]:
-        """Compare samples with real images, both uint8, (N, C, H, W)."""
-        data, out_dir = self._config.data, Path(self._config.out_dir)
-        metrics = FeatureMetrics(network, data, images, out_dir, self._device, self._log)
-        found: dict[str, Any] = metrics.measure(pixels)
-        floors = metrics.floors(len(pixels))
-        for name in MEASURES:
+def measured_parts(
+    config: Config,
+    yardstick: Yardstick,
+    samples: list[Samples],
+    device: torch.device,
+    log: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:
+    """Yield groups of measures for ``metrics.json``."""
+    yield distances(config, yardstick, [part.x for part in samples]) | {"versions": versions()}
+    images, pixels, network = yardstick.data.images, samples[0].pixels, yardstick.network
+    if images is None or pixels is None:
+        return
+    yield nearest_real(config, samples[0].x, images)
+    if (features := yardstick.features) and network:
+        found: dict[str, Any] = features.measure(pixels)
+        floors = features.floors(len(pixels))
+        for name in list(found):
             found |= _mean_and_spread(f"{name}_floor", [floor[name] for floor in floors])
-            found[f"{name}_noise"] = metrics.noise[name]
-        return found | {
-            "imagenet_samples": metrics.used(len(pixels)),
-            "imagenet_reference": f"{metrics.about} of {data.name}",
+            found[f"{name}_noise"] = features.noise[name]
+        yield found | {
+            "imagenet_samples": features.used(len(pixels)),
+            "imagenet_reference": f"{features.about} of {config.data.name}",
             "imagenet_network": network.name,
         }
-
-    def _inception(self, network: Inception, images: Tensor, pixels: Tensor) -> dict[str, Any]:
-        """Compare samples with real images, both uint8, (N, C, H, W)."""
-        config = self._config
+    elif isinstance(network, Inception):
         name = config.data.name + (" random stand-in" if config.data.fake else "")
         reference = Reference(images, name, Path(config.out_dir).expanduser() / ".features")
         size = config.sampling.batch_size
-        return inception_metrics(pixels, reference, network, self._device, size, self._log)
+        yield inception_metrics(pixels, reference, network, device, size, log)
+
+
+def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> dict[str, Any]:
+    """Return the measures of values, for example exact W2 to fresh target samples, and their
+    floors, over the repetitions. For own points W2 also after dividing each column by its standard
+    deviation, so that a column with large units does not decide the result."""
+    most = yardstick.data.at_most_half(len(samples[0]))
+    found: dict[str, Any] = {}
+    for measure in (one for one in yardstick.distances if one.is_evaluated):
+        title, n = name_of(next(iter(measure.titles))), yardstick.count(measure, most)
+        own, floors = [], []
+        for repeat, part in enumerate(count_progress(samples, title, "repeat")):
+            stream = (config.seed, "evaluate", str(repeat))
+            own.append(yardstick.distance(measure, part[:most], *stream))
+            real = yardstick.real(measure.space, config.seed, "floor", str(repeat))
+            floors.append(compute([measure], {measure.space: (real.sample(n), real.sample(n))}))
+        for key in measure.titles:
+            found |= _mean_and_spread(key, [values[key] for values in own])
+            found |= _mean_and_spread(f"{key}_floor", [values[key] for values in floors])
+    n = min(config.evaluation.w2_samples, most)
+    return found | {"w2_samples": n, "repeats": len(samples)}
+
+
+def nearest_real(config: Config, samples: Tensor, images: Tensor) -> dict[str, float]:
+    """Return the mean distance from samples (N, C, H, W) to the nearest training image, and from
+    training images to the nearest other one. Uses at most NEAREST of both."""
+    generator = make_generator(config.seed, "nearest")
+    own = torch.randperm(len(images), generator=generator)[:NEAREST]
+    compared = {
+        "nearest_real": (samples[:NEAREST], None),
+        "nearest_real_among_real": (to_unit_range(images[own]), own),
+    }
+    found = {}
+    for name, (x, index) in compared.items():
+        nearest = nearest_images(x, images, flip=config.data.flip, own=index)
+        found[name] = float((x - nearest).flatten(1).norm(dim=1).mean())
+    return found
 
 
 def _mean_and_spread(key: str, scores: list[float]) -> dict[str, float]:

@@ -6,7 +6,7 @@ with the floor. The network and its weights (19 MB) are packages of the extra ``
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from nsgf.config.schema import DataConfig, EvaluationConfig
 from nsgf.data import ImageSet, target_set
 from nsgf.data.images import to_bytes
 from nsgf.metrics.distances import (
-    compare_features,
-    kernel_distance,
+    card_or_cpu,
     require_fidelity,
     require_neighbours,
     stored_features,
 )
 from nsgf.metrics.inception import Inception
+from nsgf.metrics.measures import Measure, compute, measures_in
 from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, one_line
@@ -45,7 +45,6 @@ NOISE = 256
 SEED = 0
 """Seed of reference and noise, the same for all runs."""
 BATCH = 128
-MEASURES = ["imagenet_frechet", "1000 imagenet_kid", "imagenet_precision", "imagenet_recall"]
 
 
 class ImageNet:
@@ -149,20 +148,22 @@ class FeatureMetrics:
         """Return how many of ``n`` samples are measured: at most as many as a floor has."""
         return min(n, MOST, len(self.rest))
 
-    def measure(self, samples: Tensor) -> dict[str, float]:
-        """Return the measures of the first :meth:`used` samples by name;
-        see :func:`nsgf.metrics.distances.compare_features`.
+    def measure(
+        self, samples: Tensor, measures: Sequence[Measure] | None = None
+    ) -> dict[str, float]:
+        """Return measures by key, all if none are named, of the first :meth:`used` samples.
 
         The samples are images (N, C, H, W), float in [-1, 1] (clipped, rounded to bytes as the real
         ones are) or uint8. Raise UserError if there are at most NEIGHBOURS.
         """
         samples = samples[: self.used(len(samples))]
         pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
-        return self._compare(
-            self._network.features(pixels, "samples", self._device), self._reference
-        )
+        features = self._network.features(pixels, "samples", self._device)
+        return self._compare(features, self._reference, measures)
 
-    def floor(self, n: int, split: int) -> dict[str, float]:
+    def floor(
+        self, n: int, split: int, measures: Sequence[Measure] | None = None
+    ) -> dict[str, float]:
         """Return the measures of :meth:`used` of ``n`` training images, drawn at random for each
         ``split``: against the test images, or against the other half of a random split."""
         generator = make_generator(SEED, "floor", split)
@@ -170,7 +171,7 @@ class FeatureMetrics:
         reference = self._reference
         if not self._has_test:
             reference, real = real.tensor_split([len(reference)])
-        return self._compare(real[: self.used(n)], reference)
+        return self._compare(real[: self.used(n)], reference, measures)
 
     def floors(self, n: int) -> list[dict[str, float]]:
         """Return :meth:`floor` for SPLITS splits."""
@@ -190,21 +191,18 @@ class FeatureMetrics:
         rest = self._stored(self.rest[order[:MOST]])
         return rest if self._has_test else torch.cat([self._reference, rest])
 
-    def _compare(self, features: Tensor, reference: Tensor) -> dict[str, float]:
+    def _compare(
+        self, features: Tensor, reference: Tensor, measures: Sequence[Measure] | None = None
+    ) -> dict[str, float]:
         require_neighbours(len(features))
-        found = compare_features(features, reference, self._device)
-        return {
-            "imagenet_frechet": found["fid"],
-            "1000 imagenet_kid": 1000 * kernel_distance(features, reference),
-            "imagenet_precision": found["precision"],
-            "imagenet_recall": found["recall"],
-        }
+        pair = (features.to(where := card_or_cpu(self._device)), reference.to(where))
+        return compute(measures or measures_in("imagenet"), {"imagenet": pair})
 
     def _stored(self, images: Tensor) -> Tensor:
         """Return the features of real images, stored for later."""
+        network = f"{SIDE}-{self._network.sha256[:12]}"
 
-        def compute(images: Tensor) -> Tensor:
+        def features(images: Tensor) -> Tensor:
             return self._network.features(images, "real images", self._device)
 
-        about = f"{SIDE}-{self._network.sha256[:12]}"
-        return stored_features(self._folder, images, about, compute, self._log)
+        return stored_features(self._folder, images, network, features, self._log)

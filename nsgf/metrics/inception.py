@@ -17,11 +17,12 @@ from torch import Tensor
 
 from nsgf.metrics.distances import (
     NEIGHBOURS,
-    compare_features,
+    card_or_cpu,
     require_fidelity,
     require_neighbours,
     stored_features,
 )
+from nsgf.metrics.measures import Pairs, compute, measures_in
 from nsgf.run.progress import count_progress
 from nsgf.run.store import fingerprint
 from nsgf.system.errors import UserError, one_line, suggest
@@ -32,7 +33,6 @@ URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{PUBLI
 SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 LAYERS = ["2048", "logits_unbiased"]
 """Layers of the network for distances, and for the Inception score."""
-KID_SUBSET = 1000
 
 
 class Inception:
@@ -109,11 +109,11 @@ class Reference:
     ) -> Tensor:
         """Return the features (N, 2048), from their file if there is one."""
 
-        def compute(images: Tensor) -> Tensor:
+        def features(images: Tensor) -> Tensor:
             return network.features(images, "real images", device, batch_size)[0]
 
         about = f"{network.sha256[:12]}-{network.version}"
-        return stored_features(self.cache, self.images, about, compute, log)
+        return stored_features(self.cache, self.images, about, features, log)
 
 
 def inception_metrics(
@@ -132,31 +132,23 @@ def inception_metrics(
         log: gets a line when features are saved.
 
     Returns:
-        ``fid``, ``inception_score`` and ``inception_score_std`` (over 10 splits, or fewer for
-        fewer than 10 samples), ``kid`` and ``kid_std`` (over 100 subsets of ``kid_subset_size``),
-        ``precision``, ``recall``, and descriptions of weights and reference as ``inception_*``.
+        The measures of :data:`nsgf.metrics.measures.MEASURES` in these features, and descriptions
+        of weights and reference as ``inception_*``.
 
     Raises:
         UserError: there are too few samples.
     """
-    from torch_fidelity.metric_isc import isc_features_to_metric
-    from torch_fidelity.metric_kid import kid_features_to_metric
-
     count, channels, height, width = reference.images.shape
     colour = "grey replicated to 3 channels" if channels == 1 else "colour"
-    fewest = min(len(samples), count)
-    require_neighbours(fewest)
+    require_neighbours(min(len(samples), count))
     real = reference.features(network, device, batch_size, log)
     features, logits = network.features(samples, "samples", device, batch_size)
-    subset = min(KID_SUBSET, fewest)
-    score = isc_features_to_metric(logits, min(10, len(samples)))
-    kid = kid_features_to_metric(features, real, kid_subset_size=subset, verbose=False)
-    return compare_features(features, real, device) | {
-        "inception_score": score["inception_score_mean"],
-        "inception_score_std": score["inception_score_std"],
-        "kid": kid["kernel_inception_distance_mean"],
-        "kid_std": kid["kernel_inception_distance_std"],
-        "kid_subset_size": subset,
+    where = card_or_cpu(device)
+    pairs: Pairs = {
+        "inception": (features.to(where), real.to(where)),
+        "logits": (logits, logits),
+    }
+    return compute(measures_in("inception", "logits"), pairs) | {
         "inception_samples": len(samples),
         "inception_reference": f"{reference.name} train, {count} images, {height}x{width} {colour}"
         ", not flipped, resized to 299x299 by torch-fidelity (TF1 bilinear), sha256 of the pixels "

@@ -23,7 +23,7 @@ from nsgf.comparison.tables import (
 from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
 from nsgf.config.schema import Config
 from nsgf.config.settings import drop_machine_settings
-from nsgf.metrics.names import is_better_higher, name_of
+from nsgf.metrics.measures import is_better_higher, name_of
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report.drawing import Album

@@ -10,7 +10,7 @@ from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.config.settings import drop_machine_settings
 from nsgf.data import class_names
-from nsgf.metrics.names import describe, is_measure, name_of
+from nsgf.metrics.measures import describe, is_measure, name_of
 from nsgf.phases import get_phase
 from nsgf.plots.figures import draw_curves
 from nsgf.plots.samples import figure_defaults

@@ -4,11 +4,10 @@ from pathlib import Path
 
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import SETTINGS, TABLE
-from nsgf.comparison.trials import Comparison, Trial
+from nsgf.comparison.trials import Comparison
 from nsgf.config.files import method_layers, read_experiment, read_layer, read_plain
 from nsgf.config.schema import OF_PHASES, Config, PhaseName
 from nsgf.config.settings import build
-from nsgf.phases import find_way
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder
@@ -120,18 +119,11 @@ def _run_cells(run: RunFolder) -> tuple[str, ...]:
 def _comparison_cells(folder: Path) -> tuple[str, ...]:
     """Return data, methods and progress of a comparison; the other cells are empty."""
     comparison = stored_comparison(folder)
-    own = comparison.methods
-    trials = {trial for trial in comparison.trials() if has_possible_calls(own[trial.method])}
-    done = {Trial(row.target, row.method, row.seed) for row in read_rows(folder / TABLE)} & trials
-    targets = dict.fromkeys(trial.target for trial in comparison.trials())
+    trials = {(trial.target, trial.method, trial.seed) for trial in comparison.trials if trial.nfe}
+    done = {(row.target, row.method, row.seed) for row in read_rows(folder / TABLE)} & trials
+    targets = dict.fromkeys(trial.target for trial in comparison.trials)
     progress = f"comparison, {len(done)} of {len(trials)} trials"
-    return (",".join(targets), ",".join(own), progress, "", "")
-
-
-def has_possible_calls(config: Config) -> bool:
-    """Whether a method can be sampled with one of ``compare.nfe``."""
-    least, most = find_way(config).possible_calls(config)
-    return any(least <= nfe <= most for nfe in config.compare.nfe)
+    return (",".join(targets), ",".join(comparison.methods), progress, "", "")
 
 
 def stored_comparison(folder: Path) -> Comparison:

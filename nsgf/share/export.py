@@ -15,7 +15,7 @@ from nsgf.config.schema import Config
 from nsgf.config.settings import drop_machine_settings, nest, values
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
-from nsgf.metrics.names import is_measure, name_of
+from nsgf.metrics.measures import is_measure, name_of
 from nsgf.phases import Phase, find_way, get_phases
 from nsgf.phases.base import load_network
 from nsgf.run.folder import RunFolder, phase_stem

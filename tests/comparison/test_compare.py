@@ -13,11 +13,13 @@ import torch
 
 from nsgf.cli import main
 from nsgf.comparison import compare as engine
-from nsgf.comparison import measure, trials
+from nsgf.comparison import trials
 from nsgf.comparison.compare import Work, compare, comparison_plan
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import save_pictures
 from nsgf.comparison.trials import TITLES, Comparison
+from nsgf.metrics import measures
+from nsgf.metrics.yardstick import Yardstick
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.lock import lock_folder
 from nsgf.run.stop import Stopped, StopRequest
@@ -49,7 +51,7 @@ def run(comparison) -> tuple[list, list[str]]:
 
 
 def first_trial(comparison):
-    return next(comparison.trials())
+    return comparison.trials[0]
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +85,7 @@ def test_comparison_trains_measures_and_reports(finished_once):
 def test_what_is_finished_is_not_done_again(finished, monkeypatch):
     folder = finished.folder
     tables = [(folder / name).read_text() for name in ("table.md", "table.csv")]
-    for owner, name in ((engine, "train"), (engine, "generate"), (measure.Yardstick, "floor")):
+    for owner, name in ((engine, "train"), (engine, "generate"), (Yardstick, "floor")):
         monkeypatch.setattr(owner, name, None)
     second, said = run(finished)
     assert [file.read_text() for file in second[:2]] == tables
@@ -93,7 +95,7 @@ def test_what_is_finished_is_not_done_again(finished, monkeypatch):
 def test_each_configuration_and_measure_is_computed_once(finished, monkeypatch):
     """A comparison of many trials must not compute all of them again after each."""
     checked, read = [], []
-    for owner, name, calls in ((trials, "check", checked), (engine, "read_measure", read)):
+    for owner, name, calls in ((trials, "check", checked), (engine, "read_measures", read)):
         real = getattr(owner, name)
         counted = lambda *given, real=real, calls=calls: (calls.append(given[0]), real(*given))[1]  # noqa: E731
         monkeypatch.setattr(owner, name, counted)
@@ -101,10 +103,10 @@ def test_each_configuration_and_measure_is_computed_once(finished, monkeypatch):
     planned = len(read)
     work = Work(finished, StopRequest(), lambda _: None)
     for _ in range(3):
-        assert all(map(work.finish, finished.trials()))
+        assert all(map(work.finish, finished.trials))
         work.rows()
-    assert len(checked) == 4
-    assert len(read) - planned == planned + 1  # and the floor
+    assert len(checked) == planned == 4
+    assert len(read) == 2 * planned  # rectified flows share a file; the floors have one
 
 
 def test_other_nfe_are_measured_without_training(finished, tmp_path, monkeypatch):
@@ -147,12 +149,16 @@ def test_floor_belongs_to_its_seed_draw_and_sample_counts(tmp_path):
     assert len(set(floors)) == 8
 
 
-def test_damaged_measure_is_measured_again(finished):
+def test_damaged_measure_is_measured_again(finished, monkeypatch):
     table = (finished.folder / "table.md").read_text().splitlines()[:6]
-    for file in finished.folder.glob("*/**/*.csv"):
-        file.write_bytes(file.read_bytes()[:-9])
-    files, _ = run(finished)
+    for file in finished.folder.glob("*/**/*s.jsonl"):
+        if file.name in ("measures.jsonl", "floors.jsonl"):
+            file.write_bytes(file.read_bytes()[:-9])
+    files, said = run(finished)
     assert files[0].read_text().splitlines()[:6] == table
+    assert len([line for line in said if re.search(r"NFE \d", line)]) == 3
+    monkeypatch.setattr(engine, "generate", None)
+    run(finished)
 
 
 def test_all_methods_start_from_the_same_noise_and_meet_the_same_target(tmp_path, monkeypatch):
@@ -168,7 +174,8 @@ def test_all_methods_start_from_the_same_noise_and_meet_the_same_target(tmp_path
         noise.append(copy.deepcopy(source).sample(n))
         return real(sampler, source, n, *rest)
 
-    monkeypatch.setattr(measure, "w2", watch_target)
+    w2 = replace(measures.MEASURES[0], compute=watch_target)
+    monkeypatch.setattr(measures, "MEASURES", [w2])
     monkeypatch.setattr(engine, "generate", watch_noise)
     flags = ("--compare.draws=2", "--compare.nfe=[2]", "--compare.methods=[nsgf,1rf]")
     run(moons(tmp_path, *flags))
@@ -261,12 +268,12 @@ def test_two_workers_compare_what_one_does(comparison, finished_once):
 
 
 def test_cell_of_another_process_is_left_to_it(finished):
-    (measure := next(finished.folder.glob("moons/nsgf-seed0/*.csv"))).unlink()
     work, trial = Work(finished, StopRequest(), lambda _: None), first_trial(finished)
-    with lock_folder(finished.trial_folder(trial)):
+    trial.measures.unlink()
+    with lock_folder(trial.run.path):
         assert not work.finish(trial)
     assert work.finish(trial)
-    assert measure.exists()
+    assert trial.measures.exists()
 
 
 def test_time_of_training_is_each_methods_own(finished):
@@ -280,8 +287,6 @@ def test_time_of_training_is_each_methods_own(finished):
         for phase, seconds in (("peer", 0.0), ("reflow", 10.0))
     ]
     (folder / "costs.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    for file in folder.glob("*.csv"):
-        file.unlink()
     seconds = {row.method: row.train_seconds for row in read_rows(run(finished)[0][1])}
     assert (seconds["1rf"], seconds["2rf"]) == (5, 20)
 

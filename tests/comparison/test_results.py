@@ -2,7 +2,14 @@ import math
 
 import pytest
 
-from nsgf.comparison.results import Row, read_measure, read_rows, table_csv
+from nsgf.comparison.results import (
+    Measured,
+    Row,
+    add_measure,
+    read_measures,
+    read_rows,
+    table_csv,
+)
 from nsgf.comparison.trials import FLOOR
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import ROWS
@@ -21,9 +28,25 @@ def test_csv_is_read_as_it_was_written(tmp_path):
     assert file.read_text().splitlines()[0] == first
     assert file.read_text().splitlines()[2].startswith("moons,floor,4,3,,0.0,40000,61.5,0.25,")
     assert read_rows(file) == rows
-    assert read_measure(file) is None
-    file.write_text(table_csv(rows[:1]))
-    assert read_measure(file) == rows[0]
+
+
+def test_measures_are_added_to_a_file_after_a_line_that_was_cut_off(tmp_path):
+    """By a killed process. A measure that is new adds to those of the same key."""
+    file, key = tmp_path / "measures.jsonl", '{"draw": 0, "omega": 0.2}'
+    add_measure(file, key, Measured(9.5, 0.25, {"w2": 1 / 3, "1000 energy": math.inf}))
+    for cut in (1, 30):
+        whole = file.read_bytes()
+        add_measure(file, key, Measured(9.5, 0.25, {"lost": 1.0}))
+        file.write_bytes(file.read_bytes()[:-cut])
+        if cut == 1:  # only the end of the line
+            file.write_bytes(whole + b"\n")
+    add_measure(file, '{"draw": 1}', Measured(1.0, 0.0, {"w2": 2.0}))
+    add_measure(file, key, Measured(9.5, 0.5, {"sliced": 0.5}))
+    assert read_measures(file) == {
+        key: Measured(9.5, 0.5, {"w2": 1 / 3, "1000 energy": math.inf, "sliced": 0.5}),
+        '{"draw": 1}': Measured(1.0, 0.0, {"w2": 2.0}),
+    }
+    assert read_measures(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -41,10 +64,7 @@ def test_other_tables_are_refused(tmp_path, before, after):
     file.write_text(text.replace(before, after, 1))
     with pytest.raises(UserError, match=r"table\.csv: must be a table\.csv of nsgf compare"):
         read_rows(file)
-    assert read_measure(file) is None
     for content in (b"", b"\xff\xfe"):
         file.write_bytes(content)
         with pytest.raises(UserError, match=r"table\.csv: must be a table"):
             read_rows(file)
-    file.unlink()
-    assert read_measure(file) is None

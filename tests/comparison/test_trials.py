@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli.arguments import parse
-from nsgf.comparison.results import measure_file
-from nsgf.comparison.trials import Comparison, Trial, at_nfe, count_updates
+from nsgf.comparison.trials import Comparison, Trial, count_updates
 from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
@@ -21,24 +20,30 @@ def one_trial(exp: str, method: str, *flags: str, target: str = "", seed: int = 
     comparison = compared(exp, f"--compare.methods=[{method}]", "--device=cpu", *flags)
     label = target or ("moons" if exp == "2d" else exp)
     (name,) = comparison.methods
-    return comparison.trial_config(Trial(label, name, seed))
+    return Trial(comparison, label, name, seed).config
 
 
 def test_one_seed_is_complete_before_the_next():
-    order = list(compared("2d", "--compare.seeds=2", "--compare.methods=[nsgf,icfm]").trials())
+    order = compared("2d", "--compare.seeds=2", "--compare.methods=[nsgf,icfm]").trials
     assert [trial.seed for trial in order] == [0] * 10 + [1] * 10
     places = [("8gaussians", "nsgf"), ("8gaussians", "icfm"), ("moons", "nsgf")]
-    assert [trial[:2] for trial in order[:3]] == places
+    assert [(trial.target, trial.method) for trial in order[:3]] == places
 
 
-def test_trials_are_computed_in_precisions_that_are_named(tmp_path):
-    """A comparison that continues where auto means another precision measures again."""
-    files = set()
-    for flags, found in (([], "fp32"), (["--precision=bf16"], "bf16")):
-        config = one_trial("2d", "nsgf", *flags)
-        assert config.train.precision == found
-        files.add(measure_file(tmp_path, "nsgf", config, 10, 0))
-    assert len(files) == 2
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--precision=bf16", "--seed=1", "--compare.updates=[7]"),
+        *("--num-samples=20", "--evaluation.w2_samples=8", "--sampling.nsgf_steps=2"),
+    ],
+)
+def test_what_determines_a_measure_is_in_its_key(flag):
+    """For example a comparison that continues where auto means another precision measures again."""
+    flags = ("--compare.methods=[nsgf]", "--device=cpu", "--compare.nfe=[1]")
+    first = compared("2d", *flags).trials[0]
+    assert first.config.train.precision == "fp32"
+    keys = set(compared("2d", *flags, flag).trials[0].keys.values()) - set(first.keys.values())
+    assert len(keys) == (flag != "--sampling.nsgf_steps=2")  # limited by NFE
 
 
 @pytest.mark.parametrize(
@@ -78,9 +83,10 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
     file.write_text("phases: [nsgf, nsf]\nflow: {steps: 3}\nnsf: {source: nsgf}\n")
     comparison = compared("digits", f"--compare.methods=[nsgf++,{file}]")
     assert list(comparison.methods) == ["nsgf++", "mine"]
-    own = comparison.trial_config(Trial("digits", "mine", 0))
+    trial = Trial(comparison, "digits", "mine", 4)
+    own = trial.config
     assert (own.phases, own.flow.steps, own.nsf.source) == (["nsgf", "nsf"], 3, "nsgf")
-    assert comparison.trial_folder(Trial("digits", "mine", 4)).name == "mine-seed4"
+    assert trial.run.path.name == "mine-seed4"
 
 
 OWN = {
@@ -124,7 +130,7 @@ def test_rectified_flows_with_updates_of_their_own_may_differ(tmp_path):
     comparison = compared(
         "2d", f"--compare.methods=[1rf,{tmp_path}/own.yaml]", "--compare.updates=[9]"
     )
-    places = [comparison.trial_folder(Trial("moons", name, 0)).name for name in ("1rf", "own")]
+    places = [Trial(comparison, "moons", name, 0).run.path.name for name in ("1rf", "own")]
     assert places == ["1rf-seed0", "own-seed0"]
 
 
@@ -147,19 +153,17 @@ def test_settings_of_a_method_file_that_do_not_count_are_said(tmp_path):
 def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):
     monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
     comparison = compared("2d", "--compare.targets=[]", "--compare.methods=[nsgf]", "--smoke")
-    trial = Trial("pin_wheel", "nsgf", 0)
-    own = comparison.trial_config(trial)
+    trial = Trial(comparison, "pin_wheel", "nsgf", 0)
+    own = trial.config
     assert (own.data.name, own.data.source) == ("pin_wheel", "gaussian")
-    assert comparison.trial_folder(trial).parts[-3:] == (
-        *("compare-2d-smoke", "pin_wheel", "nsgf-seed0"),
-    )
+    assert trial.run.path.parts[-3:] == (*("compare-2d-smoke", "pin_wheel", "nsgf-seed0"),)
 
 
 def test_without_targets_the_data_section_is_compared():
     flags = ("--compare.methods=[nsgf]", "--dataset=moons", "--data.source=8gaussians")
-    (trial, *_) = compared("2d", *flags, "--compare.targets=[]").trials()
+    (trial, *_) = compared("2d", *flags, "--compare.targets=[]").trials
     assert trial.target == "8gaussians_moons"
-    own = compared("2d", *flags).trial_config(trial)
+    own = trial.config
     assert (own.data.source, own.data.name) == ("8gaussians", "moons")
 
 
@@ -178,7 +182,7 @@ def test_updates_of_each_method_are_shared_among_its_networks(updates, shares, p
     for own, expected in zip(comparison.methods.values(), shares, strict=True):
         assert [getattr(own, phase).iterations for phase in own.phases] == expected
     for name, place in zip(("1rf", "2rf"), places, strict=True):
-        assert comparison.trial_folder(Trial("moons", name, 2)).name == place
+        assert Trial(comparison, "moons", name, 2).run.path.name == place
 
 
 @pytest.mark.parametrize("wrong", ["[2,700,500]", "[1,2]"])
@@ -200,9 +204,8 @@ def test_updates_that_fit_no_method_are_refused(wrong):
 def test_methods_are_sampled_with_the_calls_that_they_can_make(method, flag, possible):
     methods = f"--compare.methods=[{method}]"
     comparison = compared("digits", methods, "--compare.nfe=[1,2,3,20]", *flag.split())
-    trial = next(comparison.trials())
-    assert comparison.trial_nfe(trial) == possible
-    config = comparison.trial_config(trial)
-    steps = {nfe: at_nfe(config, nfe).sampling.nsgf_steps for nfe in possible}
+    trial = comparison.trials[0]
+    assert trial.nfe == possible
+    steps = {nfe: trial.at_nfe(nfe).sampling.nsgf_steps for nfe in possible}
     if method == "nsgf++" and not flag:
         assert steps == {3: 1, 20: 5}

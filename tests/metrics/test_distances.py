@@ -6,18 +6,15 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment, linprog
 
-from nsgf.data import ImageSampler, PointSampler
 from nsgf.data.images import to_unit_range
-from nsgf.data.points import Gaussian
 from nsgf.metrics import distances
 from nsgf.metrics.distances import (
-    compare_features,
     energy_distance,
     kernel_distance,
     nearest_images,
+    precision_and_recall,
     require_fidelity,
     w2,
-    w2_floor,
 )
 from nsgf.system.errors import UserError
 from tests.system.pretended_card import pretended_card
@@ -61,18 +58,6 @@ def test_w2_between_clouds_of_different_sizes_is_that_of_a_linear_program(far, u
 def test_samples_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="finite"):
         w2(torch.full((2, 2), torch.nan), torch.ones(2, 2))
-
-
-def test_floor_compares_two_different_draws():
-    floor = w2_floor(PointSampler(Gaussian((2,)), 0), 200)
-    assert 0.05 < floor < 0.6
-    assert w2_floor(PointSampler(Gaussian((2,)), 0), 2000) < floor
-
-
-def test_floor_of_images_compares_disjoint_halves():
-    """No image may stand in both halves: with ten different images no distance is zero."""
-    images = (torch.arange(10, dtype=torch.uint8) * 25).view(-1, 1, 1, 1)
-    assert w2_floor(ImageSampler(images, 0), 5) >= 25 / 127.5 * 0.99
 
 
 @pytest.mark.parametrize("flip", [False, True])
@@ -148,17 +133,17 @@ def test_precision_and_recall_of_known_points_on_cpu_and_card(monkeypatch):
         return cdist(x, y)
 
     monkeypatch.setattr(torch, "cdist", seen)
-    alone = compare_features(samples, real, torch.device("cpu"))
-    assert (alone["precision"], alone["recall"]) == (pytest.approx(4 / 5), pytest.approx(5 / 9))
+    alone = precision_and_recall(samples, real)
+    assert alone == pytest.approx((4 / 5, 5 / 9))
     assert places == {"cpu"}
     places.clear()
     with pretended_card(capability=(7, 5)):
-        assert compare_features(samples, real, torch.device("cuda")) == alone
+        assert precision_and_recall(samples.to("cuda"), real) == alone
     assert places == {"cuda"}
 
 
 @pytest.mark.gpu
 def test_card_and_cpu_agree_on_precision_and_recall():
     samples, real = torch.randn(3000, 64), torch.randn(2500, 64) + 0.1
-    cpu, card = (compare_features(samples, real, torch.device(name)) for name in ("cpu", "cuda"))
+    cpu, card = (precision_and_recall(samples.to(name), real) for name in ("cpu", "cuda"))
     assert card == pytest.approx(cpu, abs=2e-3)

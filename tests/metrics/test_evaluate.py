@@ -13,9 +13,10 @@ from sklearn.neighbors import NearestNeighbors
 
 from nsgf.data import Data
 from nsgf.data.images import to_unit_range
-from nsgf.metrics import distances, evaluate
+from nsgf.metrics import evaluate, measures
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.metrics.features import MEASURES
+from nsgf.metrics.measures import keys_of, measures_in
+from nsgf.metrics.yardstick import Yardstick
 from nsgf.report.page import report_run
 from nsgf.run.folder import results_folder
 from nsgf.sampling.sampler import FlowSampler, Samples
@@ -70,10 +71,10 @@ def test_measure_that_is_not_finite_is_saved_as_null(digits_run, monkeypatch):
 def test_copies_of_any_training_image_are_seen(monkeypatch):
     """And real images are measured as they are: against all others."""
     monkeypatch.setattr(evaluate, "NEAREST", 40)
-    measures = evaluate.Measures(shipped("digits/nsgf++"), torch.device("cpu"), print)
-    images = measures._data.images
+    config = shipped("digits/nsgf++")
+    images = Data(config.data, config.seed).images
     copies = to_unit_range(images)
-    found = measures._nearest(copies[-40:], images)
+    found = evaluate.nearest_real(config, copies[-40:], images)
     rows = copies.flatten(1).numpy()
     distances, _ = NearestNeighbors(n_neighbors=2).fit(rows).kneighbors(rows)
     assert found["nearest_real"] == 0
@@ -125,7 +126,7 @@ def test_missing_data_or_weights_are_refused_before_sampling(wrong, digits_run, 
         def missing(*_):
             raise UserError("nowhere.pth: No such file")
 
-        monkeypatch.setattr(evaluate, "Data", missing)
+        monkeypatch.setattr("nsgf.metrics.yardstick.Data", missing)
     config = with_features(config, "inception", inception_weights="nowhere.pth")
     with pytest.raises(UserError, match=r"nowhere\.pth: .*No such file"):
         evaluate_run(config, run)
@@ -152,7 +153,7 @@ def test_imagenet_measures_are_saved_with_floor_noise_and_checksum(digits_run, t
     config = replace(with_features(config, "auto"), out_dir=str(tmp_path))
     file, found = evaluate_run(config, run)
     assert strict(file) == found
-    for name in MEASURES:
+    for name in keys_of(measures_in("imagenet")):
         assert {name, f"{name}_floor", f"{name}_floor_std", f"{name}_noise"} <= found.keys()
     assert found["imagenet_frechet"] > found["imagenet_frechet_floor"]
     assert found["imagenet_samples"] == 16
@@ -185,11 +186,16 @@ def test_inception_measures_are_saved_with_their_conditions(digits_run, monkeypa
     assert len(said) == 3
 
 
+def watch_w2(monkeypatch, watch):
+    """Call a function in place of exact W2."""
+    own = [replace(one, compute=watch) for one in measures.MEASURES if one.is_slow]
+    monkeypatch.setattr(measures, "MEASURES", own)
+
+
 def test_repetitions_use_different_noise_and_targets(small, monkeypatch, tmp_path):
     """Their spread would be that of nothing."""
     config = small
     compared, cpu = [], torch.device("cpu")
-    measures = evaluate.Measures(config, cpu, print)
     monkeypatch.setattr(
         evaluate, "generate", lambda _, source, n, *__, **how: Samples(source.sample(n), 1)
     )
@@ -200,13 +206,12 @@ def test_repetitions_use_different_noise_and_targets(small, monkeypatch, tmp_pat
         compared.append((x, y))
         return 0.0
 
-    monkeypatch.setattr(evaluate, "w2", watch)
-    monkeypatch.setattr(evaluate, "w2_floor", lambda target, n: watch(target.sample(n), drawn[0]))
-    measures.w2_and_floor(drawn)
+    watch_w2(monkeypatch, watch)
+    evaluate.distances(config, Yardstick(config, cpu, print), drawn)
     assert len(drawn) == 3
     assert len(compared) == 6
-    clouds = [*drawn, *(y for _, y in compared[::2]), *(x for x, _ in compared[1::2])]
-    assert len({cloud.numpy().tobytes() for cloud in clouds}) == 9
+    clouds = [*drawn, *(y for _, y in compared[::2]), *(x for pair in compared[1::2] for x in pair)]
+    assert len({cloud.numpy().tobytes() for cloud in clouds}) == 12
     assert all(torch.equal(x, own) for (x, _), own in zip(compared[::2], drawn, strict=True))
 
 
@@ -239,7 +244,7 @@ def test_interrupted_evaluation_continues_with_the_saved_samples(
     with pytest.raises(KeyboardInterrupt):
         evaluate_run(config, run)
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate, "w2", interrupted)
+        watch_w2(patch, interrupted)
         with pytest.raises(KeyboardInterrupt):
             evaluate_run(config, run)
     (samples / ".drawn-other-settings").mkdir()
@@ -262,8 +267,8 @@ def test_standardised_w2_does_not_depend_on_the_unit_of_a_column(tmp_path):
     for unit in (1.0, 1000.0):
         np.save(file := tmp_path / f"{unit}.npy", rows * [unit, 1.0])
         config = shipped("points", f"--data.path={file}")
-        measures = evaluate.Measures(config, torch.device("cpu"), print)
-        found.append(measures.w2_and_floor([torch.full((30, 2), 0.5)]))
+        yardstick = Yardstick(config, torch.device("cpu"), print)
+        found.append(evaluate.distances(config, yardstick, [torch.full((30, 2), 0.5)]))
     for key in ("w2_standardised", "w2_standardised_floor"):
         assert found[1][key] == pytest.approx(found[0][key], rel=1e-5)
     assert found[1]["w2"] > 100 * found[0]["w2"]
@@ -274,11 +279,10 @@ def test_standardised_w2_does_not_depend_on_the_unit_of_a_column(tmp_path):
 def test_own_points_are_measured_in_file_units_on_disjoint_halves(own_data, monkeypatch):
     config = shipped("points", *own_data["points"])
     data, compared = Data(config.data, config.seed), []
-    for module in (evaluate, distances):
-        monkeypatch.setattr(module, "w2", lambda x, y: compared.append((x, y)) or 1.0)
+    watch_w2(monkeypatch, lambda x, y: compared.append((x, y)) or 1.0)
     samples = torch.randn(100, 3)
-    measures = evaluate.Measures(config, torch.device("cpu"), print)
-    measured = measures.w2_and_floor([samples, samples + 1, samples + 2])
+    yardstick = Yardstick(config, torch.device("cpu"), print)
+    measured = evaluate.distances(config, yardstick, [samples, samples + 1, samples + 2])
     assert measured["w2_samples"] == 20  # of 40
     rows = {tuple(row) for row in data.points.tolist()}
     own, floors = compared[0:6:2], compared[1:6:2]

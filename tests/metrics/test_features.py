@@ -12,8 +12,9 @@ from torchvision.transforms.functional import InterpolationMode, resize
 from nsgf.config.schema import DataConfig
 from nsgf.data import DATA_SETS
 from nsgf.data.images import to_unit_range
-from nsgf.metrics import features
-from nsgf.metrics.features import MEASURES, FeatureMetrics, ImageNet
+from nsgf.metrics import features, measures
+from nsgf.metrics.features import FeatureMetrics, ImageNet
+from nsgf.metrics.measures import Measure, keys_of, measures_in
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -47,11 +48,11 @@ def compared(monkeypatch) -> list[set[bytes]]:
     """Rows of the features that are compared, samples and reference in turn."""
     seen: list[set[bytes]] = []
 
-    def note(samples, real, device):
-        seen.extend({row.numpy().tobytes() for row in part} for part in (samples, real))
-        return dict.fromkeys(("fid", "precision", "recall"), 0.0)
+    def note(*pair):
+        seen.extend({row.numpy().tobytes() for row in part} for part in pair)
+        return 0.0
 
-    monkeypatch.setattr(features, "compare_features", note)
+    monkeypatch.setattr(measures, "MEASURES", [Measure({"watched": "↓"}, "imagenet", note)])
     return seen
 
 
@@ -115,7 +116,7 @@ def test_pictures_of_known_quality_are_put_in_order_by_each_measure(images, tmp_
     network.features = once
     assert disorder(network, tmp_path / "right", images) == set()
     network.features = shuffled
-    assert disorder(network, tmp_path / "wrong", images) >= set(MEASURES)
+    assert disorder(network, tmp_path / "wrong", images) >= set(keys_of(measures_in("imagenet")))
 
 
 @pytest.mark.e2e

@@ -1,6 +1,6 @@
 import pytest
 
-from nsgf.metrics.names import NAMES, describe, is_better_higher
+from nsgf.metrics.measures import MEASURES, describe, is_better_higher, is_measure, keys_of
 
 HIGHER = {"inception_score"} | {
     f"{group}{name}" for group in ("", "imagenet_") for name in ("precision", "recall")
@@ -18,8 +18,8 @@ def test_each_measure_has_a_name_with_its_direction():
         "1000 imagenet_kid",
         *HIGHER,
     }
-    assert {key for key in NAMES if NAMES[key].endswith(("↓", "↑"))} == measures
-    assert {key for key in NAMES if is_better_higher(key)} == HIGHER
+    assert set(filter(is_measure, keys_of(MEASURES))) == measures
+    assert set(filter(is_better_higher, keys_of(MEASURES))) == HIGHER
 
 
 @pytest.mark.parametrize("value", [1.5, None])

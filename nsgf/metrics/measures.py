@@ -1,0 +1,162 @@
+"""The measures of samples: one record each, for ``evaluate``, ``compare``, tables, pages and model
+cards.
+
+The files ``metrics.json`` and ``table.csv`` have the short keys; all else shows the titles.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from nsgf.metrics.distances import (
+    energy_distance,
+    frechet_distance,
+    inception_score,
+    kernel_distance,
+    precision_and_recall,
+    subset_kernel_distance,
+)
+from nsgf.sinkhorn.exact import w2
+
+Space = Literal["units", "standardised", "imagenet", "inception", "logits"]
+"""What is compared of samples and real data: their values in the units of the data; own points with
+standardised columns; the features of a network; the Inception network's logits of the samples."""
+Pairs = Mapping[Space, tuple[Tensor, Tensor]]
+"""Samples (N, ...) and real data (M, ...) in some of the spaces."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One function of samples and real data, which may return several values."""
+
+    titles: dict[str, str]
+    """Title of each value by key, with an arrow that shows whether higher or lower is better. A key
+    without a title describes the values before it."""
+    space: Space
+    compute: Callable[[Tensor, Tensor], float | Sequence[float]]
+    """Samples and real data to a value for each key."""
+    is_slow: bool = False
+    """Whether only the first ``evaluation.w2_samples`` samples are compared."""
+    is_evaluated: bool = True
+    """Whether ``evaluate`` computes it too."""
+
+
+MEASURES = [
+    Measure({"w2": "W2 ↓"}, "units", w2, is_slow=True),
+    Measure(
+        {"1000 energy": "1000 x energy distance ↓"},
+        "units",
+        lambda x, y: 1000 * energy_distance(x, y),
+        is_evaluated=False,
+    ),
+    Measure({"w2_standardised": "W2 of standardised columns ↓"}, "standardised", w2, is_slow=True),
+    Measure(
+        {"imagenet_frechet": "Fréchet distance, ImageNet features ↓"}, "imagenet", frechet_distance
+    ),
+    Measure(
+        {"1000 imagenet_kid": "1000 x KID, ImageNet features ↓"},
+        "imagenet",
+        lambda x, y: 1000 * kernel_distance(x, y),
+    ),
+    Measure(
+        {
+            "imagenet_precision": "precision, ImageNet features ↑",
+            "imagenet_recall": "recall, ImageNet features ↑",
+        },
+        "imagenet",
+        precision_and_recall,
+    ),
+    Measure({"fid": "FID ↓"}, "inception", frechet_distance),
+    Measure(
+        {
+            "precision": "precision, Inception features ↑",
+            "recall": "recall, Inception features ↑",
+        },
+        "inception",
+        precision_and_recall,
+    ),
+    Measure(
+        {"inception_score": "Inception score ↑", "inception_score_std": ""},
+        "logits",
+        inception_score,
+    ),
+    Measure(
+        {"kid": "KID ↓", "kid_std": "", "kid_subset_size": ""}, "inception", subset_kernel_distance
+    ),
+]
+"""All measures. ``compare`` has those in the features of ImageNet's network if it can, else those
+in the units of the data."""
+FLOORS = {"nearest_real": "nearest_real_among_real"}
+"""Keys of floors, for measures whose floor is not MEASURE_floor."""
+OTHER_TITLES = {
+    "nearest_real": "distance to nearest real image",
+    "w2_samples": "samples for W2",
+    "nfe": "NFE",
+    "expected_nfe": "NFE expected",
+}
+
+
+def measures_in(*spaces: Space) -> list[Measure]:
+    """Return the measures in these spaces."""
+    return [measure for measure in MEASURES if measure.space in spaces]
+
+
+def keys_of(measures: Sequence[Measure]) -> list[str]:
+    """Return the keys of all values."""
+    return [key for measure in measures for key in measure.titles]
+
+
+def compute(measures: Sequence[Measure], pairs: Pairs) -> dict[str, float]:
+    """Return the values of measures by key."""
+    found: dict[str, float] = {}
+    for measure in measures:
+        value = measure.compute(*pairs[measure.space])
+        values = value if isinstance(value, Sequence) else [value]
+        found |= dict(zip(measure.titles, values, strict=True))
+    return found
+
+
+def name_of(key: str) -> str:
+    """Return the title of a measure or description."""
+    titles = next((own.titles for own in MEASURES if key in own.titles), OTHER_TITLES)
+    return titles.get(key) or key.replace("_", " ")
+
+
+def is_better_higher(key: str) -> bool:
+    """Whether larger values of a measure are better."""
+    return name_of(key).endswith("↑")
+
+
+def is_measure(key: str) -> bool:
+    """Whether the key names a measure of quality, which may have a floor and a spread."""
+    return name_of(key).endswith(("↓", "↑")) or key in FLOORS
+
+
+def describe(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return key, value and floor of each line of ``metrics.json`` as text, with the spread over
+    draws; the floor is empty for lines without one."""
+    # in files of earlier versions "precision" may be the precision of sampling
+    metrics = {k: v for k, v in metrics.items() if not (is_measure(k) and isinstance(v, str))}
+    floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
+    beside = {f"{key}{end}" for key in (*floors, *floors.values()) for end in ("_std", "_noise")}
+    lines = []
+    for key in (key for key in metrics if key not in beside | set(floors.values())):
+        floor, noise = (_in_words(metrics, name) for name in (floors.get(key, ""), f"{key}_noise"))
+        lines.append(
+            (key, _in_words(metrics, key), f"{floor}; pure noise: {noise}" if noise else floor)
+        )
+    return lines
+
+
+def _in_words(metrics: dict[str, Any], key: str) -> str:
+    """Return a value, with its spread if it has one; empty if there is no such key."""
+    value, spread = metrics.get(key), metrics.get(f"{key}_std")
+    if key not in metrics:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" + (f" ± {spread:.2g}" if isinstance(spread, float) and spread else "")
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_in_words(value, name)}" for name in value)
+    return "not known" if value is None else str(value)

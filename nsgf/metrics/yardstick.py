@@ -1,0 +1,119 @@
+"""Measures samples of one data set for ``evaluate`` and ``compare``."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nsgf.config.schema import Config
+from nsgf.data import Data, Sampler
+from nsgf.metrics.distances import require_neighbours
+from nsgf.metrics.features import SPLITS, FeatureMetrics, ImageNet, pick_network
+from nsgf.metrics.measures import Measure, Space, compute, measures_in
+from nsgf.system.errors import UserError
+
+Place = tuple[int, int]
+"""(seed, draw)."""
+
+
+class Yardstick:
+    """The measures of one data set. Those of the registry that apply are computed in the space of
+    each: see :data:`nsgf.metrics.measures.Space`."""
+
+    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
+        """Load the data, and the network whose features are compared; ``log`` takes lines about it.
+        Raise UserError if data, a package or a weights file are missing or damaged."""
+        self._config, self._device, self._log = config, device, log
+        self.data = Data(config.data, config.seed)
+        self.network = None if self.data.images is None else pick_network(config.evaluation, log)
+        spaces: list[Space] = ["units"] if self.data.points is None else ["units", "standardised"]
+        self.distances = measures_in(*spaces)
+        """Measures of values, without features of a network."""
+
+    @cached_property
+    def features(self) -> FeatureMetrics | None:
+        """Measures in ImageNet's features; None for points and without that network."""
+        if self.data.images is None or not isinstance(self.network, ImageNet):
+            return None
+        where, own = Path(self._config.out_dir), self._config.data
+        return FeatureMetrics(self.network, own, self.data.images, where, self._device, self._log)
+
+    def real(self, space: Space, seed: int, *stream: str) -> Sampler:
+        """Return a sampler of the target in one of the spaces of values."""
+        data = self.data.with_seed(seed)
+        return (data.reference if space == "units" else data.target)(*stream)
+
+    def count(self, measure: Measure, n: int) -> int:
+        """Return how many of ``n`` samples a measure compares."""
+        return min(n, self._config.evaluation.w2_samples) if measure.is_slow else n
+
+    def distance(
+        self, measure: Measure, samples: Tensor, seed: int, *stream: str
+    ) -> dict[str, float]:
+        """Return a measure of values of samples (n, *shape), against as many real ones."""
+        x = samples[: self.count(measure, len(samples))]
+        real = self.real(measure.space, seed, *stream).sample(len(x))
+        own = self.data.in_units(x) if measure.space == "units" else x
+        return compute([measure], {measure.space: (own, real)})
+
+    # --- for ``compare`` ------------------------------------------------------------------------
+
+    @cached_property
+    def samples(self) -> int:
+        """Number of samples of each trial."""
+        limit = self.features.used if self.features else self.data.at_most_half
+        return limit(self._config.evaluation.num_samples)
+
+    def check_comparison(self) -> None:
+        """Raise UserError if there are too few samples, or the network is not ImageNet's."""
+        if self.network is not None:
+            if not isinstance(self.network, ImageNet):
+                raise UserError("evaluation.features = inception: must be imagenet to compare")
+            require_neighbours(self._config.evaluation.num_samples)
+        if self.samples < 2:
+            raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
+
+    @property
+    def compared(self) -> list[Measure]:
+        """The measures of a comparison."""
+        return measures_in("imagenet") if self.features else self.distances
+
+    def measure(
+        self, measures: Sequence[Measure], samples: Tensor, seed: int, draw: int
+    ) -> dict[str, float]:
+        """Return measures of samples (n, *shape) by key. Points are compared with a draw of the
+        target, images with the same real images in all draws."""
+        if self.features:
+            return self.features.measure(samples, measures)
+        stream = ("compare", str(draw))
+        return _union(self.distance(one, samples, seed, *stream) for one in measures)
+
+    def floor_places(self, places: Iterable[Place]) -> Iterable[Place]:
+        """Return the places of floors, given those of the measures. Splits of images do not depend
+        on the seed."""
+        return ((0, split) for split in range(SPLITS)) if self.features else places
+
+    def floor(self, measures: Sequence[Measure], seed: int, draw: int) -> dict[str, float]:
+        """Return the measures of equally many fresh samples of the target."""
+        if self.features:
+            return self.features.floor(self.samples, draw, measures)
+        return _union(self._floor(one, seed, str(draw)) for one in measures)
+
+    def _floor(self, measure: Measure, seed: int, draw: str) -> dict[str, float]:
+        n, real = self.count(measure, self.samples), self.real(measure.space, seed, "compare", draw)
+        if self.data.count is None:
+            others = self.real(measure.space, seed, "floor", draw).sample(n)
+        else:
+            others = real.at(range(self.samples, self.samples + n))  # disjoint
+        return compute([measure], {measure.space: (others, real.at(range(n)))})
+
+    @property
+    def noise(self) -> dict[str, float] | None:
+        """Measures of pure noise beside images; None for points."""
+        return None if self.features is None else self.features.noise
+
+
+def _union(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    return {key: value for part in parts for key, value in part.items()}
