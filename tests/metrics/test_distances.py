@@ -14,8 +14,8 @@ from nsgf.metrics.distances import (
     nearest_images,
     precision_and_recall,
     require_fidelity,
-    w2,
 )
+from nsgf.sinkhorn.exact import w2
 from nsgf.system.errors import UserError
 from tests.system.pretended_card import pretended_card
 
