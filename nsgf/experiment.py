@@ -73,7 +73,7 @@ def train(
     if run is None or not run.config_file.exists():  # an existing run works without its tracker
         require_tracker(config)
     prepare_environment(config.train)
-    device = pick_device(config.device, world.card)
+    device = pick_device(config.device)
     with ExitStack() as held:
         if run and world.is_main:
             try:

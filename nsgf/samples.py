@@ -93,7 +93,7 @@ def sample_run(
     world = world or World()
     place, is_folder = (None, False) if out is None else _output(out, config)
     arrays, grid, trajectory = (place,) * 3 if place else _result_files(config, run)
-    device = pick_device(config.device, world.card)
+    device = pick_device(config.device)
     sampler, updates = load_sampler(config, run, device)
     has_data = not (place or is_image_set(config.data.name))
     try:

@@ -72,7 +72,7 @@ def evaluate_run(
     folder, evaluation = ensure_writable(results_folder(config, run)), config.evaluation
     if is_image_set(config.data.name) and evaluation.features != "none":
         check_links(ensure_writable(Path(config.out_dir).expanduser() / ".features"))
-    device = pick_device(config.device, world.card)
+    device = pick_device(config.device)
     sampler, progress = load_sampler(config, run, device)
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"

@@ -32,13 +32,6 @@ class World:
     """Number of this process, 0 to size - 1."""
     size: int = 1
     """Number of processes."""
-    local_rank: int = 0
-    """Number of this process on its machine; also the number of its card."""
-
-    @property
-    def card(self) -> int | None:
-        """Number of this process's card; None for a single process (torch's current card)."""
-        return self.local_rank if self.size > 1 else None
 
     @property
     def is_main(self) -> bool:
@@ -98,7 +91,7 @@ def join(device: str) -> Iterator[World]:
     if not is_launched():
         yield World()
         return
-    rank, size, local = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, size = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE"))
     backend = "cpu:gloo,cuda:nccl" if take_card(device) else "gloo"
     try:
         distributed.init_process_group(backend, timeout=PATIENCE)
@@ -107,7 +100,7 @@ def join(device: str) -> Iterator[World]:
             f"torchrun: the processes cannot meet ({one_line(error)}); start them with torchrun, "
             "or unset WORLD_SIZE"
         ) from error
-    yield (world := World(rank, size, local))
+    yield (world := World(rank, size))
     # skipped after an error: other processes may wait for this one until it ends
     if local_processes(size) < size:  # on several machines
         with suppress(RuntimeError):  # another process failed and reports this

@@ -19,12 +19,12 @@ def device_name(device: object) -> object:
     return str(device) if isinstance(device, torch.device) else device
 
 
-def pick_device(name: str, card: int | None = None) -> torch.device:
+def pick_device(name: str) -> torch.device:
     """Return the device that ``name`` (auto, cpu, cuda, cuda:N) selects.
 
-    A selected card becomes torch's current card. auto and cuda select ``card``; None: the current
-    card. auto skips a card that torch cannot use. Raise UserError if the device does not exist, or
-    this build of torch has no code for it."""
+    A selected card becomes torch's current card. auto and cuda select the current card, which
+    among several processes is the process's own; auto skips a card that torch cannot use. Raise
+    UserError if the device does not exist, or this build of torch has no code for it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and not _unusable_card() else "cpu"
     device = torch.device(name)
@@ -35,7 +35,7 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
             f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; use auto"
         )
     if device.index is None:  # some functions of torch need a number
-        device = torch.device("cuda", torch.cuda.current_device() if card is None else card)
+        device = torch.device("cuda", torch.cuda.current_device())
     if problem := _kernel_problem(device):
         raise UserError(f"device = {name}: {problem}; or use cpu")
     torch.cuda.set_device(device)  # for streams, events and memory that name no device

@@ -8,6 +8,7 @@ import psutil
 import pytest
 import torch
 
+from nsgf.system.distributed import take_card
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import (
     _unusable_card,
@@ -114,12 +115,18 @@ def test_card_that_torch_cannot_use_is_mentioned(monkeypatch, tmp_path):
 
 
 def test_cards_have_numbers_and_become_the_current_one(monkeypatch):
-    """auto and cuda mean a process's own card, or torch's current one; a named card that one."""
-    current = []
-    pretend(monkeypatch, cards=3, set_device=lambda device: current.append(device.index))
-    wanted = (("auto",), ("cuda",), ("auto", 1), ("cuda", 0), ("cuda:1",), ("cuda:1", 0))
-    picked = [pick_device(*arguments) for arguments in wanted]
-    assert [device.index for device in picked] == current == [2, 2, 1, 0, 1, 1]
+    """auto and cuda mean torch's current card, which a process of torchrun sets to its own."""
+    used = [2]
+    fakes = {"set_device": lambda card: used.append(getattr(card, "index", card))}
+    pretend(monkeypatch, 3, **fakes, current_device=lambda: used[-1])
+    assert [pick_device(name).index for name in ("auto", "cuda", "cuda:1")] == [2, 2, 1]
+    assert used == [2, 2, 2, 1]
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert take_card("auto")
+    assert pick_device("cuda").index == 0
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(UserError, match="process 4 on a machine with 3 CUDA devices"):
+        take_card("cuda")
 
 
 def test_peak_memory_keeps_the_highest():
