@@ -14,7 +14,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.data.images import IMAGE_SETS, ImageSet
 from nsgf.data.own import Inspection, TableSet, inspect_points, read_found, read_points
 from nsgf.data.own_images import image_set, inspect_images
-from nsgf.data.points import POINT_SETS, Gaussian, PointSet, RandomIndices, Times
+from nsgf.data.points import INDICES, POINT_SETS, TIMES, Gaussian, PointSet
 from nsgf.data.samplers import (
     ClassSampler,
     ImageSampler,
@@ -28,7 +28,7 @@ from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, make_generator
 
 __all__ = ["ClassSampler", "ImageSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler"]
-__all__ += ["ImageSet", "PointSet", "RandomIndices", "TableSet", "Times"]
+__all__ += ["INDICES", "TIMES", "ImageSet", "PointSet", "TableSet"]
 __all__ += ["class_labels", "in_units"]
 
 DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}

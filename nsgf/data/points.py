@@ -23,24 +23,6 @@ class Gaussian:
         return torch.randn((n, *self.shape), generator=generator)
 
 
-class Times:
-    """Times t ~ U[0, 1)."""
-
-    shape: tuple[int, ...] = ()
-
-    def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        return torch.rand(n, generator=generator)
-
-
-class RandomIndices:
-    """Uniform integers in [0, 2^62), to be taken modulo any N.  int64"""
-
-    shape: tuple[int, ...] = ()
-
-    def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(2**62, (n,), generator=generator)
-
-
 @dataclass(frozen=True)
 class PointSet:
     """A distribution of points."""
@@ -55,8 +37,10 @@ class PointSet:
     """Settings of the section ``data`` that have an effect, besides ``name``."""
 
 
-Distribution = Gaussian | Times | RandomIndices | PointSet
-"""Anything with ``shape`` (of one sample) and ``draw(n, generator)``, which returns (n, *shape)."""
+TIMES = PointSet("times", lambda n, generator: torch.rand(n, generator=generator), ())
+"""Times t ~ U[0, 1)."""
+INDICES = PointSet("indices", lambda n, made_by: torch.randint(2**62, (n,), generator=made_by), ())
+"""Uniform integers in [0, 2^62), to be taken modulo any N.  int64"""
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nsgf.data.images import to_unit_range
-from nsgf.data.points import Distribution, Times
+from nsgf.data.points import TIMES, Gaussian, PointSet
 from nsgf.system.seeding import make_generator
 
 BLOCK = 256
@@ -43,7 +43,7 @@ class Sampler(ABC):
 class PointSampler(Sampler):
     """Independent draws from a distribution."""
 
-    def __init__(self, distribution: Distribution, seed: int) -> None:
+    def __init__(self, distribution: Gaussian | PointSet, seed: int) -> None:
         self.shape = distribution.shape
         self._distribution = distribution
         self._seed = seed
@@ -142,7 +142,7 @@ class LabelDropout:
     """Drop labels at random, so that the network also learns to work without labels."""
 
     def __init__(self, classes: int, seed: int) -> None:
-        self._classes, self._coins = classes, PointSampler(Times(), seed)
+        self._classes, self._coins = classes, PointSampler(TIMES, seed)
 
     def at(self, positions: range) -> tuple[Tensor, ...]:
         """Return labels of the samples at these positions, (n,), where sample i has class i mod K;

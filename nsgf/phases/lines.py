@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
+from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.models import OwnNetwork, time_network
 from nsgf.models.affine import AffineStartNetwork
@@ -53,7 +53,7 @@ class LineTask(Task):
 
     def __init__(self, model: nn.Module, pairs: PairSource, seed: int, classes: int = 0) -> None:
         self.model, self._pairs = model, pairs
-        self._times = PointSampler(Times(), derive_seed(seed, "times"))
+        self._times = PointSampler(TIMES, derive_seed(seed, "times"))
         self._labels = LabelDropout(classes, derive_seed(seed, "labels"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config
 from nsgf.data import (
+    INDICES,
     Data,
     LabelDropout,
     PointSampler,
-    RandomIndices,
     class_labels,
     data_shape,
 )
@@ -41,7 +41,7 @@ class NSGFTask(Task):
         reads_disk: bool = False,
     ) -> None:
         self.model, self.pool, self.reads_disk = model, pool, reads_disk
-        self._indices = PointSampler(RandomIndices(), derive_seed(seed, "nsgf", "batches"))
+        self._indices = PointSampler(INDICES, derive_seed(seed, "nsgf", "batches"))
         self._labels = labels
         self._dropout = LabelDropout(classes, derive_seed(seed, "nsgf", "labels"))
 

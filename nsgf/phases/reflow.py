@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, PointSampler, RandomIndices
+from nsgf.data import INDICES, Data, PointSampler
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.lines import NSFTask, load_euler_steps
@@ -36,7 +36,7 @@ class StoredPairs:
     def __init__(self, starts: Tensor, ends: Tensor, seed: int) -> None:
         """``starts`` and ``ends``: each (N, *shape), on the CPU."""
         self._ends = starts, ends
-        self._indices = PointSampler(RandomIndices(), derive_seed(seed, "pairs"))
+        self._indices = PointSampler(INDICES, derive_seed(seed, "pairs"))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
         """Return Z0 and Z1 at these positions, each (B, *shape)."""

@@ -67,12 +67,9 @@ class SolverReport:
 
 
 class FlowSolver(Protocol):
-    """Compute the velocity of the Sinkhorn gradient flow, and run flows with it."""
+    """Run Sinkhorn gradient flows."""
 
     report: SolverReport
-
-    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the velocity of particles x (N, *shape) towards y (M, *shape), in x's type."""
 
     def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
         """Run Algorithm 1 for B independent flows: X^{t+1} = X^t + eta_t v(X^t), eta_t in etas.

@@ -79,10 +79,6 @@ class BatchedSolver:
         self._tolerance, self._cap = config.tolerance, max_iterations
         self.report = SolverReport()
 
-    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
-        return self.solve(x.unsqueeze(0), y.unsqueeze(0)).velocity.view(x.shape).to(x.dtype)
-
     @torch.no_grad()
     def solve(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
         """Solve one step of B flows, particles (B, N, *shape) and targets (B, M, *shape).

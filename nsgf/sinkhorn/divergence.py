@@ -23,7 +23,6 @@ from nsgf.sinkhorn.base import (
     SolverReport,
     as_clouds,
     box_diameter,
-    full_precision,
     half_squared_distances,
     positive_number,
     to_tensor,
@@ -72,8 +71,7 @@ def sinkhorn_velocity(
     """
     with torch.no_grad():
         x, clouds, blur, solver = _checked(x, y, blur, tolerance, max_iterations)
-        with full_precision(x.device):
-            velocity = solver.solve_centred(*clouds).velocity * blur
+        velocity = solver.solve_centred(*clouds).velocity * blur
     _warn(solver.report)
     return velocity.view(x.shape).to(x.dtype)
 
@@ -110,15 +108,14 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, solver: BatchedSolver) -> Tensor:
-        with full_precision(x.device):
-            solution = solver.solve_centred(x, y)
-            projected_y, own_y, _ = solver.self_projection(y)
-            value, f = _dual(x, y, solution.g)
-            value -= 0.5 * (_dual(x, x, solution.self_potential)[0] + _dual(y, y, own_y)[0])
-            v_y = projected_y
-            if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
-                plan = torch.softmax(f.float().unsqueeze(1) - half_squared_distances(y, x), 2)
-                v_y = plan @ x - projected_y
+        solution = solver.solve_centred(x, y)
+        projected_y, own_y, _ = solver.self_projection(y)
+        value, f = _dual(x, y, solution.g)
+        value -= 0.5 * (_dual(x, x, solution.self_potential)[0] + _dual(y, y, own_y)[0])
+        v_y = projected_y
+        if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
+            plan = torch.softmax(f.float().unsqueeze(1) - half_squared_distances(y, x), 2)
+            v_y = plan @ x - projected_y
         ctx.save_for_backward(solution.velocity, v_y)
         return value
 

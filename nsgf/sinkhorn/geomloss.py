@@ -21,24 +21,24 @@ class GeomlossSolver:
         self._loss = SamplesLoss("sinkhorn", potentials=True, backend="tensorized", **settings)
         self.report = SolverReport()
 
-    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
-        flat_x, flat_y = (z.squeeze(0) for z in as_clouds(x.unsqueeze(0), y.unsqueeze(0)))
-        self.report.solves += 1
-        if float(box_diameter(flat_x, flat_y)) == 0.0:  # all points are equal
-            return torch.zeros_like(x)
-        with full_precision(x.device), torch.enable_grad():
-            flat_x = flat_x.detach().requires_grad_(True)
-            potential, _ = self._loss(flat_x, flat_y.detach())
-            (gradient,) = torch.autograd.grad(potential.sum(), flat_x)
-        return -gradient.view(x.shape).to(x.dtype)
-
     def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
         """Return the positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
         flat_x, flat_y = as_clouds(x, y)
         self.report.flows += len(x)
         positions = flat_x.unsqueeze(2).repeat(1, 1, len(etas) + 1, 1)
-        for path, targets in zip(positions, flat_y, strict=True):
-            for t, eta in enumerate(etas):
-                path[:, t + 1] = path[:, t] + eta * self.velocity(path[:, t], targets)
+        with full_precision(x.device):
+            for path, targets in zip(positions, flat_y, strict=True):
+                for t, eta in enumerate(etas):
+                    path[:, t + 1] = path[:, t] + eta * self._velocity(path[:, t], targets)
         return positions.unflatten(3, x.shape[2:])
+
+    def _velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the velocity of particles (N, D) towards targets (M, D)."""
+        self.report.solves += 1
+        if float(box_diameter(x, y)) == 0.0:  # all points are equal
+            return torch.zeros_like(x)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            potential, _ = self._loss(x, y.detach())
+            (gradient,) = torch.autograd.grad(potential.sum(), x)
+        return -gradient

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from nsgf.data import (
+    INDICES,
+    TIMES,
     ClassSampler,
     Data,
     ImageSampler,
     LabelDropout,
     PointSampler,
-    RandomIndices,
     RowSampler,
-    Times,
     class_labels,
 )
 from nsgf.data.images import ImageSet, to_unit_range
@@ -67,7 +67,7 @@ def test_stream_does_not_depend_on_batch_sizes(make):
     assert torch.equal(sampler.sample(20), whole[30:50])
 
 
-@pytest.mark.parametrize(("law", "low", "high"), [(Times(), 0, 1), (RandomIndices(), 0, 2**62)])
+@pytest.mark.parametrize(("law", "low", "high"), [(TIMES, 0, 1), (INDICES, 0, 2**62)])
 def test_times_and_indices_fill_their_range(law, low, high):
     draws = PointSampler(law, seed=1).sample(4000).double()
     assert draws.shape == (4000,)

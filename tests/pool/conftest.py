@@ -38,9 +38,6 @@ class HalfWay:
         self.calls: list[int] = []
         self.fail_at, self.unconverged, self.room = fail_at, unconverged, room
 
-    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
-        return y - x
-
     def flows(self, x: Tensor, y: Tensor, etas: list[float]) -> Tensor:
         if len(self.calls) == self.fail_at:
             raise Killed

@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsgf.data import RandomIndices
+from nsgf.data import INDICES
 from nsgf.pool import TrajectoryPool
 from nsgf.system.errors import UserError
 
 
 def indices(n: int) -> Tensor:
-    return RandomIndices().draw(n, torch.Generator().manual_seed(0))
+    return INDICES.draw(n, torch.Generator().manual_seed(0))
 
 
 def counting_pool(dtype: torch.dtype = torch.float32) -> TrajectoryPool:

@@ -10,11 +10,18 @@ import math
 import torch
 from torch import Tensor
 
+from nsgf.sinkhorn import FlowSolver
+
 
 def velocity(x: Tensor, y: Tensor, blur: float) -> Tensor:
     """v_i = (sum_j P_ij y_j - sum_j Q_ij x_j) / row sums, x (N, D), y (M, D).  (N, D), float64"""
     x, y = x.double(), y.double()
     return plan(x, y, blur) @ y - plan(x, x, blur) @ x
+
+
+def first_velocity(solver: FlowSolver, x: Tensor, y: Tensor) -> Tensor:
+    """Velocity of particles x (N, *shape) in the first step of a solver's flow.  float32"""
+    return solver.flows(x[None], y[None], [1.0])[0, :, 1] - x.float()
 
 
 def velocity_and_divergence(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, float]:

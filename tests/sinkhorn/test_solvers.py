@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn import FlowSolver, build_solver
+from tests.sinkhorn.reference import first_velocity
 
 pytestmark = pytest.mark.parametrize("solver", ["batched", "geomloss"])
 
@@ -63,7 +64,7 @@ def test_velocity_agrees_with_pot_where_annealing_converges(solver, n, m, shape,
     1/n taken for 1/m."""
     x, y = clouds(n, shape, m)
     expected = velocity_by_pot(n, shape, blur, m)
-    assert relative_error(build(solver, blur, 0.95).velocity(x, y), expected) < tolerance
+    assert relative_error(first_velocity(build(solver, blur, 0.95), x, y), expected) < tolerance
 
 
 def test_flows_step_by_eta_times_velocity(solver):
@@ -78,7 +79,7 @@ def test_flows_step_by_eta_times_velocity(solver):
     assert (flows.report.flows, flows.report.solves, flows.report.unconverged) == (3, 9, 0)
     for flow, targets in zip(positions, y, strict=True):
         for t, eta in enumerate(etas):
-            v = flows.velocity(flow[:, t], targets)
+            v = first_velocity(flows, flow[:, t], targets)
             torch.testing.assert_close((flow[:, t + 1] - flow[:, t]) / eta, v, atol=0.02, rtol=0.01)
 
 
@@ -95,7 +96,7 @@ def test_matrix_products_are_full_float32(solver):
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         with Spy():
-            build(solver).velocity(*clouds(8, (2,)))
+            first_velocity(build(solver), *clouds(8, (2,)))
         assert torch.backends.cuda.matmul.allow_tf32
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -106,9 +107,6 @@ def test_matrix_products_are_full_float32(solver):
 def test_half_precision_is_computed_in_float32(solver):
     x, y = (z.half() for z in clouds(32, (2,)))
     own = build(solver)
-    v, expected = own.velocity(x, y), own.velocity(x.float(), y.float())
-    assert v.dtype == torch.float16
-    torch.testing.assert_close(v.float(), expected, atol=1e-3, rtol=1e-3)
     positions = own.flows(x[None], y[None], [0.5] * 2)
     assert positions.dtype == torch.float32
     torch.testing.assert_close(positions, own.flows(x[None].float(), y[None].float(), [0.5] * 2))
@@ -116,15 +114,15 @@ def test_half_precision_is_computed_in_float32(solver):
 
 def test_autocast_and_no_grad_change_nothing(solver):
     x, y = clouds(32, (3, 32, 32))
-    expected = build(solver).velocity(x, y)
+    expected = first_velocity(build(solver), x, y)
     assert (expected.shape, expected.dtype, expected.requires_grad) == (x.shape, x.dtype, False)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        assert torch.equal(build(solver).velocity(x, y), expected)
+        assert torch.equal(first_velocity(build(solver), x, y), expected)
 
 
 def test_single_point_rests(solver):
     x = torch.ones(4, 3)
-    assert not build(solver).velocity(x, x[:2]).any()
+    assert not first_velocity(build(solver), x, x[:2]).any()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,5 @@ def test_single_point_rests(solver):
     ],
 )
 def test_clouds_that_do_not_go_together_are_refused(solver, x, y, words):
-    with pytest.raises(ValueError, match=words):
-        build(solver).velocity(x, y)
     with pytest.raises(ValueError, match=words):
         build(solver).flows(x[None], y[None], [0.1])
