@@ -76,21 +76,6 @@ def test_pool_that_does_not_fit_names_the_number_of_flows_that_does(storage, dty
         plan_pool(with_pool(config, num_batches=fitting + 2), CIFAR, CPU)
 
 
-@pytest.mark.parametrize(("storage", "share"), [("memory", 0.85), ("disk", 0.95)])
-def test_a_part_of_what_is_free_stays_free(config, storage, share, free):
-    """What is left is for networks and batches, or for checkpoints."""
-    chosen = with_pool(config, storage=storage, dtype="float32", num_batches=1000, build_batch=2)
-    needed = pool_bytes(chosen, (2,), "float32")
-    if storage == "memory":
-        needed += flow_bytes(chosen, (2,))  # half of each of two
-    enough, other = int(needed / share) + 2, 0 if storage == "memory" else GB
-    free(other or enough, enough)
-    plan_pool(chosen, (2,), CPU)
-    free(other or enough - 4, enough - 4)
-    with pytest.raises(UserError, match=r"pool\.num_batches"):
-        plan_pool(chosen, (2,), CPU)
-
-
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_flows_of_a_hundred_thousand_particles_are_refused(storage, free):
     config = with_clouds(with_pool(shipped("2d"), storage=storage, num_batches=1), 100_000)

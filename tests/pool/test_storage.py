@@ -104,7 +104,6 @@ def test_all_parts_of_a_pool_are_dropped_and_keep_their_headers(disk, folder):
     ("section", "key", "before", "after"),
     [
         ("flow", "eta", 0.2, 0.25),
-        ("sinkhorn", "blur", 0.25, 0.75),
         ("sinkhorn", "target_batch", None, 12),
         ("data", "name", "8gaussians", "moons"),
         ("pool", "num_batches", 7, 6),

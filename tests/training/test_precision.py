@@ -7,7 +7,6 @@ from nsgf.__main__ import configure_allocator
 from nsgf.config.schema import Config, OptimConfig, TrainConfig
 from nsgf.system.errors import UserError
 from nsgf.training.precision import (
-    device_settings,
     pick_precision,
     prepare_environment,
     sampling_precision,
@@ -53,17 +52,6 @@ def test_sampling_precision_is_that_of_the_run_or_float32(monkeypatch, capabilit
         assert sampling_precision(config, device) == expected
         config.sampling.solver = "dopri5"  # which measures its error
         assert sampling_precision(config, device) == "fp32"
-
-
-def test_device_settings_apply_only_inside_the_context():
-    def now():
-        cudnn = torch.backends.cudnn
-        return cudnn.benchmark, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-
-    before = now()
-    with device_settings():
-        assert now() == (True, True, True)
-    assert now() == before
 
 
 @pytest.mark.parametrize(
