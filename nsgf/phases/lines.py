@@ -6,7 +6,7 @@ Shapes: B batch, *shape one sample.
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,34 @@ Transport = Callable[..., Tensor]
 """Maps starts (n, *shape), and labels (n,) if there are classes, to ends (n, *shape); no grad."""
 
 
-class PairSource(Protocol):
-    """A stream of starts X0 and ends X1."""
+class Pairs:
+    """Pairs of starts X0 and ends X1: independent, or optimally paired on ``device`` within groups
+    of ``group`` successive samples.
+
+    Pair i depends only on the streams and i, not on batches or processes, because a group is always
+    paired as a whole.
+    """
+
+    def __init__(
+        self, source: Sampler, target: Sampler, device: torch.device, group: int | None = None
+    ) -> None:
+        self._source, self._target, self._device = source, target, device
+        self._group = group
+        self._number, self._paired = -1, (torch.empty(0), torch.empty(0))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
-        """Return X0 and X1 at these positions, each (B, *shape)."""
+        """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
+        if self._group is None:
+            return self._source.at(positions), self._target.at(positions)
+        starts, ends = [], []
+        for number, cut in pages(positions, self._group):
+            if number != self._number:  # the last group is kept, since batches visit them in order
+                whole = range(number * self._group, (number + 1) * self._group)
+                start, end = (s.at(whole).to(self._device) for s in (self._source, self._target))
+                self._paired, self._number = (start, end[optimal_pairs(start, end)]), number
+            starts.append(self._paired[0][cut])
+            ends.append(self._paired[1][cut])
+        return torch.cat(starts), torch.cat(ends)
 
 
 class LineTask(Task):
@@ -51,7 +74,7 @@ class LineTask(Task):
     With K classes, line i has class i mod K: X1 is of this class, and NSGF steps get it as label.
     """
 
-    def __init__(self, model: nn.Module, pairs: PairSource, seed: int, classes: int = 0) -> None:
+    def __init__(self, model: nn.Module, pairs: Pairs, seed: int, classes: int = 0) -> None:
         self.model, self._pairs = model, pairs
         self._times = PointSampler(TIMES, derive_seed(seed, "times"))
         self._labels = LabelDropout(classes, derive_seed(seed, "labels"))
@@ -154,41 +177,6 @@ class Predictor(NSF):
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.nsf.source == "nsgf" else ()
-
-
-class Pairs:
-    """Pairs of starts X0 and ends X1: independent, or optimally paired on ``device`` within groups
-    of ``group`` successive samples.
-
-    Pair i depends only on the streams and i, not on batches or processes, because a group is always
-    paired as a whole.
-    """
-
-    def __init__(
-        self, source: Sampler, target: Sampler, device: torch.device, group: int | None = None
-    ) -> None:
-        self._source, self._target, self._device = source, target, device
-        self._group = group
-        self._number, self._paired = -1, (torch.empty(0), torch.empty(0))
-
-    def at(self, positions: range) -> tuple[Tensor, Tensor]:
-        """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
-        if self._group is None:
-            return self._source.at(positions), self._target.at(positions)
-        parts = []
-        for number, cut in pages(positions, self._group):
-            start, end = self._pair_group(number, self._group)
-            parts.append((start[cut], end[cut]))
-        starts, ends = zip(*parts, strict=True)
-        return torch.cat(starts), torch.cat(ends)
-
-    def _pair_group(self, number: int, size: int) -> tuple[Tensor, Tensor]:
-        """Pair a group; the last one is cached, since batches visit groups in order."""
-        if number != self._number:
-            whole = range(number * size, (number + 1) * size)
-            start, end = (s.at(whole).to(self._device) for s in (self._source, self._target))
-            self._paired, self._number = (start, end[optimal_pairs(start, end)]), number
-        return self._paired
 
 
 def make_pairs(

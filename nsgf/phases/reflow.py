@@ -14,7 +14,7 @@ from nsgf.config.schema import Config
 from nsgf.data import INDICES, Data, PointSampler
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.flow_matching import Peer
-from nsgf.phases.lines import NSFTask, load_euler_steps
+from nsgf.phases.lines import NSFTask, Pairs, load_euler_steps
 from nsgf.run.progress import count_progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
@@ -30,7 +30,7 @@ TRIAL_PATHS = 64
 """Number of paths in a trial (``nsgf preflight``)."""
 
 
-class StoredPairs:
+class StoredPairs(Pairs):
     """Starts Z0 and ends Z1 of trained paths, in random order."""
 
     def __init__(self, starts: Tensor, ends: Tensor, seed: int) -> None:
@@ -39,7 +39,6 @@ class StoredPairs:
         self._indices = PointSampler(INDICES, derive_seed(seed, "pairs"))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
-        """Return Z0 and Z1 at these positions, each (B, *shape)."""
         index = self._indices.at(positions) % len(self._ends[0])
         start, end = (part.index_select(0, index) for part in self._ends)
         return start, end

@@ -59,7 +59,11 @@ def generate(
     cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
     # identifies weights, settings and noise of a batch file
     origin = f"{folder.parent.name}/{folder.name} {_fingerprint(sampler)}" if folder else ""
-    if folder and world.is_main and (done := _read_batches(folder, len(cuts), origin)):
+    for number in range(len(cuts)) if folder and world.is_main else ():
+        batch = store.find(folder / f"{number}.pt", dict, lambda _: None)  # type: ignore[operator]
+        if batch and batch.pop("origin", None) == f"{origin} {number}":
+            done[number] = batch
+    if done:
         show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
     missing = world.agree([number for number in range(len(cuts)) if number not in done])
     own = missing[world.rank :: world.size]
@@ -78,7 +82,13 @@ def generate(
         done |= others
     if not world.is_main:
         return Samples(x=torch.empty(0, *source.shape), nfe=0)
-    return _joined([done[number] for number in range(len(cuts))], n)
+    batches = [done[number] for number in range(len(cuts))]
+    whole: dict[str, Any] = {
+        name: torch.cat([batch[name] for batch in batches])
+        for name in {"x", "tau", "labels", "pixels"} & set(batches[0])
+    }
+    nfe = sum(float(batch["evaluations"]) for batch in batches) / n
+    return Samples(nfe=nfe, finite=all(bool(batch["finite"]) for batch in batches), **whole)
 
 
 def _batch(part: Samples, keep: int | None) -> Batch:
@@ -88,13 +98,6 @@ def _batch(part: Samples, keep: int | None) -> Batch:
     found = {name: tensor.cpu().clone() for name, tensor in tensors.items() if tensor is not None}
     calls = torch.tensor(part.nfe * len(part.x), dtype=torch.float64)
     return found | {"finite": part.x.isfinite().all().cpu(), "evaluations": calls}
-
-
-def _joined(batches: list[Batch], n: int) -> Samples:
-    names = {"x", "tau", "labels", "pixels"} & set(batches[0])
-    whole: dict[str, Any] = {name: torch.cat([batch[name] for batch in batches]) for name in names}
-    nfe = sum(float(batch["evaluations"]) for batch in batches) / n
-    return Samples(nfe=nfe, finite=all(bool(batch["finite"]) for batch in batches), **whole)
 
 
 def batch_folder(
@@ -118,13 +121,3 @@ def _fingerprint(sampler: FlowSampler) -> str:
                 digest.update(name.encode())
                 digest.update(tensor.cpu().flatten().view(torch.uint8).numpy())  # numpy has no bf16
     return digest.hexdigest()
-
-
-def _read_batches(folder: Path, count: int, origin: str) -> dict[int, Batch]:
-    """Return the valid batches of this origin in the folder, by number."""
-    found = {}
-    for number in range(count):
-        batch = store.find(folder / f"{number}.pt", dict, lambda _: None)
-        if batch and batch.pop("origin", None) == f"{origin} {number}":
-            found[number] = batch
-    return found

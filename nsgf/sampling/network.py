@@ -42,29 +42,25 @@ class InferenceNetwork(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the network's output (B, ...) for inputs (B, ...). Raise UserError if the card's
         memory is too small for a single sample."""
-        size = together = min(len(inputs[0]), self._most or len(inputs[0]))
-        while (answer := self._answer(inputs, together)) is None:
-            if together <= 1:
-                raise UserError(
-                    "the card's memory is full, even with one sample at a time; stop other "
-                    f"programs on it, or use {suggest('device', 'cpu')}"
-                )
-            together = -(-together // 2)
+        most = together = min(len(inputs[0]), self._most or len(inputs[0]))
+        while True:
+            parts = zip(*(part.split(max(1, together)) for part in inputs), strict=True)
+            try:
+                with precision_context(self.precision, self._device):
+                    answers = [self.model(*part).float() for part in parts]
+                break
+            except torch.cuda.OutOfMemoryError as error:
+                if together <= 1:
+                    raise UserError(
+                        "the card's memory is full, even with one sample at a time; stop other "
+                        f"programs on it, or use {suggest('device', 'cpu')}"
+                    ) from error
+            together = -(-together // 2)  # the end of the handler has freed its tensors
             torch.cuda.empty_cache()
-        if together < size:
+        if together < most:
             self._most = together
             self._log(
                 f"the card's memory is full with {len(inputs[0])} samples at a time; continuing "
                 f"with {together} at a time"
             )
-        return answer
-
-    def _answer(self, inputs: tuple[Tensor, ...], size: int) -> Tensor | None:
-        """Return the output, computed for ``size`` samples at a time; None if memory is full."""
-        parts = zip(*(part.split(max(1, size)) for part in inputs), strict=True)
-        try:
-            with precision_context(self.precision, self._device):
-                answers = [self.model(*part).float() for part in parts]
-            return answers[0] if len(answers) == 1 else torch.cat(answers)
-        except torch.cuda.OutOfMemoryError:
-            return None  # frees the exception and its tensors before the next try
+        return answers[0] if len(answers) == 1 else torch.cat(answers)

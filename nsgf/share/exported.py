@@ -138,7 +138,16 @@ class ExportedRun(SharedRun):
         texts = find_contradictions(nest(self._saved), config, frozen)
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
-        state = self._state(file)
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise UserError(f"{file} cannot be read ({cause(error)}); export it again") from error
+        if checksum(content) != self._sums.get(file.name):
+            raise UserError(f"{file} is damaged: it does not fit its checksum in {CONFIG_FILE}")
+        try:
+            state = load_tensors(content)
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            raise UserError(f"{file} cannot be read ({one_line(error)})") from error
         for key, part in state.items():  # of an export with --half
             state[key] = part.float() if part.dtype == torch.float16 else part
         network = outline(phase, config, self.network)
@@ -149,18 +158,6 @@ class ExportedRun(SharedRun):
         model = restored_network(phase, config, state, device, self.network)
         precision = supported_precision(config.train.precision, device)
         return TrainedNetwork(model, str(self._updates.get(phase.name)), precision)
-
-    def _state(self, file: Path) -> dict[str, Tensor]:
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise UserError(f"{file} cannot be read ({cause(error)}); export it again") from error
-        if checksum(content) != self._sums.get(file.name):
-            raise UserError(f"{file} is damaged: it does not fit its checksum in {CONFIG_FILE}")
-        try:
-            return load_tensors(content)
-        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-            raise UserError(f"{file} cannot be read ({one_line(error)})") from error
 
 
 def misfit(state: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
