@@ -35,12 +35,10 @@ class NSGFTask(Task):
         model: nn.Module,
         pool: TrajectoryPool,
         seed: int,
-        *,
         labels: Tensor | None = None,
         classes: int = 0,
-        reads_disk: bool = False,
     ) -> None:
-        self.model, self.pool, self.reads_disk = model, pool, reads_disk
+        self.model, self.pool = model, pool
         self._indices = PointSampler(INDICES, derive_seed(seed, "nsgf", "batches"))
         self._labels = labels
         self._dropout = LabelDropout(classes, derive_seed(seed, "nsgf", "labels"))
@@ -70,14 +68,11 @@ class NSGF(Phase):
         target = data.target_by_class("pool", run=config.sinkhorn.targets)
         pool = build_pool(session, data.source("pool"), target)
         release_memory(session.device)
-        return NSGFTask(
-            starting_network(self, session),
-            pool,
-            config.seed,
-            labels=flow_labels(session, data.classes) if data.classes else None,
-            classes=data.classes,
-            reads_disk=config.pool.storage == "disk",
-        )
+        labels = flow_labels(session, data.classes) if data.classes else None
+        model = starting_network(self, session)
+        task = NSGFTask(model, pool, config.seed, labels, data.classes)
+        task.reads_disk = config.pool.storage == "disk"
+        return task
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World

@@ -224,19 +224,20 @@ class FlowSampler:
         Raises:
             UserError: the labels are not valid, or the networks take no classes.
         """
-        if labels is None:
-            labels = self.labels(range(len(x)))
-        else:
-            labels = _checked_labels(self.config, labels, len(x))
-        labels = None if labels is None else labels.to(x.device)
-        samples, before = Samples(x=x, nfe=0, labels=labels), self._evaluations()
+        if labels is not None:
+            labels = _checked_labels(self.config, labels, len(x)).to(x.device)
+        elif (labels := self.labels(range(len(x)))) is not None:
+            labels = labels.to(x.device)
+        samples, evaluations = Samples(x=x, nfe=0, labels=labels), 0
         if keep_path:
             samples.path, samples.marks = [x], ["start"]
         for leg in self.legs:
+            before = leg.evaluations
             leg.carry(samples, samples.path.append if keep_path else None)
+            evaluations += leg.evaluations - before
             new = len(samples.path) - len(samples.marks)
             samples.marks += [f"{leg.title} {step}/{new}" for step in range(1, new + 1)]
-        samples.nfe = (self._evaluations() - before) / len(x)
+        samples.nfe = evaluations / len(x)
         return samples
 
     def labels(self, positions: range) -> Tensor | None:
@@ -268,9 +269,6 @@ class FlowSampler:
         ``omega``)."""
         calls = [leg.expected_calls for leg in self.legs]
         return None if None in calls else sum(calls)  # type: ignore[arg-type]
-
-    def _evaluations(self) -> int:
-        return sum(leg.evaluations for leg in self.legs)
 
 
 def _checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:

@@ -61,7 +61,19 @@ def find_folder(path: str | PathLike[str]) -> Path:
     that path, or the path itself. Raise UserError if the address is wrong, huggingface_hub is not
     installed, or the download failed."""
     if isinstance(path, str) and path.startswith("hf://"):
-        return _downloaded(path)
+        named = ADDRESS.fullmatch(path)
+        if not named:
+            raise UserError(f"{path}: must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+        try:
+            from huggingface_hub import snapshot_download
+
+            found = snapshot_download(named[1], revision=named[2], allow_patterns=DOWNLOADED)
+            return Path(found)
+        except ImportError as error:
+            raise UserError(f"{path}: needs huggingface_hub; pip install -e .[hub]") from error
+        except Exception as error:  # the hub, its transport and the system raise many types
+            why = one_line(error)[:300]
+            raise UserError(f"{path}: cannot be downloaded from the hub ({why})") from error
     folder = expand_path("run", path)
     index = folder / CONFIG_FILE  # programs of others have files of this name
     is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
@@ -83,40 +95,32 @@ def open_run(folder: Path) -> RunFolder:
     raise UserError(f"{wrong}: no run folder (it has no config.yaml); pretrained runs: {known}")
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """Return the content of ``config.json``, with parts of the right types. Raise UserError if it
-    cannot be read, or is of another format or program."""
-    file, home = folder / CONFIG_FILE, folder.resolve()
-    if home.parent.name == "snapshots":  # the hub's cache keeps files beside its snapshots
-        home = home.parents[1]
-    try:
-        check_links(folder, home)
-        content = read_plain(file)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({cause(error)})") from error
-    its = content.get(MARK)
-    if type(its) is not int:
-        raise UserError(f"{folder}: no exported run (its {CONFIG_FILE} has no {MARK})")
-    if its > FORMAT:
-        raise newer_format_error(str(file), its, FORMAT)
-    if not all(isinstance(content.get(key), dict) for key in ("settings", "updates", "files")):
-        raise UserError(f"{file} is damaged: it must have settings, updates and files")
-    return content
-
-
 class ExportedRun(SharedRun):
     """An exported run. Its settings are read at once, weights only when they are used."""
 
     def __init__(self, folder: Path) -> None:
         """Raise UserError if the folder is damaged or foreign, or a setting is wrong."""
         super().__init__(folder)
-        index = read_index(folder)
+        file, home = folder / CONFIG_FILE, folder.resolve()
+        if home.parent.name == "snapshots":  # the hub's cache keeps files beside its snapshots
+            home = home.parents[1]
+        try:
+            check_links(folder, home)
+            index: dict[str, Any] = read_plain(file)
+        except OSError as error:
+            raise UserError(f"{file} cannot be read ({cause(error)})") from error
+        if type(index.get(MARK)) is not int:
+            raise UserError(f"{folder}: no exported run (its {CONFIG_FILE} has no {MARK})")
+        if index[MARK] > FORMAT:
+            raise newer_format_error(str(file), index[MARK], FORMAT)
+        if not all(isinstance(index.get(key), dict) for key in ("settings", "updates", "files")):
+            raise UserError(f"{file} is damaged: it must have settings, updates and files")
         try:
             settings = index["settings"]
             saved = build({**read_layer(settings), **read_facts(settings)})
             check(saved)
         except UserError as error:
-            raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
+            raise UserError(f"{file}: {error}") from error
         kind = "pretrained" if folder in pretrained_runs().values() else "exported"
         self.results_name = f"{kind}-{folder.resolve().name}"
         self._saved = values(drop_machine_settings(saved))
@@ -171,19 +175,3 @@ def misfit(state: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
         if its.get(name) != ours.get(name):
             return f"{name} is {its.get(name, 'missing')}, not {ours.get(name, 'expected')}"
     return None
-
-
-def _downloaded(address: str) -> Path:
-    """Return the folder in the hub's cache that holds ``hf://OWNER/NAME[@REVISION]``."""
-    named = ADDRESS.fullmatch(address)
-    if not named:
-        raise UserError(f"{address}: must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(named[1], revision=named[2], allow_patterns=DOWNLOADED))
-    except ImportError as error:
-        raise UserError(f"{address}: needs huggingface_hub; pip install -e .[hub]") from error
-    except Exception as error:  # the hub, its transport and the system raise many types
-        why = one_line(error)[:300]
-        raise UserError(f"{address}: cannot be downloaded from the hub ({why})") from error
