@@ -28,6 +28,7 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d", "--sinkhorn.blur=0", "sinkhorn.blur"),
     ("2d", "--sampling.omega=1.5", "sampling.omega"),
     ("2d", "--sampling.tau=1", "sampling.tau"),
+    ("2d", "--phases=[peer] --peer.method=sbcfm --peer.sigma=0", "peer.sigma"),
     ("2d", "--sampling.label=0", "sampling.label"),
     ("2d", "--device=gpu", "device"),
     ("2d", "--phases=[nsf]", "nsf.source"),

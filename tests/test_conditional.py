@@ -103,13 +103,6 @@ def test_measures_and_previews_have_all_classes(told_run, monkeypatch):
     torch.testing.assert_close(parts, whole)
 
 
-def test_networks_of_other_classes_are_refused(told_run):
-    config, run = told_run
-    plain = replace(config, data=replace(config.data, conditional=False))
-    with pytest.raises(UserError, match=r"data\.conditional: the checkpoint has True"):
-        load_sampler(plain, run, CPU)
-
-
 def test_checkpoint_of_a_version_without_classes_fits(small, small_run):
     file = small_run.checkpoint_file("nsgf")
     payload = checkpoint.load(file)

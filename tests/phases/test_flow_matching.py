@@ -144,8 +144,3 @@ def test_missing_torchcfm_is_a_one_line_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchcfm.conditional_flow_matching", None)
     with pytest.raises(UserError, match="pip install torchcfm"):
         get_phase("peer").plan(shipped("2d"), CPU, None, World())
-
-
-def test_bridge_with_sigma_zero_is_refused():
-    with pytest.raises(UserError, match=r"peer\.sigma"):
-        shipped("2d", "--phases=[peer]", "--peer.method=sbcfm", "--peer.sigma=0")

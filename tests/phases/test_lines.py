@@ -140,16 +140,13 @@ def test_flow_that_leaves_the_straight_flow_no_work_is_said(exp, flag, is_said):
     assert ("flow.schedule" in line) is is_said
 
 
-def test_line_can_start_from_the_nsgf_output():
+def test_starts_are_computed_each_time_or_once_and_repeated():
     walk = Walk()
     moved = line(cached(walk, None))
     for _ in range(2):  # without a number always new ones
         start, _, _ = moved.draw(range(16))
         torch.testing.assert_close(start, PointSampler(Gaussian((2,)), 0).at(range(16)) + 100)
     assert walk.calls == [16, 16]
-
-
-def test_cached_starts_are_computed_once_and_repeated():
     walk = Walk()
     starts = cached(walk, 300)
     first = starts.at(range(300))

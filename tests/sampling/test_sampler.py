@@ -103,15 +103,6 @@ def test_fixed_time_replaces_the_predictor(tau):
     torch.testing.assert_close(samples.x, exact, rtol=1e-3, atol=0)
 
 
-def test_straight_flow_without_predictor_starts_at_time_zero_whatever_tau_says():
-    """With u = 1 a sample moves by 1."""
-    sampler = FlowSampler([StraightFlow(config(tau=0.5, omega=0.25), lambda x, t: 0 * x + 1)])
-    samples = sampler(torch.zeros(2, 2))
-    torch.testing.assert_close(samples.x, torch.ones(2, 2))
-    assert samples.tau is None
-    assert samples.nfe == 4
-
-
 @pytest.mark.parametrize("solver", ["euler", "heun", "dopri5"])
 def test_path_holds_start_and_every_step_on_request(solver):
     sampler = plus_plus(config(straight_steps=4, solver=solver), growing, half)

@@ -1,9 +1,11 @@
-"""Exported folders that are damaged, foreign or hostile: one line each, and no code runs."""
+"""Exported folders, and runs on the hub; damaged and hostile ones are one line, no code runs."""
 
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,12 +89,9 @@ def test_wrong_settings(exported, key, value, words):
     assert words in refusal(exported)
 
 
-def test_settings_that_the_weights_do_not_have(exported):
+def test_only_settings_of_sampling_are_free(exported):
     words = refusal(exported, overrides={"model.mlp.width": 32})
     assert "the checkpoint has 16, this command 32" in words
-
-
-def test_other_settings_of_sampling_are_free(exported):
     run = nsgf.load(exported, overrides={"sampling.straight_steps": 2}, device="cpu")
     assert run.sampler(torch.randn(3, 2)).nfe == 3 + 1 + 2
 
@@ -127,14 +126,11 @@ def test_weights_of_another_network(exported, change, words):
     assert words in refusal(exported)
 
 
-def test_a_flipped_bit_is_noticed(exported):
+def test_flipped_bits_and_links_out_of_the_folder_are_refused(exported, tmp_path):
     content = bytearray((exported / WEIGHTS).read_bytes())
     content[-5] ^= 1
     (exported / WEIGHTS).write_bytes(content)
     assert "does not fit its checksum" in refusal(exported)
-
-
-def test_links_out_of_the_folder_are_refused(exported, tmp_path):
     outside = tmp_path / "outside.safetensors"
     (exported / WEIGHTS).rename(outside)
     assert f"{WEIGHTS} cannot be read" in refusal(exported)
@@ -182,3 +178,69 @@ def test_every_shipped_run_makes_finite_samples(name):
     samples = run.sample(4)
     assert samples.shape == (4, *run.shape)
     assert samples.isfinite().all()
+
+
+@pytest.fixture
+def cached(small, small_run, tmp_path) -> Path:
+    """A snapshot as the hub's cache has it: links to files beside it."""
+    export_run(small, small_run, tmp_path / "export")
+    blobs = Path(shutil.copytree(tmp_path / "export", tmp_path / "models--me--moons" / "blobs"))
+    snapshot = tmp_path / "models--me--moons" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(Path("../../blobs") / blob.name)
+    return snapshot
+
+
+@pytest.fixture
+def asked(monkeypatch, cached) -> list[tuple]:
+    """What a stand-in for huggingface_hub was asked for; it has the snapshot."""
+    calls: list[tuple] = []
+
+    def snapshot_download(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        calls.append((repo_id, revision, allow_patterns))
+        return str(cached)
+
+    stand_in = SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", stand_in)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "revision"),
+    [
+        ("hf://me/moons", "me/moons", None),
+        ("hf://some-one/a_b.c@refs/pr/3", "some-one/a_b.c", "refs/pr/3"),
+    ],
+)
+def test_a_run_is_fetched_and_read(asked, small_run: RunFolder, address, name, revision):
+    run = nsgf.load(address)
+    assert torch.equal(run.sample(6, seed=0), nsgf.load(small_run.path).sample(6, seed=0))
+    ((its_name, its_revision, patterns),) = asked
+    assert (its_name, its_revision) == (name, revision)
+    assert set(patterns) == {"config.json", "*.safetensors", "README.md"}
+
+
+def test_a_snapshot_may_lead_to_the_files_beside_it_and_no_further(cached, tmp_path):
+    assert nsgf.load(cached).sample(2).shape == (2, 2)
+    (cached / "other").symlink_to(tmp_path / "export" / "config.json")
+    with pytest.raises(UserError, match="other is a link out of that folder"):
+        nsgf.load(cached)
+
+
+@pytest.mark.parametrize("address", ["hf://moons", "hf://a/b/c", "hf://a/b@", "hf://a/b c"])
+def test_addresses_that_are_none(asked, address):
+    with pytest.raises(UserError, match="must be hf://OWNER/NAME"):
+        nsgf.load(address)
+    assert not asked
+
+
+def test_a_hub_that_is_missing_or_cannot_be_reached_is_one_line(monkeypatch):
+    def snapshot_download(*_, **__):
+        raise ConnectionError("no route\nto the host")
+
+    stand_in = SimpleNamespace(snapshot_download=snapshot_download)
+    for module, words in ((stand_in, "no route to the host"), (None, "needs huggingface_hub")):
+        monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+        with pytest.raises(UserError, match=f"hf://me/moons: .*{words}"):
+            nsgf.load("hf://me/moons")
