@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import torch
 
 from nsgf.cli.arguments import parse
+from nsgf.comparison.page import draw_quality
 from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import all_tables, latex, markdown
 from nsgf.config.schema import Config
 from nsgf.plots.samples import save_figure
-from nsgf.report.comparison import draw_quality
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.units import format_bytes

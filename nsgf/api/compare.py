@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from nsgf.comparison import compare as comparing
+from nsgf.comparison.page import report_comparison
 from nsgf.comparison.results import COLUMNS, read_rows
 from nsgf.comparison.tables import TABLE
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.config.files import from_arguments
 from nsgf.config.values import read_flag
-from nsgf.report.comparison import report_comparison
 from nsgf.resolve import resolve
 from nsgf.run.stop import Stopped
 from nsgf.system.defaults import from_python

@@ -155,7 +155,7 @@ def _evaluate(request: Request) -> Iterator[str]:
 
 
 def _report(request: Request) -> list[str]:
-    from nsgf.report.comparison import report_comparison
+    from nsgf.comparison.page import report_comparison
     from nsgf.report.page import report_run
 
     config, figures = request.config, request.options.get("figures", "png")
@@ -165,7 +165,7 @@ def _report(request: Request) -> list[str]:
 
 
 def _list(request: Request) -> list[str]:
-    from nsgf.report.records import run_table
+    from nsgf.listing import run_table
 
     return run_table(Path(request.config.out_dir).expanduser())
 

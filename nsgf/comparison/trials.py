@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check
+from nsgf.config.files import method_layers, read_experiment
 from nsgf.config.schema import Config, PhaseName
-from nsgf.config.settings import fixed_values
+from nsgf.config.settings import build, fixed_values
 from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import find_way, find_ways, load_sampler
@@ -52,6 +53,8 @@ FLOOR, NOISE_ROW, SHARED = "floor", "pure noise", "rf"
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches the names that a method may have: folders and tables can hold them."""
 NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
+SETTINGS = "comparison.yaml"
+"""File of a comparison's folder with the settings of its command."""
 FORMAT = 3
 """Raised when a measure of the same name is computed in another way."""
 EQUAL = ("seed", "data", "model", "evaluation")
@@ -97,6 +100,18 @@ class Comparison:
             trained[own.method] = share_updates(own, total)
         _check_shared_training(list(filter(_shares_training, trained.values())))
         return cls(config, trained)
+
+    @classmethod
+    def stored(cls, folder: Path) -> "Comparison":
+        """Return the comparison that wrote the table in a folder. Raise UserError if its settings
+        cannot be read."""
+        stored = read_experiment(folder / SETTINGS)
+        names = stored.settings.get("compare.methods")
+        if not names:
+            raise UserError(f"compare = {folder}: its {SETTINGS} names no methods")
+        layers = [method_layers(stored, name) for name in names]
+        methods = [build({**below, **own, **stored.facts}) for below, own in layers]
+        return cls(methods[0], {method.method: method for method in methods})
 
     @property
     def folder(self) -> Path:

@@ -9,6 +9,7 @@ a method, add its record here, and the names and sections of new phases to
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -68,7 +69,7 @@ class Way:
     shares_training: bool = False
     """Whether the methods of a comparison with this mark are trained in one run folder."""
 
-    @property
+    @cached_property
     def names(self) -> list[PhaseName]:
         """Names of the trained phases."""
         return [phase.name for phase in self.trains]

@@ -15,7 +15,7 @@ from nsgf.phases import get_phase
 from nsgf.plots.figures import draw_curves
 from nsgf.plots.samples import figure_defaults
 from nsgf.report.drawing import Album, draw_samples
-from nsgf.report.records import curves, log_lines, trained_updates
+from nsgf.report.progress import curves, log_lines, trained_updates
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder
 from nsgf.run.log import read_costs
 from nsgf.system.errors import UserError, list_names, shorten_paths
@@ -33,20 +33,20 @@ REPORTED = {
 """Figures of the paper, by data set and measure."""
 
 
-def write_page(folder: Path, template: str, **values: Any) -> str:
-    """Write ``report.html`` from a template of this folder, and return its path. Values are
+def write_page(folder: Path, template: Path, **values: Any) -> str:
+    """Write ``report.html`` from a template, and return its path. Values are
     escaped, and absolute paths shortened."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     engine = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         finalize=lambda value: shorten_paths(value) if type(value) is str else value,
     )
     made = f"{datetime.now():%Y-%m-%d %H:%M}"
-    page = engine.get_template(f"{template}.html.j2").render(made=made, **values)
+    page = engine.get_template(template.name).render(made=made, **values)
     with replacing(folder / "report.html") as stream:
         stream.write(page.encode(errors="replace"))
     return str(folder / "report.html")
@@ -70,7 +70,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
     file = write_page(
         home,
-        "run",
+        Path(__file__).with_name("page.html.j2"),
         title=f"{config.exp}: {run.path.name}",
         config=config,
         phases=phases,

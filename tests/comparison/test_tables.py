@@ -14,7 +14,6 @@ from nsgf.comparison.tables import (
     write_report,
 )
 from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison
-from nsgf.report.records import stored_comparison
 from tests.comparison.table_rows import ROWS, in_folder, row
 from tests.conftest import compared
 
@@ -176,5 +175,5 @@ def test_stored_settings_train_the_same_again(tmp_path):
     again = Comparison.of(request.config, request.methods)
     assert again.methods == comparison.methods
     assert len(again.trials) == len(comparison.trials)
-    stored = stored_comparison(comparison.folder)
+    stored = Comparison.stored(comparison.folder)
     assert stored.methods == comparison.methods

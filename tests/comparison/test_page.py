@@ -8,9 +8,9 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from nsgf.cli import main
+from nsgf.comparison.page import draw_quality, measured_rows, report_comparison
 from nsgf.comparison.tables import write_report
 from nsgf.comparison.trials import FLOOR, TITLES
-from nsgf.report.comparison import draw_quality, measured_rows, report_comparison
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import COMPARISON, ROWS, in_folder, row

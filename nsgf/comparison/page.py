@@ -11,7 +11,6 @@ from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import (
     COST_LEGEND,
     LEGEND,
-    SETTINGS,
     TABLE,
     all_tables,
     by_seed,
@@ -20,7 +19,7 @@ from nsgf.comparison.tables import (
     methods_of,
     values,
 )
-from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
+from nsgf.comparison.trials import FLOOR, SETTINGS, TITLES, Comparison, method_title
 from nsgf.config.schema import Config
 from nsgf.config.settings import drop_machine_settings
 from nsgf.metrics.measures import is_better_higher, name_of
@@ -28,7 +27,7 @@ from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report.drawing import Album
 from nsgf.report.page import write_page
-from nsgf.report.records import stored_comparison, updates_done
+from nsgf.report.progress import updates_done
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.run.foreign import check_links
 from nsgf.system.errors import UserError
@@ -46,7 +45,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
 
     ``kind`` svg or pdf also writes the figure in that format. Return the files. Raise UserError if
     the folder holds no comparison, nothing is measured yet, or the files cannot be written."""
-    rows, comparison = measured_rows(folder), stored_comparison(folder)
+    rows, comparison = measured_rows(folder), Comparison.stored(folder)
     targets = list(dict.fromkeys(row.target for row in rows))
     home = results_folder(Config(out_dir=out_dir), RunFolder(folder))
     album = Album(home / "report", kind)
@@ -64,7 +63,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
     settings = Comparison(drop_machine_settings(comparison.config), shared)
     file = write_page(
         home,
-        "comparison",
+        Path(__file__).with_name("page.html.j2"),
         title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
         config=comparison.config,
         targets=targets,

@@ -8,7 +8,8 @@ import pytest
 from nsgf.cli import main
 from nsgf.comparison.results import Row, table_csv
 from nsgf.comparison.trials import FLOOR
-from nsgf.report.records import curves, run_table
+from nsgf.listing import run_table
+from nsgf.report.progress import curves
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog

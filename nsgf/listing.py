@@ -1,0 +1,64 @@
+"""``nsgf list``: a table of the runs and comparisons in a folder."""
+
+from pathlib import Path
+
+from nsgf.comparison.results import read_rows
+from nsgf.comparison.tables import TABLE
+from nsgf.comparison.trials import SETTINGS, Comparison
+from nsgf.report.progress import curves, listed_settings, progress_of
+from nsgf.run.folder import RunFolder
+from nsgf.run.foreign import check_links
+from nsgf.run.lock import is_locked
+from nsgf.run.log import read_costs
+from nsgf.system.errors import UserError, cause, one_line
+from nsgf.system.units import format_bytes, format_hours
+
+
+def run_table(folder: Path) -> list[str]:
+    """Return lines about the runs and comparisons in a folder, the newest first. Raise UserError if
+    there are none."""
+    files = [file for name in ("config.yaml", SETTINGS) for file in folder.glob(f"*/{name}")]
+    runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
+    if not runs:
+        raise UserError(f"out_dir = {folder}: holds no run; train one, or name another folder")
+    head = ("run", "data", "method", "progress", "last loss", "time", "size")
+    rows = [head, *map(_row, map(RunFolder, runs))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _row(run: RunFolder) -> tuple[str, ...]:
+    """Return the cells of a run or a comparison, or why it cannot be read."""
+    try:
+        check_links(run.path)
+        about = _comparison_cells(run.path) if (run.path / SETTINGS).exists() else _run_cells(run)
+        size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+        return (run.path.name, *about, format_bytes(size))
+    except Exception as error:  # a foreign folder must not hide the others
+        why = cause(error) if isinstance(error, OSError) else one_line(error)
+        problem = f"cannot be read: {why.removeprefix(f'{run.path}: ')}"
+        return (run.path.name, "", "", problem, "", "", "")
+
+
+def _run_cells(run: RunFolder) -> tuple[str, ...]:
+    """Return data, method, progress, last loss and time of a run."""
+    config = listed_settings(run)
+    loss = [f"{curve[-1][1]:.4g}" for curve in curves(run).values()][-1:]
+    taken = sum(cost.seconds for cost in read_costs(run.path).values())
+    is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)
+    progress = progress_of(run, config) if is_begun else "aborted: no checkpoint"
+    time = format_hours(taken) if taken else ""
+    return (config.data.name, config.method or "", progress, "".join(loss), time)
+
+
+def _comparison_cells(folder: Path) -> tuple[str, ...]:
+    """Return data, methods and progress of a comparison; the other cells are empty."""
+    comparison = Comparison.stored(folder)
+    trials = {(trial.target, trial.method, trial.seed) for trial in comparison.trials if trial.nfe}
+    done = {(row.target, row.method, row.seed) for row in read_rows(folder / TABLE)} & trials
+    targets = dict.fromkeys(trial.target for trial in comparison.trials)
+    progress = f"comparison, {len(done)} of {len(trials)} trials"
+    return (",".join(targets), ",".join(comparison.methods), progress, "", "")

@@ -1,0 +1,68 @@
+"""Read curves, log and progress from run folders."""
+
+from nsgf.config.files import read_layer, read_plain
+from nsgf.config.schema import OF_PHASES, Config, PhaseName
+from nsgf.config.settings import build
+from nsgf.plots.figures import Curve
+from nsgf.run.checkpoint import read_good_header
+from nsgf.run.folder import RunFolder
+from nsgf.system.errors import UserError
+from nsgf.system.json_reader import read_lines
+
+LOG_LINES = 400
+"""Number of lines at the end of the log that are shown."""
+LISTED: dict[str, tuple[str, ...]] = {
+    **{"method": (), "phases": (), "data": ("name",)},
+    **dict.fromkeys(OF_PHASES, ("iterations",)),
+}
+"""Settings that a list of runs shows: keys, and names within sections."""
+
+
+def curves(run: RunFolder) -> dict[str, Curve]:
+    """Return the curves by phase, in the order in which the phases were trained."""
+    found: dict[str, Curve] = {}
+    kinds = {"phase": str, "step": int, "loss": float, "grad_norm": float}
+    for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **kinds):
+        found.setdefault(phase, []).append((step, loss, norm))
+    return found
+
+
+def log_lines(run: RunFolder) -> list[str]:
+    """Return the last lines of the log."""
+    file = run.path / "log.txt"
+    return file.read_text("utf-8", "replace").splitlines()[-LOG_LINES:] if file.exists() else []
+
+
+def updates_done(run: RunFolder) -> str:
+    """Return :func:`progress_of` a run, or why it cannot be read."""
+    try:
+        return progress_of(run, listed_settings(run))
+    except UserError as error:
+        return f"cannot be read: {error}"
+
+
+def listed_settings(run: RunFolder) -> Config:
+    """Return the settings LISTED of a run, and defaults for the others, which takes a tenth of the
+    time of all settings. Raise UserError if they cannot be read."""
+    plain = read_plain(run.config_file)
+    content = {key: plain[key] for key in LISTED if key in plain}
+    for key, section in content.items():
+        if LISTED[key] and isinstance(section, dict):
+            content[key] = {name: section[name] for name in LISTED[key] if name in section}
+    return build(read_layer(content))
+
+
+def progress_of(run: RunFolder, config: Config) -> str:
+    """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run."""
+    return ", ".join(
+        f"{phase} {trained_updates(run, phase)}/{getattr(config, phase).iterations}"
+        for phase in config.phases
+    )
+
+
+def trained_updates(run: RunFolder, phase: PhaseName) -> int:
+    """Return the number of updates in a phase's checkpoint; 0 without a checkpoint."""
+    if not run.has_checkpoint(phase):
+        return 0
+    step: int = read_good_header(run.checkpoint_file(phase))["step"]
+    return step
