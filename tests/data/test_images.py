@@ -94,18 +94,16 @@ def test_mnist_is_read_from_any_of_its_files_and_nothing_is_written(
     assert sorted(root.rglob("*")) == before
 
 
-def test_cifar10_is_read_batch_after_batch(cifar10, tmp_path):
+def test_cifar10_is_read_batch_after_batch_and_test_images_from_other_files(
+    mnist, cifar10, tmp_path
+):
     pixels = images("cifar10", tmp_path)
     assert pixels.is_contiguous()
     assert np.array_equal(pixels.numpy(), COLOUR)
     assert labels("cifar10", tmp_path).tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
-
-
-def test_test_images_are_those_of_the_other_files(mnist, cifar10, tmp_path):
-    expected = {"mnist": GREY[::-1, None], "cifar10": COLOUR[:2]}
-    for name, pixels in expected.items():
+    for name, expected in {"mnist": GREY[::-1, None], "cifar10": COLOUR[:2]}.items():
         found = DATA_SETS[name].test_images(DataConfig(name=name, root=str(tmp_path)))
-        assert np.array_equal(found.numpy(), pixels)
+        assert np.array_equal(found.numpy(), expected)
     assert DATA_SETS["digits"].test_images(DataConfig(name="digits")) is None
 
 
