@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config
 from nsgf.config.settings import Layer
-from nsgf.data import shape_and_classes
+from nsgf.data import data_classes, data_shape
 from nsgf.models import OwnNetwork, make_own
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import keep_random_numbers, make_generator
@@ -32,7 +32,7 @@ def check_network(
 ) -> None:
     """Raise UserError unless a caller's network fits the data, and can be saved and sampled with,
     with ``trains`` also trained."""
-    shape, classes = shape_and_classes(config.data)
+    shape, classes = data_shape(config.data), data_classes(config.data)
     x = torch.randn(2, *shape, generator=make_generator(0))
     inputs = {"x": x, "t": torch.tensor([0.25, 0.5])}
     if classes:  # a class and, as in training, `classes` for "no class"

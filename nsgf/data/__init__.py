@@ -81,11 +81,6 @@ def class_number(config: DataConfig, label: str | int | None) -> int | None:
     return known.index(str(label)) % len(names) if str(label) in known else None
 
 
-def shape_and_classes(config: DataConfig) -> tuple[tuple[int, ...], int]:
-    """Return :func:`data_shape` and :func:`data_classes`, which determine the networks."""
-    return data_shape(config), data_classes(config)
-
-
 def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
     """Return samples of networks in the units of the data; images are clamped to [-1, 1], unless
     ``raw``.  (N, *shape)"""

@@ -9,7 +9,7 @@ from torch import nn
 
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
-from nsgf.data import Data, shape_and_classes
+from nsgf.data import Data, data_classes, data_shape
 from nsgf.models import OwnNetwork, make_own, velocity_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -69,7 +69,9 @@ class Phase(ABC):
         """
         name = config.model.network
         if name is None:
-            return velocity_network(config.model, *shape_and_classes(config.data))
+            return velocity_network(
+                config.model, data_shape(config.data), data_classes(config.data)
+            )
         if own is None:
             raise UserError(
                 f"model.network = {name}: is your class and not saved; from Python, use "
