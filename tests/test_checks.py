@@ -13,13 +13,6 @@ from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.data.own_files import write_images
 
-
-def test_shipped_configurations_are_valid(config_names, own_data):
-    assert config_names == sorted(["2d", "cifar10", "digits", "mnist", *own_data])
-    for name in config_names:
-        check(shipped(name, *own_data.get(name, ())))
-
-
 WRONG = [  # experiment, flag, the setting that is refused
     ("2d/onecall+", "--accumulate=2", "train.accumulate"),
     ("2d/onecall+", "--batch-size=3", "generator.batch_size"),

@@ -82,7 +82,15 @@ def compare(
     try:
         wanted = resolve("compare", from_arguments(named, overrides), {})
         comparison = Comparison.of(wanted.config, wanted.methods)
-        _check_functions(methods, comparison)
+        if not isinstance(methods, Mapping):
+            must = "must be a dictionary of functions; name methods of the package in against"
+            raise UserError(f"methods: {must}")
+        taken = [*comparison.methods, *map(method_title, comparison.methods)]
+        for name, draw in methods.items():
+            is_name = isinstance(name, str) and NAME.fullmatch(name) and name not in taken
+            if not callable(draw) or not is_name:
+                must = f"must be a function draw(noise, nfe), its name {NAMES}, none of {taken}"
+                raise UserError(f'methods["{name}"]: {must}')
         cards = range(torch.cuda.device_count())
         with silence() if is_quiet else nullcontext(), keep_random_numbers(cards):
             for note in wanted.notes:
@@ -94,17 +102,3 @@ def compare(
     rows = read_rows(comparison.folder / TABLE)
     cells = [dict(zip(COLUMNS, row, strict=False)) | dict(row.values) for row in rows]
     return Compared(comparison.folder, files[0].read_text("utf-8"), cells)
-
-
-def _check_functions(methods: Mapping[str, Draw], comparison: Comparison) -> None:
-    """Raise UserError unless these are functions, whose names are not taken."""
-    if not isinstance(methods, Mapping):
-        raise UserError(
-            "methods: must be a dictionary of functions; name methods of the package in against"
-        )
-    taken = [*comparison.methods, *map(method_title, comparison.methods)]
-    for name, draw in methods.items():
-        is_name = isinstance(name, str) and NAME.fullmatch(name) and name not in taken
-        if not callable(draw) or not is_name:
-            must = f"must be a function draw(noise, nfe), its name {NAMES}, none of {taken}"
-            raise UserError(f'methods["{name}"]: {must}')

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.files import from_arguments
-from nsgf.config.schema import Config
 from nsgf.config.settings import build
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
 from nsgf.pool import PoolBatch, TrajectoryPool, build_batch, plan_pool
@@ -81,12 +80,26 @@ class SinkhornPool:
         with naming({key: key.rpartition(".")[2] for key in settings}):
             config = build(from_arguments({}, settings))
             check(config)
+            n, steps, flows = config.sinkhorn.batch_size, config.flow.steps, config.pool.num_batches
             self.device = pick_device(config.device)
             with torch_defaults():
                 mu0 = _sampler("source", source, config.seed)
                 mu1 = _sampler("target", target, config.seed)
-                self._pool = _simulate(config, mu0, mu1, self.device)
-        self.batch_size, self.time_step = config.sinkhorn.batch_size, self._pool.time_step
+                if (shape := mu0.shape) != mu1.shape:
+                    must = f"source has points of shape {shape}, target {mu1.shape}: must be equal"
+                    raise UserError(must)
+                dtype = getattr(torch, plan_pool(config, shape, self.device).dtype)
+                positions = torch.empty((flows * n, steps + 1, *shape), dtype=dtype)
+                self._pool = TrajectoryPool(positions, time_step(config.flow))
+                solver = build_solver(config.sinkhorn)
+                together = build_batch(config, shape, self.device)
+                for start in range(0, flows, together):
+                    numbers = range(start, min(start + together, flows))
+                    self._pool.append(simulate(config, mu0, mu1, solver, self.device, numbers))
+        if (report := solver.report).unconverged:
+            more = f"{report}; a larger blur needs fewer updates"
+            warnings.warn(more, RuntimeWarning, stacklevel=2)
+        self.batch_size, self.time_step = n, self._pool.time_step
 
     def __len__(self) -> int:
         return len(self._pool) // self.batch_size
@@ -107,25 +120,6 @@ class SinkhornPool:
     @torch_defaults()
     def _pairs(self, indices: Tensor) -> PoolBatch:
         return PoolBatch(*(part.to(self.device) for part in self._pool.pairs(indices)))
-
-
-def _simulate(
-    config: Config, source: Sampler, target: Sampler, device: torch.device
-) -> TrajectoryPool:
-    """Return the pool that a run with these settings has."""
-    shape, flows = source.shape, range(config.pool.num_batches)
-    if shape != target.shape:
-        raise UserError(f"source has points of shape {shape}, target {target.shape}: must be equal")
-    dtype = getattr(torch, plan_pool(config, shape, device).dtype)
-    size = len(flows) * config.sinkhorn.batch_size, config.flow.steps + 1, *shape
-    pool = TrajectoryPool(torch.empty(size, dtype=dtype), time_step(config.flow))
-    solver, together = build_solver(config.sinkhorn), build_batch(config, shape, device)
-    for start in flows[::together]:
-        numbers = flows[start : start + together]
-        pool.append(simulate(config, source, target, solver, device, numbers))
-    if (report := solver.report).unconverged:
-        warnings.warn(f"{report}; a larger blur needs fewer updates", RuntimeWarning, stacklevel=3)
-    return pool
 
 
 def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:

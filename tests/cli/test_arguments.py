@@ -117,6 +117,7 @@ def test_smoke_is_small_and_explicit_flags_win():
 
 
 def test_resolved_configuration_reads_back(config_names, own_data, tmp_path):
+    assert config_names == sorted(["2d", "cifar10", "digits", "mnist", *own_data])
     for name in config_names:
         config = shipped(name, "--sinkhorn.blur=0.123", *own_data.get(name, ()))
         assert config.exp == name

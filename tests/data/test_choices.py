@@ -17,11 +17,11 @@ from nsgf.data.choices import for_images, for_points
 from nsgf.experiment import train
 from nsgf.models import time_network, velocity_network
 from nsgf.report.page import report_run
-from nsgf.run.folder import RunFolder, dump_config
+from nsgf.run.folder import RunFolder
 from nsgf.samples import sample_run
 from nsgf.share.export import export_run
 from nsgf.system.errors import UserError
-from tests.data.own_files import write_images, write_points
+from tests.data.own_files import own_points, write_images, write_points
 
 SMALL = (
     *("--device=cpu", "--train-iters=6", "--pool-batches=2", "--train.checkpoint_every=2"),
@@ -36,7 +36,7 @@ def images(tmp_path) -> Path:
 
 @pytest.fixture
 def points(tmp_path) -> Path:
-    return write_points(tmp_path / "points.npy", 40)
+    return write_points(tmp_path / "points.npy")
 
 
 def parsed(exp: str, place: Path, *flags: str) -> Config:
@@ -161,7 +161,7 @@ def test_a_run_goes_on_where_its_points_have_moved(points, tmp_path):
     resume = ["train", "--run", str(run.path), "--resume", "--train-iters=8"]
     with pytest.raises(UserError, match="no such file"):
         train(parse(resume).config, run)
-    write_points(points, 41)
+    write_points(points, own_points(41))
     with pytest.raises(UserError, match="other points"):
         train(parse(resume).config, run)
     saved = yaml.safe_load(run.config_file.read_text())
@@ -192,12 +192,3 @@ def test_own_points_are_in_their_units_for_everyone(points, tmp_path):
     assert str(tmp_path) not in (tmp_path / "shared" / "config.json").read_text()
     shared = nsgf.load(tmp_path / "shared").sample(len(saved), seed=config.seed)
     np.testing.assert_allclose(shared.numpy(), saved)
-
-
-def test_settings_of_another_run_look_at_the_data_that_are_named(points, tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text(dump_config(parsed("points", points, "--model.mlp.width=24")))
-    other = write_points(tmp_path / "other.npy", 60, 2)
-    found = parse(["train", "--config", str(file), "--data.path", str(other)]).config
-    assert (found.data.found["samples"], found.data.found["shape"]) == (60, [2])
-    assert found.model.mlp.width == 24
