@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from nsgf.checks import check
 from nsgf.config.schema import Config, OptimConfig, PhaseName
 from nsgf.data import Data
 from nsgf.models import OwnNetwork
@@ -56,7 +55,7 @@ def train(
     renaming of damaged checkpoints.
 
     Args:
-        config: the experiment.
+        config: the experiment, from :func:`nsgf.resolve.resolve`, which checks it.
         run: a run to resume; None: a new one.
         first: start with this phase (see :func:`nsgf.phases.resume.pending_phases`).
         world: the processes that train together; None: only this one.
@@ -65,10 +64,9 @@ def train(
 
     Raises:
         Stopped: training was stopped by ``stop``, after a checkpoint; names the run folder.
-        UserError: the configuration is not valid, data are missing, the pool does not fit, the
-            device does not exist, or the run's pool or checkpoints contradict the configuration.
+        UserError: data are missing, the pool does not fit, the device does not exist, or the run's
+            pool or checkpoints contradict the configuration.
     """
-    check(config)
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
     if run is None or not run.config_file.exists():  # an existing run works without its tracker
         require_tracker(config)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.experiment import training_plan
@@ -39,12 +38,7 @@ def preflight(
 ) -> Iterator[str]:
     """Yield lines for the user: plan, checks, measured time, number of sessions in which
     ``command`` trains. A line that begins with NO names a problem that would stop a run, and a
-    remedy.
-
-    Raises:
-        UserError: the configuration is not valid, or the device does not exist.
-    """
-    check(config)
+    remedy. Raise UserError if the device does not exist."""
     if not session_hours > 0:
         raise UserError(f"--session-hours = {session_hours:g}: must be > 0")
     prepare_environment(config.train)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.config.settings import build
 from nsgf.config.values import expand_path
@@ -87,7 +86,6 @@ def sample_run(
         UserError: checkpoints are missing or damaged, ``nfe`` is too small, ``out`` exists or has
             another kind, or files cannot be written. All this is checked before sampling.
     """
-    check(config)
     if nfe is not None:
         config = find_way(config, run.has_checkpoint).choose_calls(config, nfe)
     world = world or World()

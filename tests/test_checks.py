@@ -1,14 +1,11 @@
-import importlib
 import math
 import re
-from dataclasses import replace
 
 import pytest
 
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
 from nsgf.config.settings import SETTINGS, build, values
-from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.data.own_files import write_images
@@ -146,23 +143,6 @@ def test_wrong_settings_from_python_are_refused(exp, key, value):
     config = build({**values(shipped(exp)), **settings})
     with pytest.raises(UserError, match=rf"^{re.escape(key)} = "):
         check(config)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        *("nsgf.experiment.train", "nsgf.preflight.preflight"),
-        *("nsgf.samples.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
-    ],
-)
-def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, tmp_path):
-    """Also where no command line has been checked: called from Python."""
-    module, _, name = entry.rpartition(".")
-    wrong = replace(tiny, sinkhorn=replace(tiny.sinkhorn, blur=-1.0))
-    run = [RunFolder(tmp_path / "run")] if name in ("sample_run", "evaluate_run") else []
-    with pytest.raises(UserError, match=r"sinkhorn\.blur = -1\.0: must be > 0"):
-        list(getattr(importlib.import_module(module), name)(wrong, *run))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_of_a_file_are_fitted_to_classes_with_a_line(tmp_path):

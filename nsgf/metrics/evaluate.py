@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import build_source, is_image_set
 from nsgf.data.images import to_unit_range
@@ -64,7 +63,6 @@ def evaluate_run(
             weights file are missing or damaged, or a folder cannot be written or has a
             link that leads out of it.
     """
-    check(config)
     if config.sampling.label is not None:
         raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
     world = world or World()

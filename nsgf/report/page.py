@@ -6,7 +6,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.config.settings import drop_machine_settings
 from nsgf.data import class_names
@@ -59,7 +58,6 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
 
     ``kind`` svg or pdf also writes each figure in that format. Return the files. Raise UserError if
     nothing is trained, or the files cannot be written."""
-    check(config)
     phases, home = phase_rows(config, run), results_folder(config, run)
     album, missing = Album(home / "report", kind), ""
     try:
