@@ -6,7 +6,7 @@ Shapes: B batch, *shape one sample.
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -125,10 +125,10 @@ class NSF(Phase):
     follows = (*lines, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
-        start = NSGF() if session.config.nsf.init == "nsgf" else None
-        model, transport = starting_network(self, session, start), None
-        if isinstance(model, AffineStartNetwork):
-            part = gaussian_part(session.config.flow)
+        config, transport = session.config, None
+        model: Any = starting_network(self, session, NSGF() if config.nsf.init == "nsgf" else None)
+        if config.nsf.source == "affine":
+            part = gaussian_part(config.flow)
             session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
             model.set_map(*measure_moments(data), part)
             transport = model.start
