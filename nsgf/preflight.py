@@ -44,31 +44,27 @@ def preflight(
     prepare_environment(config.train)
     device = pick_device(config.device)
     yield f"machine: {describe_device(device)}"
+
+    def load() -> Iterator[str]:
+        data = Data(config.data, config.seed)
+        yield f"ok data: {f'{data.count} samples of ' if data.count else ''}{config.data.name}"
+
+    def plan_sessions() -> Iterator[str]:
+        hours, seconds = session_hours - min(RESERVE_HOURS, session_hours / 10), 0.0
+        for line, needed in try_phases(config, device):
+            seconds += needed
+            yield line
+        sessions = math.ceil(seconds / 3600 / hours)
+        yield f"all phases: about {format_hours(seconds)}, sessions: {sessions}"
+        yield f"    {command} --max-hours {hours:g}"
+        if sessions > 1:
+            yield f"    {command} --resume --max-hours {hours:g}    # in each later session"
+
     lines = [*_tried(lambda: [*training_plan(config, config.phases, device), "ok memory, disk"])]
-    lines += _tried(lambda: [_load(config)])
+    lines += _tried(load)
     yield from lines
     if not any(line.startswith("NO ") for line in lines):
-        hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
-        yield from _tried(lambda: _plan_sessions(config, device, hours, command))
-
-
-def _load(config: Config) -> str:
-    data = Data(config.data, config.seed)
-    return f"ok data: {f'{data.count} samples of ' if data.count else ''}{config.data.name}"
-
-
-def _plan_sessions(
-    config: Config, device: torch.device, hours: float, command: str
-) -> Iterator[str]:
-    seconds = 0.0
-    for line, needed in try_phases(config, device):
-        seconds += needed
-        yield line
-    sessions = math.ceil(seconds / 3600 / hours)
-    yield f"all phases: about {format_hours(seconds)}, sessions: {sessions}"
-    yield f"    {command} --max-hours {hours:g}"
-    if sessions > 1:
-        yield f"    {command} --resume --max-hours {hours:g}    # in each later session"
+        yield from _tried(plan_sessions)
 
 
 def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.files import pretrained_runs, read_facts, read_layer, read_plain
@@ -154,24 +153,17 @@ class ExportedRun(SharedRun):
             raise UserError(f"{file} cannot be read ({one_line(error)})") from error
         for key, part in state.items():  # of an export with --half
             state[key] = part.float() if part.dtype == torch.float16 else part
-        network = outline(phase, config, self.network)
-        if problem := misfit(state, network.state_dict()):  # before weights are allocated
-            raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
+        wanted = outline(phase, config, self.network).state_dict()
+        its, ours = (
+            {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+            for tensors in (state, wanted)
+        )
+        for name in sorted(its.keys() | ours.keys()):  # before weights are allocated
+            if its.get(name) != (own := ours.get(name)):
+                problem = f"{name} is {its.get(name, 'missing')}, not {own or 'expected'}"
+                raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the dtypes: torch cannot compare 8-bit
             raise UserError(f"{file}: has values that are not finite")
         model = restored_network(phase, config, state, device, self.network)
         precision = supported_precision(config.train.precision, device)
         return TrainedNetwork(model, str(self._updates.get(phase.name)), precision)
-
-
-def misfit(state: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
-    """Return how the tensors of a file differ in names, shapes or types from the tensors of a
-    network; None if they fit."""
-    its, ours = (
-        {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
-        for tensors in (state, expected)
-    )
-    for name in sorted(its.keys() | ours.keys()):
-        if its.get(name) != ours.get(name):
-            return f"{name} is {its.get(name, 'missing')}, not {ours.get(name, 'expected')}"
-    return None
