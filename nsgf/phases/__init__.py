@@ -228,8 +228,7 @@ def load_sampler(
     networks by phase. ``way``: how to sample, default :func:`find_way`.
 
     Raises:
-        UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed but not
-            installed.
+        UserError: a checkpoint is missing or does not fit.
     """
     way = way or find_way(config, run.has_checkpoint)
     precision = sampling_precision(config, device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import class_labels, class_number, data_classes
-from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, euler_step, integrate, load_odeint
+from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, euler_step, integrate
 from nsgf.sinkhorn.base import flow_time
 from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
@@ -164,10 +164,6 @@ class StraightFlow(Leg):
     flow-matching methods."""
 
     title, steps = "straight", "straight_steps"
-
-    def __init__(self, config: Config, network: Network) -> None:
-        super().__init__(config, network)
-        load_odeint(config.sampling.solver)  # raises before any sampling
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x, velocity = samples.x, self.velocity(samples.labels)

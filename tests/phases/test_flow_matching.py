@@ -54,15 +54,11 @@ def drawn(method: str, sigma: float = 0.0, seed: int = 3, first: int = 0):
     return start, end, line, peer.batch(start, end, t, position)
 
 
-def test_rectified_flow_regresses_the_line_between_the_pair():
-    """x = (1 - t) X0 + t X1 and u = X1 - X0, without noise whatever sigma says."""
+def test_lines_between_pairs_have_noise_of_width_sigma_except_for_rectified_flow():
+    """x = (1 - t) X0 + t X1 and u = X1 - X0; with another noise for each batch and seed."""
     start, end, line, batch = drawn("rf", sigma=0.7)
     torch.testing.assert_close(batch.inputs[0], line)
     torch.testing.assert_close(batch.target, end - start)
-
-
-def test_icfm_has_noise_of_width_sigma_around_the_line():
-    """Another one for each batch and seed."""
     start, end, line, batch = drawn("icfm", sigma=0.3)
     noise = batch.inputs[0] - line
     assert float(noise.std()) == pytest.approx(0.3, rel=0.25)

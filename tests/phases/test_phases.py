@@ -42,10 +42,6 @@ def legs(way: Way) -> list[str]:
     return [" ".join([leg.__name__, *names([phase] if phase else [])]) for leg, phase in way.legs]
 
 
-def way_of(legs) -> Way:
-    return Way((), tuple((leg, None) for leg in legs), {})
-
-
 def test_phases_start_with_different_weights(tiny):
     """Networks of one architecture, so that a shared stream would show."""
     starts = {
@@ -91,39 +87,26 @@ def test_legs_depend_on_settings_and_trained_phases(tiny, phases, source, tau, t
 
 
 @pytest.mark.parametrize(
-    ("legs", "solver", "least", "most"),
+    ("legs", "solver", "least", "calls", "steps", "straight"),
     [
-        ([NSGFSteps], "heun", 1, math.inf),
-        ([StraightFlow], "dopri5", 1, math.inf),
-        ([AffineStart, StraightFlow], "heun", 2, math.inf),
-        (ALGORITHM_4, "euler", 3, math.inf),
-        (ALGORITHM_4, "heun", 4, math.inf),
-        ([NSGFSteps, FixedTime, StraightFlow], "euler", 2, math.inf),
-        ([OneCall], "heun", 1, 1),
+        ([NSGFSteps], "heun", 1, 7, 7, None),
+        ([StraightFlow], "dopri5", 1, 7, None, 7),
+        ([AffineStart, StraightFlow], "heun", 2, 7, None, 3),
+        ([NSGFSteps, StraightFlow], "euler", 2, 7, 3, 4),
+        ([NSGFSteps, FixedTime, StraightFlow], "euler", 2, 7, 3, 4),
+        (ALGORITHM_4, "euler", 3, 7, 3, 3),
+        (ALGORITHM_4, "euler", 3, 3, 1, 1),
+        (ALGORITHM_4, "heun", 4, 4, 1, 1),
+        (ALGORITHM_4, "euler", 3, 50, 5, 44),
+        ([OneCall], "heun", 1, 1, None, None),
     ],
 )
-def test_possible_calls_of_legs_and_solver(legs, solver, least, most):
-    config = shipped("digits", f"--sampling.solver={solver}", "--sampling.straight_steps=30")
-    assert way_of(legs).possible_calls(config) == (least, most)
-
-
-@pytest.mark.parametrize(
-    ("legs", "solver", "calls", "steps", "straight"),
-    [
-        ([NSGFSteps], "euler", 7, 7, None),
-        ([AffineStart, StraightFlow], "heun", 7, None, 3),
-        ([NSGFSteps, StraightFlow], "euler", 7, 3, 4),
-        ([NSGFSteps, FixedTime, StraightFlow], "euler", 7, 3, 4),
-        (ALGORITHM_4, "euler", 7, 3, 3),
-        (ALGORITHM_4, "euler", 3, 1, 1),
-        (ALGORITHM_4, "heun", 3, 1, 1),
-        (ALGORITHM_4, "euler", 50, 5, 44),
-    ],
-)
-def test_limited_calls_are_divided_among_the_legs(legs, solver, calls, steps, straight):
-    config = shipped("digits/nsgf++", f"--sampling.solver={solver}")
-    found = way_of(legs).limit_calls(config, calls).sampling
-    assert found.nsgf_steps == (steps or config.sampling.nsgf_steps)
+def test_calls_are_divided_among_the_legs(legs, solver, least, calls, steps, straight):
+    config = shipped("digits/nsgf++", f"--sampling.solver={solver}", "--sampling.nsgf_steps=2")
+    way = Way((), tuple((leg, None) for leg in legs), {})
+    assert way.possible_calls(config) == (least, 1 if OneCall in legs else math.inf)
+    found = way.limit_calls(config, calls).sampling
+    assert found.nsgf_steps == (steps or 2)
     assert found.straight_steps == (straight or config.sampling.straight_steps)
     assert found.omega is None
 
