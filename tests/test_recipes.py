@@ -57,6 +57,15 @@ CHECKS = {
         assert integrate(square, torch.zeros(1, 1), torch.zeros(1), config) == 0.5**2
         assert len(calls) == SOLVERS["midpoint"].calls
     """,
+    "A measure": """
+        import glob, json
+        from pathlib import Path
+        from nsgf.comparison.results import read_rows
+        (found,) = map(json.load, map(open, glob.glob("runs/2d-smoke-*/metrics.json")))
+        assert found["coordinate_w1"] > 0 < found["coordinate_w1_floor"]
+        rows = read_rows(Path("runs/compare-2d-smoke/table.csv"))
+        assert all("coordinate_w1" in row.values for row in rows)
+    """,
     "A phase": """
         import torch
         from nsgf.phases.curved import CurvedTask

@@ -149,6 +149,18 @@ def test_floor_belongs_to_its_seed_draw_and_sample_counts(tmp_path):
     assert len(set(floors)) == 8
 
 
+def test_a_new_measure_is_computed_and_the_others_are_not_again(finished, monkeypatch):
+    old = [replace(one, compute=None) for one in measures.MEASURES]
+    new = measures.Measure({"mean": "mean ↓"}, "units", lambda x, y: float(x.mean() - y.mean()))
+    monkeypatch.setattr(measures, "MEASURES", [*old, new])
+    monkeypatch.setattr(engine, "train", None)
+    before = read_rows(finished.folder / "table.csv")
+    after = read_rows(run(finished)[0][1])
+    for row, same in zip(after, before, strict=True):
+        assert row.values == {**same.values, "mean": row.values["mean"]}
+    assert "| mean ↓ |" in (finished.folder / "table.md").read_text()
+
+
 def test_damaged_measure_is_measured_again(finished, monkeypatch):
     table = (finished.folder / "table.md").read_text().splitlines()[:6]
     for file in finished.folder.glob("*/**/*s.jsonl"):
