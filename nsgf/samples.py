@@ -40,7 +40,7 @@ from nsgf.plots.samples import (
 from nsgf.run.folder import RunFolder, phase_stem, results_folder
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
-from nsgf.sampling.sampler import FlowSampler, Samples
+from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
@@ -90,7 +90,11 @@ def sample_run(
         config = find_way(config, run.has_checkpoint).choose_calls(config, nfe)
     world = world or World()
     place, is_folder = (None, False) if out is None else _output(out, config)
-    arrays, grid, trajectory = (place,) * 3 if place else _result_files(config, run)
+    folder, suffix = results_folder(config, run) / "samples", changed_settings(config, run)
+    names = [f"samples{suffix}.npz", f"grid{suffix}.png", f"trajectory{suffix}.png"]
+    if not place:
+        ensure_writable(folder, names=names)
+    arrays, grid, trajectory = (folder / name for name in names)
     device = pick_device(config.device)
     sampler, updates = load_sampler(config, run, device)
     has_data = not (place or is_image_set(config.data.name))
@@ -108,27 +112,13 @@ def sample_run(
         _write_output(config, samples, place, is_folder=is_folder)
         return [count, str(place)]
     _save_arrays(config, samples, arrays)
-    save_figure(_path_figure(config, sampler, data, device), trajectory)
+    source = build_source(config.data, config.seed, "path")
+    start = source.sample(POINT_SAMPLES if data else PATH_SAMPLES).to(device)
+    path = sampler(start, keep_path=True)
+    save_figure(draw_path(path, data, "path", class_names(config.data)), trajectory)
     if not data:
         _save_grid(config, samples, grid)
     return [count, str(arrays), *([] if data else [str(grid)]), str(trajectory)]
-
-
-def _result_files(config: Config, run: RunFolder) -> list[Path]:
-    """Return the files of samples, grid and path after a check that they can be written."""
-    suffix, folder = changed_settings(config, run), results_folder(config, run) / "samples"
-    names = [f"samples{suffix}.npz", f"grid{suffix}.png", f"trajectory{suffix}.png"]
-    ensure_writable(folder, names=names)
-    return [folder / name for name in names]
-
-
-def _path_figure(
-    config: Config, sampler: FlowSampler, data: Data | None, device: torch.device
-) -> Any:
-    """Draw the path of new samples; ``data`` is for points."""
-    source = build_source(config.data, config.seed, "path")
-    start = source.sample(POINT_SAMPLES if data else PATH_SAMPLES).to(device)
-    return draw_path(sampler(start, keep_path=True), data, "path", class_names(config.data))
 
 
 def _output(out: str, config: Config) -> tuple[Path, bool]:

@@ -15,7 +15,7 @@ from nsgf.config.schema import Config
 from nsgf.data import build_source, is_image_set
 from nsgf.data.images import to_unit_range
 from nsgf.metrics.distances import nearest_images
-from nsgf.metrics.inception import Inception, Reference, inception_metrics
+from nsgf.metrics.inception import Inception, inception_metrics
 from nsgf.metrics.measures import compute, describe, name_of
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import load_sampler
@@ -117,9 +117,8 @@ def measured_parts(
         }
     elif isinstance(network, Inception):
         name = config.data.name + (" random stand-in" if config.data.fake else "")
-        reference = Reference(images, name, Path(config.out_dir).expanduser() / ".features")
-        size = config.sampling.batch_size
-        yield inception_metrics(pixels, reference, network, device, size, log)
+        where, size = Path(config.out_dir).expanduser() / ".features", config.sampling.batch_size
+        yield inception_metrics(pixels, images, name, where, network, device, size, log)
 
 
 def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> dict[str, Any]:

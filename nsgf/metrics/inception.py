@@ -6,7 +6,6 @@ torch-fidelity would unpickle weights and cached features, which could run code.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from io import BytesIO
 from os.path import lexists
 from pathlib import Path
@@ -93,32 +92,11 @@ def _published() -> Path:
     return file
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The real images for comparison, and their cached features."""
-
-    images: Tensor
-    """uint8, (N, C, H, W): a whole training set, not mirrored."""
-    name: str
-    """Name of the set; says whether it is a random stand-in."""
-    cache: Path
-    """Folder of cached features."""
-
-    def features(
-        self, network: Inception, device: torch.device, batch_size: int, log: Callable[[str], None]
-    ) -> Tensor:
-        """Return the features (N, 2048), from their file if there is one."""
-
-        def features(images: Tensor) -> Tensor:
-            return network.features(images, "real images", device, batch_size)[0]
-
-        about = f"{network.sha256[:12]}-{network.version}"
-        return stored_features(self.cache, self.images, about, features, log)
-
-
 def inception_metrics(
     samples: Tensor,
-    reference: Reference,
+    images: Tensor,
+    name: str,
+    folder: Path,
     network: Inception,
     device: torch.device,
     batch_size: int,
@@ -128,6 +106,9 @@ def inception_metrics(
 
     Args:
         samples: generated images, uint8, (N, C, H, W).
+        images: real images, uint8, (M, C, H, W): a whole training set, not mirrored.
+        name: name of the set; says whether it is a random stand-in.
+        folder: where the features of the real images are kept.
         batch_size: number of images per call of the network.
         log: gets a line when features are saved.
 
@@ -138,10 +119,15 @@ def inception_metrics(
     Raises:
         UserError: there are too few samples.
     """
-    count, channels, height, width = reference.images.shape
+    count, channels, height, width = images.shape
     colour = "grey replicated to 3 channels" if channels == 1 else "colour"
     require_neighbours(min(len(samples), count))
-    real = reference.features(network, device, batch_size, log)
+    about = f"{network.sha256[:12]}-{network.version}"
+
+    def compute_real(images: Tensor) -> Tensor:
+        return network.features(images, "real images", device, batch_size)[0]
+
+    real = stored_features(folder, images, about, compute_real, log)
     features, logits = network.features(samples, "samples", device, batch_size)
     where = card_or_cpu(device)
     pairs: Pairs = {
@@ -150,9 +136,9 @@ def inception_metrics(
     }
     return compute(measures_in("inception", "logits"), pairs) | {
         "inception_samples": len(samples),
-        "inception_reference": f"{reference.name} train, {count} images, {height}x{width} {colour}"
+        "inception_reference": f"{name} train, {count} images, {height}x{width} {colour}"
         ", not flipped, resized to 299x299 by torch-fidelity (TF1 bilinear), sha256 of the pixels "
-        f"{fingerprint(reference.images)}...",
+        f"{fingerprint(images)}...",
         "inception_weights": network.name,
         "inception_library": f"torch-fidelity {network.version}; precision and recall with k = "
         f"{NEIGHBOURS} in Inception's 2048 features, not VGG16's",

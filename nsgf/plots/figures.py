@@ -96,34 +96,25 @@ def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str
 def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
     """Write a GIF with a frame for each state of ``samples.path``: images (N, C, H, W), or points
     (N, 2) with the arrows of the next step. ``axes``: names of their coordinates."""
-    last = len(samples.path) - 1
-    chosen = [*range(0, last, math.ceil(last / FRAMES) or 1), last]
-    if samples.x.ndim == 4:
-        frames = [_pixels(_image_frame(samples, state)) for state in chosen]
-    else:
-        frames = [_pixels(_point_frame(samples, state, axes)) for state in chosen]
-    times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
-    with replacing(file) as stream:
-        how = {"save_all": True, "append_images": frames[1:], "duration": times, "loop": 0}
-        frames[0].save(stream, "gif", **how)
-
-
-def _pixels(figure: Any) -> Any:
-    """Return a figure as an image of PIL."""
     from PIL import Image
 
-    stream = BytesIO()
-    figure.savefig(stream, format="png", dpi=100)
-    return Image.open(stream).convert("RGB")
+    last = len(samples.path) - 1
+    draw = _image_frame if samples.x.ndim == 4 else _point_frame
+    frames = []
+    for state in [*range(0, last, math.ceil(last / FRAMES) or 1), last]:
+        draw(samples, state, axes).savefig(stream := BytesIO(), format="png", dpi=100)
+        frames.append(Image.open(stream).convert("RGB"))
+    times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
+    with replacing(file) as target:
+        how = {"save_all": True, "append_images": frames[1:], "duration": times, "loop": 0}
+        frames[0].save(target, "gif", **how)
 
 
-def _image_frame(samples: Samples, state: int) -> Any:
+def _image_frame(samples: Samples, state: int, _: object) -> Any:
     x = samples.path[state]
-    rows = max(1, math.isqrt(len(x) // 2))
-    columns = math.ceil(len(x) / rows)
+    columns = math.ceil(len(x) / (rows := max(1, math.isqrt(len(x) // 2))))
     figure = new_figure(4.5, 0.4 + 4.5 * rows * x.shape[2] / (columns * x.shape[3]))
-    panel = figure.subplots()
-    show_grid(panel, x, columns)
+    show_grid(panel := figure.subplots(), x, columns)
     panel.set_title(samples.marks[state])
     return figure
 

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from nsgf.metrics import inception
-from nsgf.metrics.inception import PUBLISHED, Inception, Reference, inception_metrics
+from nsgf.metrics.inception import PUBLISHED, Inception, inception_metrics
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import Malicious
 
@@ -68,9 +68,7 @@ def test_measures_equal_those_of_torch_fidelity(weights, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()
     network = Inception(Path(weights))
-    found = inception_metrics(
-        samples, Reference(real, "mnist", cache), network, CPU, 5, lambda _: None
-    )
+    found = inception_metrics(samples, real, "mnist", cache, network, CPU, 5, lambda _: None)
     theirs = by_torch_fidelity(
         write_folder(tmp_path / "samples", samples), write_folder(tmp_path / "real", real), weights
     )
@@ -198,19 +196,19 @@ class Case:
 
     def __init__(self, cache: Path) -> None:
         self.samples = images(20, 0, 256)
-        real = images(30, 50, 200, seed=1)
-        real[0, 0, 0, 0] = 7
-        self.reference = Reference(real, "mnist", cache)
+        self.real, self.cache = images(30, 50, 200, seed=1), cache
+        self.real[0, 0, 0, 0] = 7
         self.said: list[str] = []
 
-    def measure(self, network=None, samples=None, reference=None):
+    def measure(self, network=None, samples=None, real=None):
         self.said.clear()
         chosen = self.samples if samples is None else samples
-        network, reference = network or Tiny(), reference or self.reference
-        return inception_metrics(chosen, reference, network, CPU, 8, self.said.append)
+        network, real = network or Tiny(), self.real if real is None else real
+        where = (self.cache, network, CPU, 8, self.said.append)
+        return inception_metrics(chosen, real, "mnist", *where)
 
     def file(self) -> Path:
-        (file,) = self.reference.cache.iterdir()
+        (file,) = self.cache.iterdir()
         return file
 
 
@@ -232,21 +230,21 @@ def test_features_of_real_images_are_computed_once(case):
     assert len(network.read) == 1
     assert 7 not in network.read
     assert case.said == []
-    other = case.measure(samples=case.reference.images[:20].clone() // 2)
+    other = case.measure(samples=case.real[:20].clone() // 2)
     assert other["fid"] != first["fid"]
     assert other["inception_reference"] == first["inception_reference"]
     assert case.file()
 
 
 def test_everything_that_changes_the_features_changes_the_file_name(case, monkeypatch):
-    real = case.reference.images
+    real = case.real
     case.measure()
     case.measure(Tiny("b"))
     for other in (real[:29], real.flip(-1)):
-        case.measure(reference=Reference(other, "mnist", case.reference.cache))
+        case.measure(real=other)
     monkeypatch.setattr(Tiny, "version", "0.9.9")
     case.measure()
-    assert len(list(case.reference.cache.iterdir())) == 5
+    assert len(list(case.cache.iterdir())) == 5
 
 
 BAD = [
