@@ -12,7 +12,6 @@ from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network, new_network
 from nsgf.phases.generator import GeneratorTask, nearest_multiple
-from nsgf.run import checkpoint
 from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -139,21 +138,6 @@ def test_transport_stays_within_the_classes(conditional):
     towards = -moved.grad
     scale = float(towards.norm() / found.norm())
     torch.testing.assert_close(towards, scale * found, rtol=1e-2, atol=1e-3 * scale)
-
-
-def test_generator_starts_with_the_velocity_network_of_its_run(one_call):
-    generator = replace(one_call.generator, iterations=0)
-    config = replace(one_call, phases=["nsgf", "generator"], generator=generator)
-    run = train(config)
-    velocity = checkpoint.load(run.checkpoint_file("nsgf"))["ema"]
-    begun = checkpoint.load(run.checkpoint_file("generator"))["model"]
-    assert all(torch.equal(value, begun[name]) for name, value in velocity.items())
-    longer = replace(config, nsgf=replace(config.nsgf, iterations=20))
-    with pytest.raises(UserError, match="--resume-phase 1"):
-        train(longer, run)
-    alone = replace(longer, phases=["nsgf"])
-    with pytest.raises(UserError, match="--resume-phase 1"):
-        train(alone, run)
 
 
 def test_batches_must_divide_into_whole_groups_for_each_process(one_call, conditional):

@@ -13,6 +13,7 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import Way, find_preview, find_way, get_phase, get_phases, load_sampler
 from nsgf.phases.base import new_network
+from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
@@ -109,6 +110,23 @@ def test_calls_are_divided_among_the_legs(legs, solver, least, calls, steps, str
     assert found.nsgf_steps == (steps or 2)
     assert found.straight_steps == (straight or config.sampling.straight_steps)
     assert found.omega is None
+
+
+@pytest.mark.parametrize("phases", ["nsgf nsf", "peer reflow", "nsgf generator"])
+def test_phase_begins_with_the_averaged_weights_of_the_one_before(tiny, phases):
+    """Which is not trained again."""
+    first, last = phases.split()
+    nsf, pairs = replace(tiny.nsf, init="nsgf"), replace(tiny.reflow, pairs=32)
+    config = replace(tiny, phases=[first], nsf=nsf, reflow=pairs)
+    run = train(config)
+    before = checkpoint.load(run.checkpoint_file(first))["ema"]
+    section = replace(getattr(config, last), iterations=0)
+    train(replace(config, phases=phases.split(), **{last: section}), run)
+    after = checkpoint.load(run.checkpoint_file(first))["ema"]
+    begun = checkpoint.load(run.checkpoint_file(last))["model"]
+    for name, value in before.items():
+        assert torch.equal(after[name], value)
+        assert torch.equal(begun[name], value)
 
 
 def test_fixed_tau_needs_no_trained_predictor(tiny, tiny_run):

@@ -12,7 +12,6 @@ from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import load_sampler
 from nsgf.phases.lines import NSFTask
 from nsgf.phases.reflow import StoredPairs, path_ends
-from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
@@ -46,18 +45,6 @@ def test_peer_and_reflow_train_sample_and_evaluate(peer):
     _, found = evaluate_run(peer, run)
     assert found["nfe"] == peer.sampling.straight_steps == found["expected_nfe"]
     assert found["w2"] > 0
-
-
-def test_reflow_starts_with_the_weights_of_the_peer_in_the_same_run(peer):
-    """1-RF is not trained again, and reflow begins with its averaged weights."""
-    run = train(replace(peer, phases=["peer"]))
-    before = checkpoint.load(run.checkpoint_file("peer"))
-    train(replace(peer, reflow=replace(peer.reflow, iterations=0)), run)
-    after = checkpoint.load(run.checkpoint_file("peer"))
-    start = checkpoint.load(run.checkpoint_file("reflow"))["model"]
-    for name, value in before["ema"].items():
-        assert torch.equal(after["ema"][name], value)
-        assert torch.equal(start[name], value)
 
 
 def test_flow_matching_trains_with_the_settings_of_nsgf():
