@@ -26,6 +26,14 @@ from nsgf.system.errors import UserError, list_names, name_setting, suggest
 
 EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
+NEEDS = (
+    ("nsf.coupling_batch", "nsf.coupling", "ot"),
+    ("nsf.starts", "nsf.source", "nsgf"),
+    ("peer.coupling_batch", "peer.method", "otcfm"),
+    ("sampling.omega", "sampling.solver", "euler"),
+    ("evaluation.inception_weights", "evaluation.features", "inception"),
+)
+"""Settings that have an effect only with this value of another one."""
 
 Rule = tuple[bool, str, str]
 """Whether a setting is wrong, its key, and the message after ``KEY = VALUE:``."""
@@ -94,17 +102,12 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     is_device = DEVICE.fullmatch(config.device)
     yield not is_device, "device", "must be auto, cpu, cuda or cuda:N"
 
-    nsf, peer, generator, sampling = config.nsf, config.peer, config.generator, config.sampling
-    useless = bool(nsf.coupling_batch) and nsf.coupling != "ot"
-    yield useless, "nsf.coupling_batch", f"has no effect with nsf.coupling {nsf.coupling}"
-    useless = bool(nsf.starts) and nsf.source != "nsgf"
-    yield useless, "nsf.starts", f"has no effect with nsf.source {nsf.source}"
+    for key, other, needed in NEEDS:
+        useless = SETTINGS[key].get(config) is not None and SETTINGS[other].get(config) != needed
+        yield useless, key, f"must be null unless {other} is {needed}"
     yield from _affine_rules(config)
-    useless = bool(peer.coupling_batch) and peer.method != "otcfm"
-    yield useless, "peer.coupling_batch", f"has no effect with peer.method {peer.method}"
+    peer, generator = config.peer, config.generator
     yield peer.method == "sbcfm" and peer.sigma == 0, "peer.sigma", "must be > 0 for sbcfm"
-    useless = sampling.omega is not None and sampling.solver != "euler"
-    yield useless, "sampling.omega", f"must be null with sampling.solver {sampling.solver}"
 
     for key, values in (("methods", config.compare.methods), ("nfe", config.compare.nfe)):
         wrong = not values or len(set(values)) < len(values)
@@ -153,8 +156,6 @@ def _data_rules(config: Config) -> Iterator[Rule]:
     own = config.evaluation
     points = f"must be auto or none for {data.name}, which are points"
     yield not is_image and own.features not in ("auto", "none"), "evaluation.features", points
-    unused = own.inception_weights is not None and own.features != "inception"
-    yield unused, "evaluation.inception_weights", "needs evaluation.features inception"
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:

@@ -48,7 +48,7 @@ def _walk(node: Any, section: str) -> dict[str, Setting]:
             kind=get_args(item.type)[0] if notes else item.type,
             default=value,
             get=attrgetter(key),
-            range=next((note for note in notes if isinstance(note, Range)), None),
+            range=notes[0] if notes and isinstance(notes[0], Range) else None,
             is_free=FREE_ON_RESUME in notes,
             is_path=MACHINE_PATH in notes,
         )

@@ -243,6 +243,7 @@ def test_settings_of_a_run_before_there_were_some_are_read(tiny):
     run = RunFolder.create(tiny)
     content = yaml.safe_load(run.config_file.read_text())
     del content["smoke"], content["train"]["max_hours"]
+    content["evaluation"] |= {"inception": True, "classifier": {"a": 1}}  # which later went
     run.config_file.write_text(yaml.safe_dump(content))
     assert parse(["sample", "--run", str(run.path)]).config == tiny
 
@@ -275,22 +276,6 @@ def test_smoke_selects_a_run_and_changes_no_setting_of_it(tiny):
     run.config_file.unlink()
     with pytest.raises(UserError, match="no run of 2d in"):
         parse(["sample", *where])
-
-
-@pytest.mark.parametrize(
-    ("section", "flags"),
-    [
-        ("pool: {num_batches: null}", ["--sinkhorn-batch", "32"]),
-        ("sinkhorn: {batch_size: null}", ["--sinkhorn-batch", "32"]),
-        ("out_dir: null", ["--resume"]),
-        ("data: {root: null}", []),
-    ],
-)
-def test_a_key_without_a_value_is_refused_wherever_it_is_needed_first(section, flags, tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(f"exp: mine\n{section}\n")
-    with pytest.raises(UserError, match=r"= null: must have a value$"):
-        parse(["train", "--config", str(file), *flags])
 
 
 def test_a_run_that_is_trained_further_stays_where_it_is(tiny, tmp_path):
