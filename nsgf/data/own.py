@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
+from nsgf.config.values import read_value
 from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 
 LEAST = 16
@@ -66,30 +67,21 @@ def read_found(config: DataConfig) -> Found:
     was, or the description is damaged."""
     if not config.found:
         raise UserError(f"data.path = {config.path}: name the {config.name} to train on")
+    kinds, axes = get_type_hints(Found), 3 if config.name == "images" else 1
     try:
-        found = Found(**config.found)
-        if _is_possible(found, axes=3 if config.name == "images" else 1):
+        found = Found(**{key: read_value(key, kinds[key], it) for key, it in config.found.items()})
+        columns = () if axes == 3 else (found.names, found.mean, found.scale)
+        if (
+            min(found.samples, *found.shape) > 0
+            and len(found.shape) == axes
+            and found.classes in range(min(found.samples, 2**16) + 1)  # their names fit into memory
+            and len(found.class_names or range(found.classes)) == found.classes
+            and all(len(part or ()) == found.shape[0] for part in columns)
+        ):
             return found
-    except TypeError:
+    except (KeyError, TypeError, UserError):
         pass
     raise UserError(f"data.found: damaged, or does not describe {config.name}; train a new run")
-
-
-def _is_possible(found: Found, axes: int) -> bool:
-    """Whether types and sizes are possible; raise TypeError for some that are not."""
-    lists = (found.names, found.class_names, found.broken)
-    texts = [found.checksum, *(text for part in lists for text in part or ())]
-    numbers = [*(found.mean or ()), *(found.scale or ())]
-    columns = () if axes == 3 else (found.names, found.mean, found.scale)
-    return (
-        all(type(size) is int and size > 0 for size in (found.samples, *found.shape))
-        and len(found.shape) == axes
-        and found.classes in range(min(found.samples, 2**16) + 1)  # their names fit into memory
-        and len(found.class_names or range(found.classes)) == found.classes
-        and {str} >= {*map(type, texts)}
-        and {int, float} >= {*map(type, numbers)}
-        and all(len(part or ()) == found.shape[0] for part in columns)
-    )
 
 
 def check_same_data(config: DataConfig, checksum: str) -> None:
