@@ -5,7 +5,8 @@ from pathlib import Path
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import TABLE
 from nsgf.comparison.trials import SETTINGS, Comparison
-from nsgf.report.progress import curves, listed_settings, progress_of
+from nsgf.config.settings import build
+from nsgf.report.progress import curves, progress_of
 from nsgf.run.folder import RunFolder
 from nsgf.run.foreign import check_links
 from nsgf.run.lock import is_locked
@@ -45,7 +46,7 @@ def _row(run: RunFolder) -> tuple[str, ...]:
 
 def _run_cells(run: RunFolder) -> tuple[str, ...]:
     """Return data, method, progress, last loss and time of a run."""
-    config = listed_settings(run)
+    config = build(run.read_settings())
     loss = [f"{curve[-1][1]:.4g}" for curve in curves(run).values()][-1:]
     taken = sum(cost.seconds for cost in read_costs(run.path).values())
     is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)

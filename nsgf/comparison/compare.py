@@ -28,6 +28,7 @@ from nsgf.metrics.measures import Measure, keys_of, name_of
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import get_phase
 from nsgf.preflight import try_phases
+from nsgf.report.progress import trained_updates
 from nsgf.run.checkpoint import read_good_header, restore_previous
 from nsgf.run.folder import RunFolder
 from nsgf.run.foreign import check_links
@@ -127,10 +128,8 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     """Whether a phase has made all its updates."""
-    if not run.has_checkpoint(phase):
-        return False
-    step: int = read_good_header(run.checkpoint_file(phase))["step"]
-    return step >= getattr(config, phase).iterations
+    needed: int = getattr(config, phase).iterations
+    return run.has_checkpoint(phase) and trained_updates(run, phase) >= needed
 
 
 def check_trained(config: Config, run: RunFolder) -> None:

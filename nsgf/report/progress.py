@@ -1,7 +1,6 @@
 """Read curves, log and progress from run folders."""
 
-from nsgf.config.files import read_layer, read_plain
-from nsgf.config.schema import OF_PHASES, Config, PhaseName
+from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
@@ -11,11 +10,6 @@ from nsgf.system.json_reader import read_lines
 
 LOG_LINES = 400
 """Number of lines at the end of the log that are shown."""
-LISTED: dict[str, tuple[str, ...]] = {
-    **{"method": (), "phases": (), "data": ("name",)},
-    **dict.fromkeys(OF_PHASES, ("iterations",)),
-}
-"""Settings that a list of runs shows: keys, and names within sections."""
 
 
 def curves(run: RunFolder) -> dict[str, Curve]:
@@ -36,20 +30,9 @@ def log_lines(run: RunFolder) -> list[str]:
 def updates_done(run: RunFolder) -> str:
     """Return :func:`progress_of` a run, or why it cannot be read."""
     try:
-        return progress_of(run, listed_settings(run))
+        return progress_of(run, build(run.read_settings()))
     except UserError as error:
         return f"cannot be read: {error}"
-
-
-def listed_settings(run: RunFolder) -> Config:
-    """Return the settings LISTED of a run, and defaults for the others, which takes a tenth of the
-    time of all settings. Raise UserError if they cannot be read."""
-    plain = read_plain(run.config_file)
-    content = {key: plain[key] for key in LISTED if key in plain}
-    for key, section in content.items():
-        if LISTED[key] and isinstance(section, dict):
-            content[key] = {name: section[name] for name in LISTED[key] if name in section}
-    return build(read_layer(content))
 
 
 def progress_of(run: RunFolder, config: Config) -> str:
