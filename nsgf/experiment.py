@@ -33,7 +33,7 @@ from nsgf.samples import show_preview
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import describe_device, free_disk_bytes, pick_device, release_memory
-from nsgf.system.units import format_bytes
+from nsgf.system.output import format_bytes
 from nsgf.training.loop import fit
 from nsgf.training.precision import compiled_folder, pick_precision, prepare_environment
 

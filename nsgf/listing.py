@@ -12,7 +12,7 @@ from nsgf.run.foreign import check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.system.units import format_bytes, format_hours
+from nsgf.system.output import format_bytes, format_hours
 
 
 def run_table(folder: Path) -> list[str]:

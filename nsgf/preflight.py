@@ -19,11 +19,9 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
-from nsgf.system.files import ensure_writable
+from nsgf.system.files import ensure_writable, fields, parse_object
 from nsgf.system.hardware import describe_device, peak_memory, pick_device, release_memory
-from nsgf.system.json_reader import fields, parse_object
-from nsgf.system.output import silence
-from nsgf.system.units import format_bytes, format_hours
+from nsgf.system.output import format_bytes, format_hours, silence
 from nsgf.training.loop import fit
 from nsgf.training.precision import prepare_environment
 

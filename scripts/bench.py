@@ -32,7 +32,7 @@ from nsgf.config.schema import Config
 from nsgf.plots.samples import save_figure
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
-from nsgf.system.units import format_bytes
+from nsgf.system.output import format_bytes
 from nsgf.system.versions import versions
 
 DOWNLOADED = ("mnist", "cifar10")

@@ -5,8 +5,7 @@ python scripts/write_configuration_doc.py
 
 from pathlib import Path
 
-from nsgf.cli.arguments import OF_SAMPLING, SHORT_FLAGS
-from nsgf.config.docstrings import setting_docs
+from nsgf.cli.arguments import OF_SAMPLING, SHORT_FLAGS, setting_docs
 from nsgf.config.schema import MANY, OF_PHASES
 from nsgf.config.settings import KEYS
 from nsgf.config.values import describe_type, format_value

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from nsgf import experiment
-from nsgf.api.network import check_network, class_name
-from nsgf.api.run import Run, load
+from nsgf.api.run import Run, check_network, class_name, load
 from nsgf.config.files import from_arguments, read_experiment
 from nsgf.config.schema import Config
 from nsgf.config.settings import Layer

@@ -1,15 +1,18 @@
 """The commands, their flags, and how a command line becomes a :class:`Request`."""
 
+import ast
+import inspect
 import textwrap
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from nsgf.config.docstrings import setting_docs
+from nsgf.config import schema
 from nsgf.config.files import experiments, pretrained_runs, refuse_unknown
 from nsgf.config.schema import OF_PHASES
-from nsgf.config.settings import KEYS, Layer, is_inherited, spread_optim
+from nsgf.config.settings import KEYS, SECTIONS, Layer, is_inherited, spread_optim
 from nsgf.config.values import format_value, read_value
 from nsgf.resolve import ON_EXPORTS, WITHOUT_RUN, Request, resolve
 from nsgf.system.errors import UserError
@@ -193,3 +196,28 @@ def completion(shell: str) -> str:
         return shtab.complete(program, shell).rstrip("\n")
     except (ImportError, NotImplementedError) as error:
         raise UserError(f"--print-completion {shell}: {error}") from error
+
+
+def setting_docs() -> dict[str, str]:
+    """Return the docstrings of sections and settings by dotted key, in the order of the schema.
+
+    The empty key is the configuration itself. Settings that phases inherit appear once, under
+    ``optim``."""
+    below = {
+        node.name: {
+            ast.unparse(this.target): " ".join(ast.literal_eval(text.value).split())
+            for this, text in pairwise(node.body)
+            if isinstance(this, ast.AnnAssign) and isinstance(text, ast.Expr)
+        }
+        for node in ast.parse(inspect.getsource(schema)).body
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {}
+    for section, kind in SECTIONS.items():
+        if kind is schema.OptimConfig and section != "optim":
+            found[section] = "The keys of optim, for this phase only."
+            continue
+        found[section] = inspect.cleandoc(kind.__doc__ or "").replace("\n", " ")
+        for name, text in below[kind.__name__].items():
+            found[f"{section}.{name}".lstrip(".")] = text
+    return found

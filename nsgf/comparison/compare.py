@@ -39,8 +39,7 @@ from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import load_odeint
 from nsgf.system.errors import UserError, name_setting
 from nsgf.system.hardware import pick_device
-from nsgf.system.output import show
-from nsgf.system.units import format_hours
+from nsgf.system.output import format_hours, show
 
 Log = Callable[[str], None]
 

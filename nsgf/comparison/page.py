@@ -25,13 +25,12 @@ from nsgf.config.settings import drop_machine_settings
 from nsgf.metrics.measures import is_better_higher, name_of
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import figure_defaults, new_figure
-from nsgf.report.drawing import Album
-from nsgf.report.page import write_page
+from nsgf.report.page import Album, write_page
 from nsgf.report.progress import updates_done
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.run.foreign import check_links
 from nsgf.system.errors import UserError
-from nsgf.system.json_reader import read_object
+from nsgf.system.files import read_object
 
 MARKERS = "osD^vP*X<>hp"
 

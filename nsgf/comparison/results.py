@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsgf.system.errors import UserError, cause
-from nsgf.system.files import append_text
-from nsgf.system.json_reader import read_lines, whole_number
+from nsgf.system.files import append_text, read_lines, whole_number
 
 
 class Row(NamedTuple):

@@ -31,7 +31,7 @@ from nsgf.data.own import (
 )
 from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 from nsgf.system.hardware import available_bytes
-from nsgf.system.units import format_bytes
+from nsgf.system.output import format_bytes
 
 T = TypeVar("T")
 LEAST_OF_CLASS = 10

@@ -27,8 +27,8 @@ from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes
+from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
-from nsgf.system.units import format_bytes
 from nsgf.training.task import Batch, Task
 
 MOMENT_SAMPLES = 65_536

@@ -21,8 +21,8 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.hardware import release_memory
+from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
-from nsgf.system.units import format_bytes
 from nsgf.training.task import Batch, Task
 
 

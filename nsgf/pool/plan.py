@@ -12,7 +12,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, name_setting, suggest
 from nsgf.system.hardware import available_bytes, free_disk_bytes
-from nsgf.system.units import format_bytes
+from nsgf.system.output import format_bytes
 
 MEMORY_SHARE = 0.85
 """Share of the free memory that pool and solver may take; the rest is for networks and batches."""

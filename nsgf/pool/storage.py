@@ -25,8 +25,7 @@ from nsgf.config.schema import Config
 from nsgf.config.settings import fixed_values
 from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, cause
-from nsgf.system.files import write_text
-from nsgf.system.json_reader import fields, parse_object
+from nsgf.system.files import fields, parse_object, write_text
 
 FORMAT = 1
 SECTIONS = ("seed", "data", "sinkhorn", "flow")

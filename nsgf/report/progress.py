@@ -6,7 +6,7 @@ from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
-from nsgf.system.json_reader import read_lines
+from nsgf.system.files import read_lines
 
 LOG_LINES = 400
 """Number of lines at the end of the log that are shown."""

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from nsgf.run import store
 from nsgf.system.errors import UserError, cause, one_line, suggest
-from nsgf.system.files import link_or_copy, replacing, sync_folder
-from nsgf.system.json_reader import fields, parse_object
+from nsgf.system.files import fields, link_or_copy, parse_object, replacing, sync_folder
 from nsgf.system.versions import versions
 
 FORMAT = 4

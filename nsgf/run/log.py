@@ -12,8 +12,7 @@ from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
 from nsgf.run.trackers import Tracker
 from nsgf.system.errors import one_line, printable
-from nsgf.system.files import append_text, write_text
-from nsgf.system.json_reader import fields, parse_object, read_lines
+from nsgf.system.files import append_text, fields, parse_object, read_lines, write_text
 from nsgf.system.output import show
 
 

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from nsgf.system.output import show_error
-from nsgf.system.units import format_hours
+from nsgf.system.output import format_hours, show_error
 
 LINE_SECONDS = 30.0
 DRAW_SECONDS = 0.2

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from nsgf.system.errors import one_line
-from nsgf.system.files import replacing
-from nsgf.system.json_reader import parse_object
+from nsgf.system.files import parse_object, replacing
 from nsgf.system.output import show
 
 T = TypeVar("T")

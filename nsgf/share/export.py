@@ -21,8 +21,7 @@ from nsgf.phases.base import load_network
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.share.exported import CONFIG_FILE, FORMAT, MARK, checksum, weights_file
 from nsgf.system.errors import UserError, cause, list_names, printable, shorten_paths
-from nsgf.system.files import replacing, replacing_folder, write_text
-from nsgf.system.json_reader import read_object
+from nsgf.system.files import read_object, replacing, replacing_folder, write_text
 from nsgf.version import __version__
 
 

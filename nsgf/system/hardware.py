@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from nsgf.system.errors import UserError
-from nsgf.system.units import format_bytes
+from nsgf.system.output import format_bytes
 
 
 def device_name(device: object) -> object:

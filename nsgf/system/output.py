@@ -1,4 +1,4 @@
-"""Output to the terminal, and facts about torchrun.
+"""Output to the terminal, numbers with units as text, and facts about torchrun.
 
 Control characters are escaped, and a closed terminal or pipe does not end the program. This module
 does not import torch, so that --help is fast.
@@ -61,3 +61,19 @@ def local_processes(size: int) -> int:
     """Return how many of ``size`` processes torchrun started on this machine."""
     number = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(number) if number.isdecimal() else size
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes as text, in powers of 1000: 1536 is '1.5 KB'."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def format_hours(seconds: float) -> str:
+    """Return seconds as text: 90 is '1.5 min'."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from nsgf.system.units import format_bytes
+from nsgf.system.output import format_bytes
 from nsgf.version import __version__
 
 PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]

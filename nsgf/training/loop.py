@@ -17,8 +17,8 @@ from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.hardware import peak_memory
+from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
-from nsgf.system.units import format_bytes
 from nsgf.training.precision import device_settings
 from nsgf.training.prefetch import load_batches
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor

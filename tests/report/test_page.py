@@ -11,13 +11,16 @@ from PIL import Image
 from nsgf.cli import main
 from nsgf.data import Data
 from nsgf.phases import get_phase
-from nsgf.report.page import measure_rows, phase_rows, report_run
+from nsgf.report.page import measure_rows, phase_rows, report_run, velocity_fields
 from nsgf.run.checkpoint import load, previous_file, save
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.samples import sample_run, show_preview
+from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
+from nsgf.sinkhorn import build_solver
 from nsgf.system.errors import UserError
 from tests.conftest import STYLE, shipped
+from tests.sinkhorn.reference import first_velocity
 
 
 class Page(HTMLParser):
@@ -146,3 +149,26 @@ def test_a_style_of_the_user_changes_no_picture(small, small_run):
     with matplotlib.rc_context(STYLE):
         assert pictures() == before
     assert {file.name for file in before} >= {"phase1_nsgf.png", "trajectory.png", "field.png"}
+
+
+CPU = torch.device("cpu")
+
+
+def test_fields_are_the_flow_s_and_the_network_s(tiny):
+    """At the first step the flow's is the solver's; a network that answers its time tells it."""
+    sampler = FlowSampler([NSGFSteps(tiny, lambda x, t: t[:, None].expand(-1, 2))])
+    data = Data(tiny.data, tiny.seed)
+    fields = velocity_fields(tiny, sampler, data, CPU)
+    steps = tiny.flow.steps
+    assert [title for title, *_ in fields] == [f"Step {k} of {steps}" for k in (1, 2, 3)]
+    for (_, _, learned, _), time in zip(fields, (0, 1 / 3, 2 / 3), strict=True):
+        assert (learned == torch.tensor(time)).all()
+    target = Data(tiny.data, tiny.seed).target("report", "field").sample(tiny.sinkhorn.targets)
+    _, x, _, velocity = fields[0]
+    expected = first_velocity(build_solver(tiny.sinkhorn), x, target)
+    torch.testing.assert_close(velocity, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_without_steps_of_the_flow_there_is_no_field(tiny):
+    straight = FlowSampler([StraightFlow(tiny, lambda x, t: x)])
+    assert velocity_fields(tiny, straight, Data(tiny.data, 0), CPU) == []

@@ -8,7 +8,7 @@ from nsgf.pool.storage import Header, write_header
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
 from nsgf.share.export import _write_index
-from nsgf.system.json_reader import fields, parse_object, read_lines, read_object
+from nsgf.system.files import fields, parse_object, read_lines, read_object
 
 BAD = {
     "nothing": "",
