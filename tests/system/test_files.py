@@ -1,13 +1,10 @@
-from dataclasses import replace
 from math import inf, nan
 
 import pytest
 
-from nsgf.config.schema import Config
 from nsgf.pool.storage import Header, write_header
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
-from nsgf.share.export import _write_index
 from nsgf.system.files import fields, parse_object, read_lines, read_object
 
 BAD = {
@@ -33,7 +30,6 @@ def test_what_is_no_object_of_finite_numbers_is_refused(kind):
         lambda folder: checkpoint.save(folder / "x.pt", {"step": 1, "config": {"scale": [inf]}}),
         lambda folder: write_header(folder, Header("float32", {"data.found": {"mean": [nan]}})),
         lambda folder: RunLog(folder).record(loss=-inf),
-        lambda folder: _write_index(folder, replace(Config(), seed=inf), {}, half=False),
     ],
 )
 def test_what_cannot_be_read_is_not_written(write, tmp_path):
