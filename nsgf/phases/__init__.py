@@ -1,9 +1,7 @@
 """The methods, one record for each: which phases are trained, and what happens to a sample.
 
 All else follows from :data:`WAYS`: allowed phases and their order, the networks of samples and
-previews, possible numbers of network calls, shares of updates, and the text of model cards. To add
-a method, add its record here, and the names and sections of new phases to
-:mod:`nsgf.config.schema`.
+previews, possible numbers of network calls, shares of updates, and the text of model cards.
 """
 
 import math

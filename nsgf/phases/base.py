@@ -31,9 +31,8 @@ class TrainedNetwork(NamedTuple):
     progress: str
     """Updates done and configured when it was saved, e.g. ``300 of 100000``."""
     precision: Precision
-    """Precision for computing the paths that later phases learn from: the precision of training, if
-    the device supports it. It depends on no sampling setting, so a resumed run learns from the same
-    paths."""
+    """Precision of training, if the device supports it: for paths that later phases learn from.
+    It depends on no sampling setting, so a resumed run learns from the same paths."""
 
 
 @dataclass(frozen=True)

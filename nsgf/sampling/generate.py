@@ -72,7 +72,14 @@ def generate(
             raise UserError(f"sampling: {stop.reason}; give the command again")
         cut = cuts[number]
         part = sampler(source.at(cut).to(device), sampler.labels(cut))
-        done[number] = _batch(part, None if keep is None else max(0, keep - cut.start))
+        floats = None if keep is None else max(0, keep - cut.start)
+        pixels = None if keep is None else to_bytes(part.x)
+        tensors = {"x": part.x[:floats], "tau": part.tau, "labels": part.labels, "pixels": pixels}
+        done[number] = {
+            "finite": part.x.isfinite().all().cpu(),
+            "evaluations": torch.tensor(part.nfe * len(part.x), dtype=torch.float64),
+            **{name: each.cpu().clone() for name, each in tensors.items() if each is not None},
+        }
         if folder:
             kept = {"origin": f"{origin} {number}", **done[number]}
             if not store.keep(folder / f"{number}.pt", kept):
@@ -89,15 +96,6 @@ def generate(
     }
     nfe = sum(float(batch["evaluations"]) for batch in batches) / n
     return Samples(nfe=nfe, finite=all(bool(batch["finite"]) for batch in batches), **whole)
-
-
-def _batch(part: Samples, keep: int | None) -> Batch:
-    """Return a batch on the CPU; with ``keep``, all images as bytes and the first as floats."""
-    pixels = None if keep is None else to_bytes(part.x)
-    tensors = {"x": part.x[:keep], "tau": part.tau, "labels": part.labels, "pixels": pixels}
-    found = {name: tensor.cpu().clone() for name, tensor in tensors.items() if tensor is not None}
-    calls = torch.tensor(part.nfe * len(part.x), dtype=torch.float64)
-    return found | {"finite": part.x.isfinite().all().cpu(), "evaluations": calls}
 
 
 def batch_folder(

@@ -34,11 +34,9 @@ class Samples:
     nfe: float
     """Network calls per sample, averaged over the batch."""
     tau: Tensor | None = None
-    """Times at which the samples entered the straight flow of Algorithm 4, in [0, 1), (B,),
-    predicted or ``sampling.tau``; None if there are no such times."""
+    """Times at which the samples entered the straight flow, in [0, 1), (B,); None: at 0."""
     path: list[Tensor] = field(default_factory=list)
-    """With ``keep_path``: all intermediate states, each (B, *shape): start, NSGF steps or affine
-    map, straight steps."""
+    """With ``keep_path``: all states, each (B, *shape): the start, and one after each step."""
     marks: list[str] = field(default_factory=list)
     """Name of each state of the path: ``start``, ``NSGF 1/2`` after the first of two NSGF steps,
     ``straight 3/10`` after three of ten steps of the straight flow."""
@@ -92,9 +90,8 @@ class Leg(ABC):
     def velocity(self, labels: Tensor | None) -> Velocity:
         """Return the network as a function of x and t, for samples with these labels (B,).
 
-        With classes the velocity is a + w (b - a), where a is the network's output without the
-        class, b with the class, and w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 needs
-        only one call.
+        With classes it is a + w (b - a), where a is the network's output without the class, b with
+        the class, and w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 needs one call.
         """
         if labels is None:
             return self._call
@@ -160,8 +157,7 @@ class FixedTime(Leg):
 
 
 class StraightFlow(Leg):
-    """Follow u_delta from each sample's tau to 1: the last leg of Algorithm 4, and the only leg of
-    flow-matching methods."""
+    """Follow u_delta from each sample's tau, or from 0, to 1."""
 
     title, steps = "straight", "straight_steps"
 

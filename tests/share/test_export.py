@@ -206,6 +206,12 @@ PHASES = get_phases(["nsgf", "nsf", "predictor"])
 CLASSES = ("--data.conditional=true", "--batch-size=22", "--generator.targets=null")
 
 
+SMOKE = ["**smoke run**", "**random**"]
+ONE_CALL = (*CLASSES, "--sampling.guidance=2", "--generator.blurs=[1,0.25]")
+GENERATOR = ["blur 1.0, 0.25 ", "22 samples", 'seed=0, label="0")', "10 classes, `0, 1, 2"]
+BOTH = ["blur 0.25, 1024 particles, 1024 targets, 10 steps.", "512 samples, 512 targets."]
+
+
 def front_matter(text: str) -> dict:
     empty, front, _ = text.split("---\n", 2)
     assert empty == ""
@@ -247,43 +253,28 @@ def test_measures_of_other_weights_or_guidance_are_not(small_run, changes, is_sa
     assert ("Not measured with these weights" in text) != is_same
 
 
-def test_the_card_says_what_was_trained(small, small_run):
-    text = card(small, small_run, UPDATES, ["grid.png"])
-    for words in ("| nsf | 12 of 12 | 16 | 0.001 |", "![grid.png](grid.png)", "(64, 2), points"):
-        assert words in text
-    assert front_matter(text)["license"] == "mit"
-    assert "pipeline_tag" not in front_matter(text)
-    affine = replace(small, phases=["nsf"], nsf=replace(small.nsf, source="affine"))
-    assert "affine map" in card(affine, small_run, {}, [])
-    assert "affine map" not in text
-    peer = replace(small, phases=["peer"], smoke=True)
-    other = card(replace(peer, data=replace(peer.data, fake=True)), small_run, {}, [])
-    for words in ("**smoke run**", "**random**", "`icfm`"):
-        assert words in other
-        assert words not in text
-
-
-def test_images_have_a_task_a_shape_and_calls(small_run):
-    text = card(shipped("digits"), small_run, {"nsgf": "1 of 2"}, [])
-    assert front_matter(text)["pipeline_tag"] == "unconditional-image-generation"
-    assert "(64, 1, 8, 8), images in [-1, 1]" in text
-    assert "nfe=10" in text
-    adaptive = shipped("digits", "--sampling.solver=dopri5")
-    assert "nfe=10" not in card(adaptive, small_run, {}, [])
-
-
-def test_generator_is_described_as_it_was_trained(small_run):
-    flags = ("--generator.blurs=[1,0.25]", *CLASSES, "--sampling.guidance=2")
-    text = card(shipped("digits/onecall", *flags), small_run, {"generator": "2 of 2"}, [])
-    for words in ("blur 1.0, 0.25 ", "22 samples", 'seed=0, label="0")', "10 classes, `0, 1, 2"):
-        assert words in text
-    for untrue in ("icfm", "particles", "nfe="):
-        assert untrue not in text
-    both = {"nsgf": "2 of 2", "generator": "2 of 2"}
-    text = card(shipped("2d/onecall+"), small_run, both, [])
-    assert "blur 0.25, 1024 particles, 1024 targets, 10 steps." in text
-    assert "blur 0.1 (relative to the mean cost), 512 samples, 512 targets." in text
-    assert "label=" not in text
+@pytest.mark.parametrize(
+    ("exp", "flags", "updates", "words", "untrue"),
+    [
+        ("2d/nsgf++", (), UPDATES, ["| nsf | 12 of 12 | 256 | 0.001 |", "(64, 2), points"], SMOKE),
+        ("2d/affine", (), {}, ["affine map"], ["icfm"]),
+        ("digits/icfm", ("--smoke", "--fake-data"), {}, [*SMOKE, "`icfm`"], ["affine map"]),
+        ("digits", (), {}, ["(64, 1, 8, 8), images in [-1, 1]", "nfe=10"], ["label="]),
+        ("digits", ("--sampling.solver=dopri5",), {}, [], ["nfe=10"]),
+        ("digits/onecall", ONE_CALL, {"generator": "2 of 2"}, GENERATOR, ["particles", "nfe="]),
+        ("2d/onecall+", (), {"nsgf": "1 of 2", "generator": "2 of 2"}, BOTH, ["label="]),
+    ],
+)
+def test_the_card_says_what_was_trained(small_run, exp, flags, updates, words, untrue):
+    text = card(shipped(exp, *flags), small_run, updates, ["grid.png"])
+    for each in (*words, "![grid.png](grid.png)"):
+        assert each in text
+    for each in untrue:
+        assert each not in text
+    front = front_matter(text)
+    assert front["license"] == "mit"
+    task = None if exp.startswith("2d") else "unconditional-image-generation"
+    assert front.get("pipeline_tag") == (None if ONE_CALL[-1] in flags else task)
 
 
 def test_pictures_of_the_command_come_before_the_last_phase_s(small_run, tmp_path):
