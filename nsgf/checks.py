@@ -94,8 +94,9 @@ def _value_rules(config: Config) -> list[Rule]:
 
 def _general_rules(config: Config) -> Iterator[Rule]:
     ways = [way for way in WAYS if way.names == config.phases]
-    wanted = ", ".join(dict.fromkeys(format_value(way.names) for way in WAYS))
-    yield not ways, "phases", f"must be one of {wanted}"
+    if not ways:
+        wanted = ", ".join(dict.fromkeys(format_value(way.names) for way in WAYS))
+        yield True, "phases", f"must be one of {wanted}"
     misfits = [way.misfits(config) for way in ways if not find_ways(config)]
     for key, allowed in min(misfits, key=len, default={}).items():
         yield True, key, f"must be {allowed} with phases {format_value(config.phases)}"
