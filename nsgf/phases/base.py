@@ -167,7 +167,7 @@ def load_network(
     try:
         payload, remark = checkpoint.load_good(file)
     except checkpoint.Unreadable as error:
-        number = config.phases.index(phase.name) + 1
+        number = [*config.phases, phase.name].index(phase.name) + 1  # phases may lack it now
         raise UserError(
             f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "
             f"{number}"
