@@ -28,8 +28,7 @@ from nsgf.report.page import report_run
 from nsgf.resolve import resolve
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate
-from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import FlowSampler
+from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
 from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
 from nsgf.sinkhorn.base import to_tensor

@@ -17,18 +17,17 @@ from torch import nn
 from nsgf.config.schema import MANY, Config, PhaseName, Range
 from nsgf.config.values import format_value
 from nsgf.phases.base import Phase, load_network
-from nsgf.phases.flow_matching import Peer
+from nsgf.phases.flow_matching import Peer, Reflow
 from nsgf.phases.generator import Generator
 from nsgf.phases.lines import NSF, Predictor
 from nsgf.phases.nsgf import NSGF
-from nsgf.phases.reflow import Reflow
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import (
     AffineStart,
     EntryTimes,
     FixedTime,
     FlowSampler,
+    InferenceNetwork,
     Leg,
     Network,
     NSGFSteps,

@@ -20,8 +20,7 @@ from nsgf.phases.base import Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
-from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import nsgf_steps
+from nsgf.sampling.sampler import InferenceNetwork, nsgf_steps
 from nsgf.sinkhorn.base import flow_time, gaussian_part
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World

@@ -14,8 +14,7 @@ from nsgf.data.images import to_bytes
 from nsgf.run import store
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import StopRequest
-from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import FlowSampler, Samples
+from nsgf.sampling.sampler import FlowSampler, InferenceNetwork, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.output import show

@@ -16,7 +16,6 @@ from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder
 from nsgf.samples import sample_run
-from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import CPU
 from tests.run.test_folder import files_up_to
 from tests.test_experiment import assert_equal
@@ -53,8 +52,6 @@ def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.endswith(f"train --run {tiny_run.path} --resume-phase 2\n")
-    with pytest.raises(UserError, match=r"--resume-phase 2$"):  # also if phases lacks it now
-        load_network(get_phase("nsf"), replace(tiny, phases=["nsgf"]), tiny_run, CPU)
     file.unlink()
     assert main(["train", *argv, "--resume-phase", "2"]) == 0
     assert main(["sample", *argv, "--num-samples", "9"]) == 0
