@@ -7,8 +7,8 @@
             exact plan instead of the entropic one, as torchcfm advises
     rf      independent pairs, width 0: rectified flow (Liu et al. 2023)
 
-Phase ``reflow``: 2-rectified flow (Liu et al. 2023). The trained flow maps each start to an end, and
-the network is trained again on the straight lines between them.
+Phase ``reflow``: 2-rectified flow (Liu et al. 2023). The trained flow maps each start to an end,
+and the network is trained again on the straight lines between them.
 
 Shapes: B batch, *shape one sample.
 """
