@@ -257,8 +257,8 @@ class Work:
             for seed, draw in yardstick.floor_places(places):
                 values = self._floor(target, seed, draw)
                 rows.append(Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values))
-            if noise := yardstick.noise:
-                rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, noise))
+            if features := yardstick.features:
+                rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, features.noise))
         return rows
 
     def _find_rows(self, trial: Trial) -> list[Row]:

@@ -85,8 +85,10 @@ def evaluate_run(
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     metrics = _description(config, sampler, progress, samples, device)
     for part in measured_parts(config, yardstick, samples, device, log):
-        metrics |= part
-        _write(file, metrics)
+        for key, value in part.items():  # JSON has no infinity
+            is_number = not isinstance(value, float) or math.isfinite(value)
+            metrics[key] = value if is_number else None
+        write_text(file, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     shutil.rmtree(drawn, ignore_errors=True)
     return file, metrics
 
@@ -219,11 +221,3 @@ def _floats(config: Config) -> int | None:
     if not is_image_set(config.data.name):
         return None
     return max(config.evaluation.w2_samples, NEAREST)
-
-
-def _write(file: Path, metrics: dict[str, Any]) -> None:
-    """Save the measures; non-finite numbers become null."""
-    for key, value in metrics.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            metrics[key] = None
-    write_text(file, json.dumps(metrics, indent=2, allow_nan=False) + "\n")

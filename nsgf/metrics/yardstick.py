@@ -14,9 +14,6 @@ from nsgf.metrics.features import SPLITS, FeatureMetrics, ImageNet, pick_network
 from nsgf.metrics.measures import Measure, Space, compute, measures_in
 from nsgf.system.errors import UserError
 
-Place = tuple[int, int]
-"""(seed, draw)."""
-
 
 class Yardstick:
     """The measures of one data set. Those of the registry that apply are computed in the space of
@@ -90,9 +87,9 @@ class Yardstick:
         stream = ("compare", str(draw))
         return _union(self.distance(one, samples, seed, *stream) for one in measures)
 
-    def floor_places(self, places: Iterable[Place]) -> Iterable[Place]:
-        """Return the places of floors, given those of the measures. Splits of images do not depend
-        on the seed."""
+    def floor_places(self, places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+        """Return seed and draw of each floor, given those of the measures. Splits of images do not
+        depend on the seed."""
         return ((0, split) for split in range(SPLITS)) if self.features else places
 
     def floor(self, measures: Sequence[Measure], seed: int, draw: int) -> dict[str, float]:
@@ -108,11 +105,6 @@ class Yardstick:
         else:
             others = real.at(range(self.samples, self.samples + n))  # disjoint
         return compute([measure], {measure.space: (others, real.at(range(n)))})
-
-    @property
-    def noise(self) -> dict[str, float] | None:
-        """Measures of pure noise beside images; None for points."""
-        return None if self.features is None else self.features.noise
 
 
 def _union(parts: Iterable[dict[str, float]]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from nsgf.metrics.measures import describe, is_measure, name_of
 from nsgf.phases import get_phase, load_sampler
 from nsgf.plots.figures import Field, draw_curves, draw_entry_times, draw_fields, save_animation
 from nsgf.plots.samples import cut_panels, draw_rows, figure_defaults, save_figure
-from nsgf.report.progress import curves, log_lines, trained_updates
+from nsgf.report.progress import curves, trained_updates
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder
 from nsgf.run.log import read_costs
 from nsgf.samples import count_samples, draw_path
@@ -128,6 +128,8 @@ def velocity_fields(
     return fields
 
 
+LOG_LINES = 400
+"""Number of lines at the end of the log that are shown."""
 REPORTED = {
     ("mnist", "fid"): "3.8 at NFE 60",
     ("cifar10", "fid"): "5.55 at NFE 59",
@@ -169,6 +171,8 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     except UserError as error:
         missing = f"other pictures are left out: {error}"
         show(f"report: {missing}")
+    log = run.path / "log.txt"
+    lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
     file = write_page(
         home,
@@ -183,7 +187,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         metrics=metrics,
         described=json.dumps(metrics, indent=2, ensure_ascii=False),
         place=shlex.quote(run.path.resolve().name),
-        log=log_lines(run),
+        log=lines[-LOG_LINES:],
         settings=dump_config(drop_machine_settings(config)),
         versions=json.dumps(read_object(run.path / "versions.json"), indent=2),
     )

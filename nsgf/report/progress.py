@@ -1,4 +1,4 @@
-"""Read curves, log and progress from run folders."""
+"""Read curves and progress from run folders."""
 
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build
@@ -8,9 +8,6 @@ from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from nsgf.system.files import read_lines
 
-LOG_LINES = 400
-"""Number of lines at the end of the log that are shown."""
-
 
 def curves(run: RunFolder) -> dict[str, Curve]:
     """Return the curves by phase, in the order in which the phases were trained."""
@@ -19,12 +16,6 @@ def curves(run: RunFolder) -> dict[str, Curve]:
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **kinds):
         found.setdefault(phase, []).append((step, loss, norm))
     return found
-
-
-def log_lines(run: RunFolder) -> list[str]:
-    """Return the last lines of the log."""
-    file = run.path / "log.txt"
-    return file.read_text("utf-8", "replace").splitlines()[-LOG_LINES:] if file.exists() else []
 
 
 def updates_done(run: RunFolder) -> str:
