@@ -16,7 +16,7 @@ from nsgf.data import (
 )
 from nsgf.phases.base import Phase, starting_network
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool
-from nsgf.pool.storage import drop_positions
+from nsgf.pool.trajectories import drop_positions
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.system.distributed import World, check_shares

@@ -1,7 +1,7 @@
 """The trajectory pool of Algorithm 1.
 
 ``plan`` computes the size and checks that it fits; ``build`` fills the pool with flows;
-``trajectories`` returns pairs; ``storage`` reads and writes the files.
+``trajectories`` keeps them, in memory or on disk, and returns pairs.
 """
 
 from nsgf.pool.build import build_pool

@@ -9,8 +9,14 @@ from torch import Tensor
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
 from nsgf.pool.plan import build_batch, plan_pool, pool_folder
-from nsgf.pool.storage import Header, PoolFile, content_settings, matching_header, write_header
-from nsgf.pool.trajectories import TrajectoryPool
+from nsgf.pool.trajectories import (
+    Header,
+    PoolFile,
+    TrajectoryPool,
+    content_settings,
+    matching_header,
+    write_header,
+)
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver

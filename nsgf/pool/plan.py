@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from nsgf.config.schema import Config
-from nsgf.pool.storage import matching_header, positions_files
+from nsgf.pool.trajectories import matching_header, positions_files
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, name_setting, suggest

@@ -1,18 +1,195 @@
-"""The pool in memory: allocated once and filled in place.
+"""The pool, in memory or on disk: allocated once and filled in place.
 
 The pool stores positions only. The paper's pair (x, v) is X^t and (X^{t+1} - X^t) / h, so T + 1
 positions give T pairs, in about half the memory. h is the length of a step on the velocity
 network's clock (:mod:`nsgf.sinkhorn.base`): eta for constant steps.
 
+    pool/positions.bin   (flow, particle, time, *shape), the bytes of the tensor (storage: disk)
+    pool/header.json     format, settings that determine the values, one checksum per flow
+
+The header is replaced as a whole, after the flows that it lists are on the disk. So the listed
+flows are complete even if the process is killed.
+
 Shapes: F trajectories (n of each flow), T flow steps, B pairs.
 """
 
+import json
 import math
-from typing import NamedTuple
+import os
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from nsgf.system.errors import UserError, suggest
+from nsgf.config.schema import Config
+from nsgf.config.settings import fixed_values
+from nsgf.run.progress import Progress, count_progress
+from nsgf.system.errors import UserError, cause, suggest
+from nsgf.system.files import fields, parse_object, write_text
+
+FORMAT = 1
+SECTIONS = ("seed", "data", "sinkhorn", "flow")
+"""Sections of the configuration that determine the values of a pool."""
+SAVE_SECONDS = 5.0
+"""Time between two writes of the header: a killed process loses at most this much work."""
+
+
+@dataclass
+class Header:
+    """Content of ``header.json``."""
+
+    dtype: str
+    """float32 or float16."""
+    settings: dict[str, Any]
+    """All settings that determine the values, by dotted key."""
+    limits: list[Any] = field(default_factory=list)
+    """Pairs (k, n): from flow k on at most n flows fitted into the card together."""
+    checksums: list[str] = field(default_factory=list)
+    """Checksums of the finished flows; always empty for a pool in memory."""
+    format: int = FORMAT
+
+
+def read_header(folder: Path) -> Header | None:
+    """Return the header in ``folder``; None if there is none. Raise UserError if it is damaged."""
+    file = folder / "header.json"
+    if not file.is_file():
+        return None
+    try:
+        kinds = {"dtype": str, "settings": dict, "limits": list, "checksums": list}
+        header = Header(*fields(parse_object(file.read_bytes()), **kinds, format=int))
+        is_sound = header.format == FORMAT and header.dtype in ("float32", "float16")
+        if not is_sound or any(limit < 1 for _, limit in header.limits):
+            raise ValueError("a value out of its range")
+    except OSError as error:
+        raise UserError(f"pool header {file} cannot be read ({cause(error)})") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"pool header {file} is damaged or of another version of this program; "
+            f"remove the folder {folder} to build the pool again"
+        ) from error
+    return header
+
+
+def write_header(folder: Path, header: Header) -> None:
+    """Replace the header as a whole."""
+    write_text(folder / "header.json", json.dumps(asdict(header), allow_nan=False))
+
+
+def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
+    """Return all settings that determine the values of a pool, by dotted key."""
+    return {
+        **fixed_values(config, SECTIONS),
+        "pool.num_batches": config.pool.num_batches,
+        "pool.dtype": dtype if config.pool.dtype == "auto" else config.pool.dtype,
+        "shape": list(shape),
+    }
+
+
+def matching_header(
+    folder: Path, config: Config, shape: tuple[int, ...], dtype: str | None = None
+) -> Header | None:
+    """Return the header in ``folder`` if it has these settings (and ``dtype``, unless None).
+
+    Raises:
+        UserError: the header is damaged, or the folder has flows on disk with other settings.
+    """
+    known = read_header(folder)
+    if known is None:
+        return None
+    settings = content_settings(config, shape, dtype or known.dtype)
+    # a setting that the header lacks had its default
+    stored = {**fixed_values(Config(), SECTIONS), **known.settings}
+    found = [
+        f"{key}: the pool has {stored.get(key)}, this command {value}"
+        for key, value in settings.items()
+        if stored.get(key) != value
+    ]
+    if found and known.checksums and config.pool.storage == "disk":
+        raise UserError(
+            f"pool {folder} was built with other settings: {'; '.join(found)}; use the same "
+            "settings, or remove that folder to build it again"
+        )
+    return None if found else known
+
+
+class PoolFile:
+    """The positions of all flows, mapped into memory."""
+
+    def __init__(
+        self,
+        folder: Path,
+        header: Header,
+        flows: int,
+        shape: tuple[int, ...],
+        counter: Callable[[str, int, str], Progress],
+    ) -> None:
+        """Open or create the file in ``folder``; each flow has positions (n, T+1, *shape).
+
+        Check the flows that ``header`` lists, with progress shown by ``counter``.
+
+        Raises:
+            UserError: the file is damaged.
+            OSError: the file cannot be written, or the disk is full.
+        """
+        self._header, self._folder, file = header, folder, folder / "positions.bin"
+        dtype: torch.dtype = getattr(torch, header.dtype)
+        nbytes = flows * math.prod(shape) * dtype.itemsize
+        if not header.checksums:
+            with file.open("wb") as stream:
+                if hasattr(os, "posix_fallocate"):  # a full disk would kill the process later
+                    os.posix_fallocate(stream.fileno(), 0, nbytes)
+                stream.truncate(nbytes)
+        self._map = np.memmap(file, dtype=np.uint8, mode="r+", shape=(nbytes,))
+        self._bytes = self._map.reshape(flows, -1)
+        self.positions: Tensor = torch.from_numpy(self._map).view(dtype).view(-1, *shape[1:])
+        self._saved_at = time.monotonic()
+        known_flows = count_progress(header.checksums, "pool: checking", "flow", counter)
+        for index, known in enumerate(known_flows):
+            if self._checksum(index) != known:
+                raise UserError(
+                    f"pool file {file} was changed or cut off (flow {index}); "
+                    f"remove the folder {folder} to build it again"
+                )
+
+    def commit(self, finished: int) -> None:
+        """Add checksums up to flow ``finished``, and save from time to time."""
+        known = self._header.checksums
+        known += map(self._checksum, range(len(known), finished))
+        if time.monotonic() - self._saved_at >= SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Write positions, then the header, to the disk."""
+        self._map.flush()
+        write_header(self._folder, self._header)
+        self._saved_at = time.monotonic()
+
+    def _checksum(self, index: int) -> str:
+        return f"{zlib.crc32(self._bytes[index]):08x}"
+
+
+def positions_files(folder: Path) -> list[Path]:
+    """Return all files of positions below a run's pool folder, one for each process."""
+    return list(folder.rglob("positions.bin"))
+
+
+def drop_positions(folder: Path) -> int:
+    """Remove the positions of the pools in ``folder``, and return the number of freed bytes.
+    Headers stay, without checksums, so that a pool built again here has the same values."""
+    freed = 0
+    for file in positions_files(folder):
+        if header := read_header(file.parent):
+            header.checksums = []
+            write_header(file.parent, header)
+        freed += file.stat().st_size
+        file.unlink()
+    return freed
 
 
 class PoolBatch(NamedTuple):

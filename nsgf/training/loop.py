@@ -20,9 +20,8 @@ from nsgf.system.hardware import peak_memory
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import device_settings
-from nsgf.training.prefetch import load_batches
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
-from nsgf.training.task import Batch, Task
+from nsgf.training.task import Batch, Task, load_batches
 
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""

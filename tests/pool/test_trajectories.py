@@ -1,10 +1,19 @@
+import json
+import os
+import shutil
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from nsgf.data import INDICES
-from nsgf.pool import TrajectoryPool
+from nsgf.pool import TrajectoryPool, plan_pool
+from nsgf.pool import storage as files
+from nsgf.pool.plan import pool_bytes
+from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
+from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
 
 
 def indices(n: int) -> Tensor:
@@ -77,3 +86,193 @@ def test_float16_velocities_are_differences_in_float32():
     pool.append(torch.tensor([1000.0, 1000.5]).view(1, 2, 1))
     v = pool.pairs(indices(1)).v
     torch.testing.assert_close(v, torch.full((1, 1), 0.5 / 1e-6))
+
+
+@pytest.fixture
+def disk(config):
+    return with_pool(config, storage="disk", build_batch=2)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run" / "pool"
+
+
+def header(folder) -> dict:
+    return json.loads((folder / "header.json").read_text())
+
+
+def edit_header(folder, **values) -> None:
+    (folder / "header.json").write_text(json.dumps({**header(folder), **values}))
+
+
+def interrupt(disk, folder, after: int = 1) -> None:
+    """Kill a build in the chunk with this number; two flows are in each."""
+    with pytest.raises(Killed):
+        build(disk, folder, HalfWay(fail_at=after))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_disk_holds_what_memory_holds(disk, folder, dtype):
+    disk = with_pool(disk, dtype=dtype)
+    on_disk, in_memory = build(disk, folder), build(with_pool(disk, storage="memory"))
+    assert torch.equal(on_disk._positions, in_memory._positions)
+    stored = torch.frombuffer(
+        bytearray((folder / "positions.bin").read_bytes()), dtype=getattr(torch, dtype)
+    )
+    assert torch.equal(stored, in_memory._positions.flatten())
+
+
+def test_finished_pool_is_used_again_without_the_solver(disk, folder):
+    built, never = build(disk, folder), HalfWay(fail_at=0)
+    other = replace(with_pool(disk, build_batch=5), data=replace(disk.data, root="elsewhere"))
+    build(with_pool(other, storage="memory"), folder)  # leaves the file as it is
+    again = build(other, folder, never)
+    assert torch.equal(again._positions, built._positions)
+
+
+@pytest.mark.parametrize(("together", "calls"), [(2, [2, 1]), (4, [3])])
+def test_interrupted_build_goes_on_at_the_first_missing_flow(disk, folder, together, calls):
+    interrupt(disk, folder, after=2)
+    assert len(header(folder)["checksums"]) == 4
+    rest, said = HalfWay(), []
+    pool = build(with_pool(disk, build_batch=together), folder, rest, said)
+    assert rest.calls == calls
+    assert said[0] == "pool: continuing after 4 of 7 flows"
+    assert torch.equal(pool._positions, build(with_pool(disk, storage="memory"))._positions)
+
+
+def test_killed_build_keeps_the_flows_of_its_last_header(disk, folder, monkeypatch):
+    """SIGKILL leaves no time for another header."""
+    saves = []
+    real = files.PoolFile.save
+    monkeypatch.setattr(files, "SAVE_SECONDS", 0.0)
+
+    def save(self):
+        if len(saves) < 2:
+            saves.append(real(self))
+
+    monkeypatch.setattr(files.PoolFile, "save", save)
+    interrupt(disk, folder, after=3)
+    monkeypatch.setattr(files.PoolFile, "save", real)
+    assert len(header(folder)["checksums"]) == 4
+    rest = HalfWay()
+    build(disk, folder, rest)
+    assert rest.calls == [2, 1]
+
+
+def test_all_parts_of_a_pool_are_dropped_and_keep_their_headers(disk, folder):
+    build(disk, folder)
+    edit_header(folder, limits=[[0, 3]])
+    part = folder / "part1of2"
+    part.mkdir()
+    for file in ("header.json", "positions.bin"):
+        shutil.copy(folder / file, part / file)
+    assert files.drop_positions(folder) == 2 * pool_bytes(disk, (2,), "float32")
+    assert not files.positions_files(folder)
+    assert header(part)["limits"] == header(folder)["limits"] == [[0, 3]]
+    assert header(part)["checksums"] == header(folder)["checksums"] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "before", "after"),
+    [
+        ("flow", "eta", 0.2, 0.25),
+        ("sinkhorn", "target_batch", None, 12),
+        ("data", "name", "8gaussians", "moons"),
+        ("pool", "num_batches", 7, 6),
+        ("pool", "dtype", "float32", "float16"),
+        ("", "seed", 0, 1),
+    ],
+)
+def test_pool_of_other_settings_is_refused_with_both_values(
+    disk, folder, section, key, before, after
+):
+    interrupt(disk, folder)
+    node = replace(getattr(disk, section), **{key: after}) if section else after
+    other = replace(disk, **{section or key: node})
+    dotted = f"{section}.{key}".lstrip(".")
+    run = RunFolder(folder.parent)
+    for attempt in (lambda: build(other, folder), lambda: plan_pool(other, (2,), CPU, run)):
+        with pytest.raises(UserError, match="remove that folder") as caught:
+            attempt()
+        assert f"{dotted}: the pool has {before}, this command {after}" in str(caught.value)
+
+
+@pytest.mark.parametrize("lacking", ["sinkhorn.target_batch", "data.conditional"])
+def test_setting_that_a_header_lacks_had_its_default(disk, folder, lacking):
+    interrupt(disk, folder)
+    settings = header(folder)["settings"]
+    del settings[lacking]
+    edit_header(folder, settings=settings)
+    solver = HalfWay()
+    build(disk, folder, solver)
+    assert solver.calls == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("finished", "keep"), [(True, 0), (True, 1343), (False, 100), (False, None)]
+)
+def test_changed_or_cut_file_is_found(disk, folder, finished, keep):
+    build(disk, folder) if finished else interrupt(disk, folder, after=2)
+    file = folder / "positions.bin"
+    if keep is None:
+        file.write_bytes(b"\x01" + file.read_bytes()[1:])
+    else:
+        os.truncate(file, keep)
+    with pytest.raises(UserError, match=f"remove the folder {folder} to|{folder} cannot be"):
+        build(disk, folder)
+
+
+DAMAGED = [{"format": 0}, {"format": 2}, {"dtype": "int8"}, {"limits": [[0, 0]]}, {"limits": [3]}]
+
+
+@pytest.mark.parametrize(
+    "values", [*DAMAGED, {"checksums": None}, {"checksums": ["00000000"] * 7}, None]
+)
+def test_damaged_header_is_refused(disk, folder, values):
+    build(disk, folder)
+    if values is None:
+        (folder / "header.json").write_text("{")
+    else:
+        edit_header(folder, **values)
+    with pytest.raises(UserError, match="remove the folder"):
+        build(disk, folder)
+
+
+def test_flows_are_on_the_disk_before_the_header_that_lists_them(disk, folder, monkeypatch):
+    done, real = [], files.write_header
+    monkeypatch.setattr(files.np.memmap, "flush", lambda _: done.append("positions"))
+    monkeypatch.setattr(files, "write_header", lambda *a: (done.append("header"), real(*a)))
+    build(disk, folder)
+    assert done == ["positions", "header"]
+
+
+def test_space_is_checked_before_anything_is_written(disk, folder, monkeypatch):
+    """An interrupted pool has taken its space; continuing needs no more."""
+    with monkeypatch.context() as patch:
+        patch.setattr("nsgf.pool.plan.free_disk_bytes", lambda _: 500)
+        with pytest.raises(UserError, match=r"pool\.num_batches = 7: .*disk"):
+            build(disk, folder)
+    assert not folder.exists()
+    interrupt(disk, folder)
+    monkeypatch.setattr("nsgf.pool.plan.free_disk_bytes", lambda _: 0)
+    build(disk, folder)
+
+
+def test_space_is_reserved_and_a_full_disk_is_a_user_error(disk, folder, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "posix_fallocate", full, raising=False)
+    with pytest.raises(UserError, match=r"pool\.storage = disk.*No space left"):
+        build(disk, folder)
+    monkeypatch.delattr(files.os, "posix_fallocate")  # other systems have no such call
+    build(disk, folder)
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_folder_that_cannot_be_made_is_a_user_error(disk, tmp_path, storage):
+    (tmp_path / "pool").write_text("")
+    with pytest.raises(UserError, match=rf"pool\.storage = {storage}.*cannot be written"):
+        build(with_pool(disk, storage=storage), tmp_path / "pool")

@@ -2,7 +2,7 @@ from math import inf, nan
 
 import pytest
 
-from nsgf.pool.storage import Header, write_header
+from nsgf.pool.trajectories import Header, write_header
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
 from nsgf.system.files import fields, parse_object, read_lines, read_object

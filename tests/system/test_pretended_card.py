@@ -15,8 +15,8 @@ from nsgf.sinkhorn import batched
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.training.loop import PhaseLoop
-from nsgf.training.prefetch import load_batches
 from nsgf.training.state import PendingStats, TrainState
+from nsgf.training.task import load_batches
 from tests.system.pretended_card import (
     CARD,
     Card,

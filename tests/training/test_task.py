@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from nsgf.system.distributed import World
-from nsgf.training.prefetch import DEPTH, load_batches
-from nsgf.training.task import Batch
+from nsgf.training.task import DEPTH, Batch, load_batches
 from tests.training.toys import CPU
 
 
