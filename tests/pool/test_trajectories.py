@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nsgf.data import INDICES
 from nsgf.pool import TrajectoryPool, plan_pool
-from nsgf.pool import storage as files
+from nsgf.pool import trajectories as files
 from nsgf.pool.plan import pool_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
