@@ -171,11 +171,6 @@ def test_kill_at_any_operation_keeps_the_old_run_or_continues_with_the_new_setti
     assert set(outcomes) == {False, True}
 
 
-def test_phases_before_the_first_must_be_finished(tiny):
-    with pytest.raises(UserError, match=r"--resume-phase 2: phase nsgf .* is not finished"):
-        train(tiny, RunFolder.create(tiny), "nsf")
-
-
 def test_nothing_is_set_aside_when_training_is_refused(tiny, tiny_run, monkeypatch):
     """Nor is a new folder made."""
     with pytest.raises(UserError, match="CUDA devices"):

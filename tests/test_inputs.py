@@ -128,12 +128,6 @@ def test_wrong_data_are_refused_by_their_argument(how, key, tmp_path):
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
-def test_errors_name_settings_and_no_flags(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"with out_dir=DIR"):
-        train(tmp_path / "file", data=POINTS)
-
-
 class MyUNet(nn.Module):
     """One level down and up, with the time and perhaps a class, and code that reads a tensor."""
 

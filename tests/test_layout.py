@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 import nsgf
-from nsgf.config.schema import OF_PHASES
-from nsgf.phases import get_phase
 
 ROOT = Path(nsgf.__file__).parent
 FILES = {
@@ -37,11 +35,6 @@ def test_imports_point_one_way():
         list(TopologicalSorter({module: imported(module) for module in FILES}).static_order())
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
-
-
-def test_every_phase_of_the_schema_is_registered_with_its_settings():
-    for name in OF_PHASES:
-        assert get_phase(name).name == name
 
 
 def test_folders_and_the_files_beside_them_import_in_the_order_of_the_architecture_page():

@@ -66,21 +66,6 @@ def test_flags_reach_every_setting_they_mean(flag, expected, keys):
     assert config == shipped("digits", flag)
 
 
-@pytest.mark.parametrize(
-    ("exp", "key", "expected"),
-    [
-        ("2d", "reflow.schedule", "cosine"),
-        ("2d", "peer.iterations", 20_000),
-        ("digits", "peer.iterations", 1800),
-        ("digits", "predictor.ema_decay", 0.995),
-        ("cifar10", "nsf.warmup_steps", 5000),
-        ("cifar10", "predictor.warmup_steps", 0),
-    ],
-)
-def test_phases_inherit_what_they_do_not_set(exp, key, expected):
-    assert value(shipped(exp), key) == expected
-
-
 def test_flags_of_fewer_settings_win_wherever_they_stand():
     """Also over --optim.KEY, which wins over phases of the file."""
     for flags in (

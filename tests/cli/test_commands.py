@@ -143,18 +143,6 @@ def test_terminal_and_locale_of_ascii_end_nothing(tmp_path, monkeypatch):
     assert r"\xb1" in process("compare", *where, *methods).stdout
 
 
-@pytest.mark.e2e
-def test_errors_are_one_line_and_exit_code_two(tmp_path, capsys):
-    done = process("train", "--exp", "2d", "--sinkhorn.blur", "-1", code=2)
-    assert done.stderr == "nsgf: error: sinkhorn.blur = -1.0: must be > 0 and <= 1000000.0\n"
-    where = ["--data-root", str(tmp_path), "--data.download=false"]
-    assert main(["train", "--exp", "mnist", *where]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "data.root" in error
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [

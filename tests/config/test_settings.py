@@ -1,33 +1,11 @@
 import pytest
 
-from nsgf.config.schema import Range
-from nsgf.config.settings import build, find_contradictions, nest, values
+from nsgf.config.settings import find_contradictions, nest, values
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
 from tests.conftest import shipped
 
 FROZEN = get_phase("nsgf").follows
-
-
-@pytest.mark.parametrize(
-    ("allowed", "inside", "outside", "words"),
-    [
-        (Range(1), (1, 10**9), (0, 10**9 + 1), ">= 1 and <= 1000000000"),
-        (Range(above=0, maximum=1), (1e-9, 1), (0, 1.1), "> 0 and <= 1"),
-        (Range(0, below=1), (0, 0.99), (-0.1, 1), ">= 0 and < 1"),
-    ],
-)
-def test_range_contains_its_values_and_prints_its_bounds(allowed, inside, outside, words):
-    assert all(number in allowed for number in inside)
-    assert not any(number in allowed for number in (*outside, float("nan"), float("inf")))
-    assert str(allowed) == words
-
-
-def test_values_build_the_same_configuration():
-    config = shipped("cifar10")
-    config.data.found = {"samples": 3}
-    again = build(values(config))
-    assert (again, again.data.found) == (config, {"samples": 3})
 
 
 RESUMED = [  # flags, arguments of the comparison with a checkpoint of digits, begin of the text

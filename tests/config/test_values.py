@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsgf.cli.arguments import parse
-from nsgf.config.files import from_arguments, read_experiment, read_layer
+from nsgf.config.files import from_arguments, read_experiment
 from nsgf.config.settings import KEYS
 from nsgf.config.values import dump_yaml, load_yaml, read_value
 from nsgf.system.errors import UserError
@@ -70,14 +70,6 @@ def test_clock_times_are_no_numbers_of_options():
         command = "sample" if flag == "--nfe" else "preflight"
         with pytest.raises(UserError, match=flag[2:].replace("-", ".")):
             parse([command, "--exp=2d", f"{flag}=1:30"])
-
-
-def test_sections_become_dotted_keys_with_values_of_the_declared_types():
-    content = {"exp": "5", "nsgf": {"lr": 1}, "model": {"unet": {}}}
-    assert repr(read_layer(content)) == repr({"exp": "5", "nsgf.lr": 1.0})
-    for wrong in ({"exp": 5}, {"seed": 1.0}, {"smoke": "x"}, {"seed": {}}, {1: 2}, {"nsgf": None}):
-        with pytest.raises(UserError):
-            read_layer(wrong)
 
 
 PLAIN_LOOKING = (

@@ -97,17 +97,6 @@ def test_chosen_networks_are_valid_at_every_size(size):
         for_images(200, 3, 66)
 
 
-def test_found_data_are_saved(images, points):
-    config = parsed("images", images)
-    assert config.data.size == 32
-    assert config.data.found["shape"] == [3, 32, 32]
-    assert config.nsf.batch_size == config.peer.batch_size == config.nsf.coupling_batch == 20
-    config = parsed("points", points)
-    assert (config.data.found["samples"], config.data.found["shape"]) == (40, [3])
-    assert config.nsgf.batch_size == config.sinkhorn.batch_size == 40
-    assert config.data.size is None
-
-
 def test_files_and_flags_win(images, tmp_path):
     flags = ("--batch-size=5", "--nsf.batch_size=7", "--data.size=16", "--model.unet.channels=96")
     config = parsed("images", images, *flags)

@@ -16,7 +16,7 @@ from nsgf.data import (
     PointSet,
     is_image_set,
 )
-from nsgf.data.points import POINT_SETS, moons
+from nsgf.data.points import moons
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import make_generator
 
@@ -101,16 +101,6 @@ def test_draws_are_those_of_earlier_versions(name, point):
     torch.testing.assert_close(data.target("pool").sample(1), target, atol=2e-6, rtol=0)
     other = Data(DataConfig(name=name, source="8gaussians"), seed=7).source("x").sample(500)
     assert abs(float(other.norm(dim=1).mean()) - 5) < 0.1
-
-
-@pytest.mark.parametrize("law", POINT_SETS, ids=lambda law: law.name)
-@pytest.mark.parametrize("n", [1, 257])
-def test_any_number_of_points_follows_the_generator(law, n):
-    one, again, other = (law.draw(n, make_generator(seed)) for seed in (1, 1, 2))
-    assert (one.shape, one.dtype) == ((n, 2), torch.float32)
-    assert one.isfinite().all()
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
 
 
 def test_single_moon_points_come_from_both_moons():

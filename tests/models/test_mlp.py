@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import MLPConfig
-from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP, time_features
+from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 
 
 def learns(model: nn.Module) -> bool:
@@ -22,15 +22,6 @@ def test_velocity_network_has_the_layers_of_the_paper_and_sees_place_and_time():
     assert (v - model(x + 1.0, t)).abs().max() > 1e-3
     v.square().sum().backward()
     assert learns(model)
-
-
-def test_time_features_are_cosines_and_sines_of_the_frequencies():
-    features = time_features(torch.tensor([0.0, 0.3]), 6, fastest=100.0, slowest=1.0)
-    frequency = torch.tensor([100.0, 10.0, 1.0])
-    expected = torch.cat([(0.3 * frequency).cos(), (0.3 * frequency).sin()])
-    torch.testing.assert_close(features[1], expected, atol=1e-5, rtol=1e-4)
-    assert features[0].tolist() == [1, 1, 1, 0, 0, 0]
-    assert time_features(torch.rand(3), 2, fastest=10.0, slowest=1.0).shape == (3, 2)
 
 
 @pytest.mark.parametrize(

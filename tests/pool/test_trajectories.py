@@ -59,15 +59,6 @@ def test_allocated_once_and_filled_in_place():
     assert len(pool) == 128
 
 
-def test_incomplete_pool_is_refused():
-    pool = TrajectoryPool(torch.empty(4, 3, 1), 0.1)
-    pool.append(torch.zeros(3, 3, 1))
-    with pytest.raises(ValueError, match="3 of 4"):
-        pool.pairs(indices(1))
-    pool.append(torch.zeros(1, 3, 1))
-    assert len(pool.pairs(indices(1)).x) == 1
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 70_000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_positions_that_cannot_be_stored_name_the_setting(value, dtype):

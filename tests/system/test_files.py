@@ -5,7 +5,7 @@ import pytest
 from nsgf.pool.trajectories import Header, write_header
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
-from nsgf.system.files import fields, parse_object, read_lines, read_object
+from nsgf.system.files import parse_object, read_lines, read_object
 
 BAD = {
     "nothing": "",
@@ -36,23 +36,6 @@ def test_what_cannot_be_read_is_not_written(write, tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_objects_come_back_as_they_were_written():
-    text = '{"seed": -18446744073709551615, "x": [1.5, -2e-3, 1E5, null, true], "name": "\\u00e9"}'
-    seed = -18446744073709551615
-    assert parse_object(text) == {"seed": seed, "x": [1.5, -2e-3, 1e5, None, True], "name": "é"}
-    assert type(parse_object(text)["seed"]) is int
-    assert parse_object('{"é": 1}'.encode()) == {"é": 1}
-
-
-def test_fields_have_their_types_and_an_integer_may_be_a_float():
-    values = fields({"name": "x", "step": 3, "loss": 2}, name=str, step=int, loss=float)
-    assert values == ["x", 3, 2.0]
-    assert type(values[-1]) is float
-    for record in ({"name": "x"}, [], None):
-        with pytest.raises(ValueError, match="instead of"):
-            fields(record, name=str, step=int)
 
 
 def test_files_that_cannot_be_read_hold_nothing(tmp_path):

@@ -47,14 +47,6 @@ def log(run) -> str:
     return (run.path / "log.txt").read_text()
 
 
-def test_toy_loss_falls(tiny):
-    trainer = Quadratic()
-    run = run_fit(tiny, trainer, iterations=200, lr=0.1)
-    losses = [record["loss"] for record in records(run)]
-    assert losses[-1] < 0.05 < 3 < losses[0]
-    assert weight(trainer) == pytest.approx(3, abs=0.1)
-
-
 @pytest.fixture
 def few_lines(monkeypatch):
     """Records are as rare as ``train.log_every`` says, however short the phase."""
