@@ -173,7 +173,7 @@ def stored_features(
     folder: Path,
     images: Tensor,
     network: str,
-    compute: Callable[[Tensor], Tensor],
+    compute: Callable[[], Tensor],
     log: Callable[[str], None],
 ) -> Tensor:
     """Return the features (N, F) of images, uint8 (N, C, H, W), by a network, from a file in the
@@ -188,5 +188,5 @@ def stored_features(
     found = store.find(file, check, log)
     if found is None:
         log(f"features of {len(images)} real images are computed, and kept in {folder}")
-        store.keep(file, found := compute(images), log)
+        store.keep(file, found := compute(), log)
     return found

@@ -15,6 +15,7 @@ from nsgf.config.schema import Config
 from nsgf.data import build_source, is_image_set
 from nsgf.data.images import to_unit_range
 from nsgf.metrics.distances import nearest_images
+from nsgf.metrics.features import SPLITS
 from nsgf.metrics.inception import Inception, inception_metrics
 from nsgf.metrics.measures import compute, describe, name_of
 from nsgf.metrics.yardstick import Yardstick
@@ -75,9 +76,15 @@ def evaluate_run(
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
-    drawn = batch_folder(folder / "samples", sampler, device, _floats(config))
+    # the number of images to keep as floats; of points all are floats
+    keep = max(evaluation.w2_samples, NEAREST) if is_image_set(config.data.name) else None
+    drawn = batch_folder(folder / "samples", sampler, device, keep)
     yardstick = Yardstick(config, device, log) if world.is_main else None
-    samples = _samples(config, sampler, device, drawn, world)
+    samples = []
+    for repeat in map(str, range(REPEATS if keep is None else 1)):
+        source = build_source(config.data, config.seed, "evaluate", repeat)
+        n, place = evaluation.num_samples, drawn / repeat
+        samples.append(generate(sampler, source, n, device, keep=keep, world=world, folder=place))
     file = folder / "metrics.json"
     if yardstick is None:
         return file, {}
@@ -108,7 +115,8 @@ def measured_parts(
     yield nearest_real(config, samples[0].x, images)
     if (features := yardstick.features) and network:
         found: dict[str, Any] = features.measure(pixels)
-        floors = features.floors(len(pixels))
+        splits = count_progress(range(SPLITS), "floors of real images", "split")
+        floors = [features.floor(len(pixels), split) for split in splits]
         for name in list(found):
             found |= _mean_and_spread(f"{name}_floor", [floor[name] for floor in floors])
             found[f"{name}_noise"] = features.noise[name]
@@ -134,7 +142,7 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> di
         own, floors = [], []
         for repeat, part in enumerate(count_progress(samples, title, "repeat")):
             stream = (config.seed, "evaluate", str(repeat))
-            own.append(yardstick.distance(measure, part[:most], *stream))
+            own.append(yardstick.distance([measure], part[:most], *stream))
             real = yardstick.real(measure.space, config.seed, "floor", str(repeat))
             floors.append(compute([measure], {measure.space: (real.sample(n), real.sample(n))}))
         for key in measure.titles:
@@ -201,23 +209,3 @@ def _description(
     if tau is not None:
         description |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
     return description
-
-
-def _samples(
-    config: Config, sampler: FlowSampler, device: torch.device, kept: Path, world: World
-) -> list[Samples]:
-    """Draw points for each repetition, and images once. Save batches in the folder ``kept``."""
-    n, keep = config.evaluation.num_samples, _floats(config)
-    drawn = []
-    for repeat in map(str, range(REPEATS if keep is None else 1)):
-        source = build_source(config.data, config.seed, "evaluate", repeat)
-        folder = kept / repeat
-        drawn.append(generate(sampler, source, n, device, keep=keep, world=world, folder=folder))
-    return drawn
-
-
-def _floats(config: Config) -> int | None:
-    """Return the number of images to keep as floats; None for points: all are floats."""
-    if not is_image_set(config.data.name):
-        return None
-    return max(config.evaluation.w2_samples, NEAREST)

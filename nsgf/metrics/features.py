@@ -6,8 +6,8 @@ with the floor. The network and its weights (19 MB) are packages of the extra ``
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -45,6 +45,8 @@ NOISE = 256
 SEED = 0
 """Seed of reference and noise, the same for all runs."""
 BATCH = 128
+Measures = Sequence[Measure] | None
+"""Measures to compute; None: all in the features of ImageNet's network."""
 
 
 class ImageNet:
@@ -148,9 +150,7 @@ class FeatureMetrics:
         """Return how many of ``n`` samples are measured: at most as many as a floor has."""
         return min(n, MOST, len(self.rest))
 
-    def measure(
-        self, samples: Tensor, measures: Sequence[Measure] | None = None
-    ) -> dict[str, float]:
+    def measure(self, samples: Tensor, measures: Measures = None) -> dict[str, float]:
         """Return measures by key, all if none are named, of the first :meth:`used` samples.
 
         The samples are images (N, C, H, W), float in [-1, 1] (clipped, rounded to bytes as the real
@@ -161,9 +161,7 @@ class FeatureMetrics:
         features = self._network.features(pixels, "samples", self._device)
         return self._compare(features, self._reference, measures)
 
-    def floor(
-        self, n: int, split: int, measures: Sequence[Measure] | None = None
-    ) -> dict[str, float]:
+    def floor(self, n: int, split: int, measures: Measures = None) -> dict[str, float]:
         """Return the measures of :meth:`used` of ``n`` training images, drawn at random for each
         ``split``: against the test images, or against the other half of a random split."""
         generator = make_generator(SEED, "floor", split)
@@ -172,11 +170,6 @@ class FeatureMetrics:
         if not self._has_test:
             reference, real = real.tensor_split([len(reference)])
         return self._compare(real[: self.used(n)], reference, measures)
-
-    def floors(self, n: int) -> list[dict[str, float]]:
-        """Return :meth:`floor` for SPLITS splits."""
-        splits: Iterable[int] = count_progress(range(SPLITS), "floors of real images", "split")
-        return [self.floor(n, split) for split in splits]
 
     @cached_property
     def noise(self) -> dict[str, float]:
@@ -191,18 +184,13 @@ class FeatureMetrics:
         rest = self._stored(self.rest[order[:MOST]])
         return rest if self._has_test else torch.cat([self._reference, rest])
 
-    def _compare(
-        self, features: Tensor, reference: Tensor, measures: Sequence[Measure] | None = None
-    ) -> dict[str, float]:
+    def _compare(self, features: Tensor, reference: Tensor, measures: Measures) -> dict[str, float]:
         require_neighbours(len(features))
         pair = (features.to(where := card_or_cpu(self._device)), reference.to(where))
         return compute(measures or measures_in("imagenet"), {"imagenet": pair})
 
     def _stored(self, images: Tensor) -> Tensor:
         """Return the features of real images, stored for later."""
-        network = f"{SIDE}-{self._network.sha256[:12]}"
-
-        def features(images: Tensor) -> Tensor:
-            return self._network.features(images, "real images", self._device)
-
-        return stored_features(self._folder, images, network, features, self._log)
+        name = f"{SIDE}-{self._network.sha256[:12]}"
+        compute = partial(self._network.features, images, "real images", self._device)
+        return stored_features(self._folder, images, name, compute, self._log)

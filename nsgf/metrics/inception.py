@@ -123,17 +123,12 @@ def inception_metrics(
     colour = "grey replicated to 3 channels" if channels == 1 else "colour"
     require_neighbours(min(len(samples), count))
     about = f"{network.sha256[:12]}-{network.version}"
-
-    def compute_real(images: Tensor) -> Tensor:
-        return network.features(images, "real images", device, batch_size)[0]
-
+    how = (device, batch_size)
+    compute_real = lambda: network.features(images, "real images", *how)[0]  # noqa: E731
     real = stored_features(folder, images, about, compute_real, log)
-    features, logits = network.features(samples, "samples", device, batch_size)
+    features, logits = network.features(samples, "samples", *how)
     where = card_or_cpu(device)
-    pairs: Pairs = {
-        "inception": (features.to(where), real.to(where)),
-        "logits": (logits, logits),
-    }
+    pairs: Pairs = {"inception": (features.to(where), real.to(where)), "logits": (logits, logits)}
     return compute(measures_in("inception", "logits"), pairs) | {
         "inception_samples": len(samples),
         "inception_reference": f"{name} train, {count} images, {height}x{width} {colour}"

@@ -32,10 +32,11 @@ class Yardstick:
     @cached_property
     def features(self) -> FeatureMetrics | None:
         """Measures in ImageNet's features; None for points and without that network."""
-        if self.data.images is None or not isinstance(self.network, ImageNet):
+        images, where = self.data.images, Path(self._config.out_dir)
+        if images is None or not isinstance(self.network, ImageNet):
             return None
-        where, own = Path(self._config.out_dir), self._config.data
-        return FeatureMetrics(self.network, own, self.data.images, where, self._device, self._log)
+        how = (where, self._device, self._log)
+        return FeatureMetrics(self.network, self._config.data, images, *how)
 
     def real(self, space: Space, seed: int, *stream: str) -> Sampler:
         """Return a sampler of the target in one of the spaces of values."""
@@ -47,13 +48,16 @@ class Yardstick:
         return min(n, self._config.evaluation.w2_samples) if measure.is_slow else n
 
     def distance(
-        self, measure: Measure, samples: Tensor, seed: int, *stream: str
+        self, measures: Sequence[Measure], samples: Tensor, seed: int, *stream: str
     ) -> dict[str, float]:
-        """Return a measure of values of samples (n, *shape), against as many real ones."""
-        x = samples[: self.count(measure, len(samples))]
-        real = self.real(measure.space, seed, *stream).sample(len(x))
-        own = self.data.in_units(x) if measure.space == "units" else x
-        return compute([measure], {measure.space: (own, real)})
+        """Return measures of values of samples (n, *shape), against as many real ones."""
+        found: dict[str, float] = {}
+        for one in measures:
+            x = samples[: self.count(one, len(samples))]
+            real = self.real(one.space, seed, *stream).sample(len(x))
+            own = self.data.in_units(x) if one.space == "units" else x
+            found |= compute([one], {one.space: (own, real)})
+        return found
 
     # --- for ``compare`` ------------------------------------------------------------------------
 
@@ -84,8 +88,7 @@ class Yardstick:
         target, images with the same real images in all draws."""
         if self.features:
             return self.features.measure(samples, measures)
-        stream = ("compare", str(draw))
-        return _union(self.distance(one, samples, seed, *stream) for one in measures)
+        return self.distance(measures, samples, seed, "compare", str(draw))
 
     def floor_places(self, places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
         """Return seed and draw of each floor, given those of the measures. Splits of images do not
@@ -96,16 +99,13 @@ class Yardstick:
         """Return the measures of equally many fresh samples of the target."""
         if self.features:
             return self.features.floor(self.samples, draw, measures)
-        return _union(self._floor(one, seed, str(draw)) for one in measures)
-
-    def _floor(self, measure: Measure, seed: int, draw: str) -> dict[str, float]:
-        n, real = self.count(measure, self.samples), self.real(measure.space, seed, "compare", draw)
-        if self.data.count is None:
-            others = self.real(measure.space, seed, "floor", draw).sample(n)
-        else:
-            others = real.at(range(self.samples, self.samples + n))  # disjoint
-        return compute([measure], {measure.space: (others, real.at(range(n)))})
-
-
-def _union(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    return {key: value for part in parts for key, value in part.items()}
+        found: dict[str, float] = {}
+        for one in measures:
+            n = self.count(one, self.samples)
+            real = self.real(one.space, seed, "compare", str(draw))
+            if self.data.count is None:
+                others = self.real(one.space, seed, "floor", str(draw)).sample(n)
+            else:
+                others = real.at(range(self.samples, self.samples + n))  # disjoint
+            found |= compute([one], {one.space: (others, real.at(range(n)))})
+        return found

@@ -20,7 +20,6 @@ from nsgf.metrics.yardstick import Yardstick
 from nsgf.report.page import report_run
 from nsgf.run.folder import results_folder
 from nsgf.sampling.sampler import FlowSampler, Samples
-from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.metrics.test_inception import Tiny
@@ -176,22 +175,17 @@ def watch_w2(monkeypatch, watch):
     monkeypatch.setattr(measures, "MEASURES", own)
 
 
-def test_repetitions_use_different_noise_and_targets(small, monkeypatch, tmp_path):
+def test_repetitions_use_different_noise_and_targets(small, small_run, monkeypatch):
     """Their spread would be that of nothing."""
-    config = small
-    compared, cpu = [], torch.device("cpu")
-    monkeypatch.setattr(
-        evaluate, "generate", lambda _, source, n, *__, **how: Samples(source.sample(n), 1)
-    )
-    found = evaluate._samples(config, FlowSampler([]), cpu, tmp_path, World())
-    drawn = [part.x for part in found]
+    drawn, compared = [], []
 
-    def watch(x, y):
-        compared.append((x, y))
-        return 0.0
+    def generate(_, source, n, *__, **how):
+        drawn.append(source.sample(n))
+        return Samples(drawn[-1], 1)
 
-    watch_w2(monkeypatch, watch)
-    evaluate.distances(config, Yardstick(config, cpu, print), drawn)
+    monkeypatch.setattr(evaluate, "generate", generate)
+    watch_w2(monkeypatch, lambda x, y: compared.append((x, y)) or 0.0)
+    evaluate_run(small, small_run)
     assert len(drawn) == 3
     assert len(compared) == 6
     clouds = [*drawn, *(y for _, y in compared[::2]), *(x for pair in compared[1::2] for x in pair)]
