@@ -233,6 +233,10 @@ def _read_csv(config: DataConfig) -> Table:
     begin = [*islice(rows, 2)]
     if len(begin) < 2:
         raise ValueError(f"no rows, must be at least {LEAST}")
+    texts = table.split()
+    is_pairs = all(re.fullmatch(r"-?\d+,\d+", text) for text in texts)
+    if is_pairs and any(re.match(r"-0,|-?\d+,0\d", text) for text in texts):  # -0 and 05
+        raise ValueError("decimal commas in its only column; write 0.5 for 0,5")
     (top, first), (_, second) = begin
     has_names = _is_header(first, second)
     comments = [line.lstrip("# ") for line in above.split("\n") if line.strip()]

@@ -140,7 +140,7 @@ def test_lines_above_the_points_are_names(head, rows, names, tmp_path):
     ("lines", "words"),
     [
         (["0,1,2", *(f"{n},{n * n},7{n}" for n in range(20))], ["names"]),
-        (["36,6", *(f"{n},{n % 4}5" for n in range(20))], ["decimal"]),
+        (["36,6", *(f"{n},{n % 4 + 1}5" for n in range(20))], ["decimal"]),
         ([",a,b", *(f"{n},{3 * n % 7},{n * n}" for n in range(20))], ["index", "'a, b'"]),
         (["id,a,b", *(f"{n + 1},{3 * n % 7},{n * n}" for n in range(20))], ["index", "'a, b'"]),
         (["a,,b", *(f"{3 * n % 7},{n},{n * n}" for n in range(20))], ["index", "'a, b'"]),
@@ -172,6 +172,7 @@ def test_rows_are_numbered_as_the_lines_of_their_file(head, wrong, what, tmp_pat
         (["a,b", *(f"{number},7" for number in range(20))], "in b;"),
         (ROWS[:15], "16"),
         (["a;b", *(row.replace(",", ",1;") for row in ROWS)], "'0,1'"),
+        ([f"{n},{n % 4}5" for n in range(20)], "decimal"),
         (["title", *ROWS], "row 2: 2 cells, but row 1 has 1"),
     ],
 )
