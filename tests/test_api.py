@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +24,6 @@ SMALL = {
     "train.preview": False,
     "device": "cpu",
 }
-
-
-def test_import_loads_nothing_that_takes_long():
-    code = "import sys, nsgf, nsgf.__main__; nsgf.UserError, nsgf.__version__; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert "nsgf" in loaded
-    assert not loaded & {"torch", "numpy", "yaml", "safetensors"}
 
 
 def test_every_name_that_is_offered_is_there():

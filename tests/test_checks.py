@@ -17,7 +17,7 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d/onecall+", "--generator.targets=3", "generator.targets"),
     ("2d", "--sinkhorn.blur=0", "sinkhorn.blur"),
     ("2d", "--sampling.omega=1.5", "sampling.omega"),
-    ("2d", "--sampling.tau=1", "sampling.tau"),
+    ("2d/nsgf++", "--sampling.tau=1", "sampling.tau"),
     ("2d", "--phases=[peer] --peer.method=sbcfm --peer.sigma=0", "peer.sigma"),
     ("2d", "--sampling.label=0", "sampling.label"),
     ("2d", "--device=gpu", "device"),

@@ -106,6 +106,11 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"exp": "2d", "labels": [1]}, "labels: "),
         ({"data": POINTS.log()}, "data: nan in row"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
+        ({"data": PIXELS[..., :5]}, "data: .*shape"),
+        ({"data": PIXELS.repeat(2, 1)}, "data: .*C 1 or 3"),
+        ({"data": PIXELS.astype(int)}, "data: .*int64"),
+        ({"data": FLOATS * 1.002}, "data: .*-1.00.* to 1.00"),
+        ({"data": np.where(PIXELS == 7, np.nan, FLOATS)}, "data: .*nan"),
         ({"data": ["a"]}, "data: "),
         ({"data": MASKED}, "data: .*masked"),
         ({"data": [*MASKED]}, "data: .*masked"),
@@ -118,6 +123,10 @@ def test_labels_make_a_run_conditional(tmp_path):
             "data: .*lab",
         ),
         ({"data": PIXELS, "labels": LABELS[:9]}, "labels: .*40"),
+        *(
+            ({"data": PIXELS, "labels": labels}, "labels: ")
+            for labels in (LABELS / 2, LABELS * 2, LABELS - 1, 0 * LABELS, torch.arange(40) % 5)
+        ),
         ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*did you mean otcfm"),
         ({"data": POINTS, "overrides": {"optim.lr": -1}}, "lr = -1"),
     ],

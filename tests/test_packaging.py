@@ -54,11 +54,18 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("words", [["train", "--help"], ["train", "--exp", "2d", "--sede=3"]])
-def test_help_and_typos_load_nothing_that_takes_long(words):
-    loaded = loaded_after(f"from nsgf.cli import main; main({words})")
+@pytest.mark.parametrize(
+    ("statement", "more"),
+    [
+        ("import nsgf, nsgf.__main__; nsgf.UserError, nsgf.__version__", {"yaml", "safetensors"}),
+        ("from nsgf.cli import main; main(['train', '--help'])", set()),
+        ("from nsgf.cli import main; main(['train', '--exp', '2d', '--sede=3'])", set()),
+    ],
+)
+def test_import_help_and_typos_load_nothing_that_takes_long(statement, more):
+    loaded = loaded_after(statement)
     assert "nsgf" in loaded
-    assert not loaded & {*LATE, "torch", "numpy"}
+    assert not loaded & {*LATE, "torch", "numpy", *more}
 
 
 @pytest.mark.e2e

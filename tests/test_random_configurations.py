@@ -1,6 +1,5 @@
 """Configurations drawn at random: what the command line takes is trained, sampled and measured."""
 
-import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +11,7 @@ from nsgf.cli import main
 from nsgf.cli.arguments import parse
 from nsgf.run.newest import newest_run
 from nsgf.system.errors import UserError
+from nsgf.system.files import parse_object
 
 SLOW = pytest.mark.slow
 PHASES = ["nsf", "nsgf", "nsgf,nsf", "nsgf,nsf,predictor", "peer", "peer,reflow"]
@@ -96,13 +96,6 @@ def drawn(source: random.Random) -> Iterator[list[str]]:
         yield ["--exp", exp, *(f"--{key}={value}" for key, value in values.items())]
 
 
-def strict(text: str) -> object:
-    def refuse(word):
-        raise AssertionError(f"{word} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "seed", [*range(15), *(pytest.param(n, marks=SLOW) for n in range(15, 60))]
@@ -121,5 +114,5 @@ def test_accepted_configuration_trains_and_is_measured(seed, tmp_path, capsys):
     assert len(nsgf.load(run.path).sample(5)) == 5, case
     for file in run.path.glob("*.json*"):
         for line in [file.read_text()] if file.suffix == ".json" else file.open():
-            strict(line)
+            parse_object(line)
     assert (run.path / "metrics.json").exists()

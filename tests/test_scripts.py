@@ -6,7 +6,6 @@ import os
 import random
 import re
 import runpy
-import subprocess
 import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -23,6 +22,7 @@ from nsgf.data import Data
 from nsgf.data.points import Gaussian
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
+from tests.run.test_reliability import torture
 from tests.sinkhorn import reference
 
 ROOT = Path(__file__).parents[1]
@@ -83,8 +83,7 @@ def test_bench_precision_solves_transport_exactly(script, blur, step):
     y = torch.randn(60, 2, generator=generator)
     x = y[:50] + step * torch.randn(50, 2, generator=generator)
     found = script("bench_precision")["exact_velocity"](x, y, blur)
-    expected = reference.velocity(x, y, blur)
-    assert float((found - expected).norm() / expected.norm()) < 1e-6
+    assert reference.relative_error(found, reference.velocity(x, y, blur)) < 1e-6
 
 
 def test_bench_targets_knows_more_of_the_end_points_with_more_targets(script):
@@ -316,11 +315,7 @@ def test_torture_damages_the_newest_checkpoint(script, tmp_path, seed):
 def test_torture_kills_and_resumes_commands():
     """At a few moments; tests/run/test_reliability.py tries all of them."""
     names = ["train, pool on disk", "compare"]
-    words = [str(ROOT / "scripts" / "torture.py"), "--every", "100", "--scenario", *names]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    rows = cells(done.stdout)
+    rows = cells("\n".join(torture("--every", "100", "--scenario", *names)))
     assert [row[0] for row in rows] == names
     for row in rows:
         assert_finite(row[1:3])
-        assert row[3] == "none"

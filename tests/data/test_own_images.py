@@ -17,9 +17,7 @@ from nsgf.data import Data, class_names, class_number
 from nsgf.data import own_images as module
 from nsgf.data.images import to_unit_range
 from nsgf.data.own_images import (
-    class_numbers,
     find_images,
-    image_bytes,
     inspect_images,
     read_images,
     read_labels,
@@ -352,28 +350,3 @@ def test_key_chooses_the_images_of_a_file(tmp_path):
 def test_files_of_something_else_are_named(flag, array, words, tmp_path):
     with pytest.raises(UserError, match=words):
         config_of(tmp_path / "own.npz", flag, x=array)
-
-
-@pytest.mark.parametrize(
-    ("images", "what"),
-    [
-        (PIXELS[..., :9], "shape"),
-        (PIXELS[:, :2], "C 1 or 3"),
-        (PIXELS.astype(int), "int64"),
-        (FLOATS * 1.002, "-1.002 to 1.002"),
-        (PIXELS / 255.0, r"0 to 1.*2 \* images - 1"),
-        (np.where(PIXELS == 7, np.nan, FLOATS), "nan"),
-    ],
-)
-def test_wrong_images_are_refused(images, what):
-    with pytest.raises(ValueError, match=what):
-        image_bytes(images)
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [LABELS[:39], LABELS / 2, LABELS * 2, LABELS - 1, np.zeros(40, int), np.arange(40) % 5],
-)
-def test_wrong_labels_are_refused(labels):
-    with pytest.raises(ValueError, match="labels"):
-        class_numbers(labels, 40)

@@ -27,28 +27,24 @@ def test_time_limit_counts_hours_of_a_clock_that_never_goes_back():
     assert StopRequest().reason is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_are_requests_while_listening(number):
-    """Also where the tests themselves run under nohup."""
-    request, outside = StopRequest(), signal.signal(number, signal.default_int_handler)
+@pytest.mark.parametrize(
+    ("number", "before", "reason"),
+    [
+        *((n, signal.default_int_handler, n.name) for n in (signal.SIGINT, signal.SIGTERM)),
+        (signal.SIGHUP, signal.default_int_handler, "SIGHUP"),
+        (signal.SIGHUP, signal.SIG_IGN, None),
+    ],
+)
+def test_signals_are_requests_while_listening(number, before, reason):
+    """A hangup that nohup ignores stays ignored; the tests themselves may run under nohup."""
+    request, outside = StopRequest(), signal.signal(number, before)
     try:
         with request.listening():
             os.kill(os.getpid(), number)
-            assert request.reason == number.name
-        assert signal.getsignal(number) is signal.default_int_handler
+            assert request.reason == reason
+        assert signal.getsignal(number) == before
     finally:
         signal.signal(number, outside)
-
-
-def test_hangup_that_nohup_ignores_stays_ignored():
-    request, before = StopRequest(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with request.listening():
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert request.reason is None
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_second_ctrl_c_interrupts():

@@ -24,6 +24,10 @@ def first_velocity(solver: FlowSolver, x: Tensor, y: Tensor) -> Tensor:
     return solver.flows(x[None], y[None], [1.0])[0, :, 1] - x.float()
 
 
+def relative_error(v: Tensor, expected: Tensor) -> float:
+    return float((v - expected).norm() / expected.norm())
+
+
 def velocity_and_divergence(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, float]:
     """v and S_eps(x, y), each term of S as <P, C> + eps KL(P | uniform)."""
     x, y = x.double(), y.double()

@@ -12,6 +12,7 @@ from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn import batched
 from nsgf.sinkhorn.batched import BatchedSolver
 from tests.sinkhorn import reference
+from tests.sinkhorn.reference import relative_error
 
 DEFAULT = SinkhornConfig(blur=0.5)
 
@@ -40,10 +41,6 @@ def digits(n: int, m: int) -> tuple[Tensor, Tensor]:
 
 def solver(max_iterations: int = 2000, **changes) -> BatchedSolver:
     return BatchedSolver(replace(DEFAULT, **changes), max_iterations)
-
-
-def relative_error(v: Tensor, expected: Tensor) -> float:
-    return float((v - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(

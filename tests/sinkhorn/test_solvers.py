@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn import FlowSolver, build_solver
-from tests.sinkhorn.reference import first_velocity
+from tests.sinkhorn.reference import first_velocity, relative_error
 
 pytestmark = pytest.mark.parametrize("solver", ["batched", "geomloss"])
 
@@ -25,10 +25,6 @@ def clouds(n: int, shape: tuple[int, ...], m: int | None = None):
     x = torch.randn((n, *shape), generator=generator)
     y = torch.rand((m or n, *shape), generator=generator) * 2 - 1
     return x, y + (2.0 if len(shape) == 1 else 0.0)
-
-
-def relative_error(v: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((v - expected).norm() / expected.norm())
 
 
 def plan_by_pot(x: np.ndarray, y: np.ndarray, blur: float) -> np.ndarray:
