@@ -191,7 +191,15 @@ class Work:
                 for phase in config.phases:
                     restore_previous(run.checkpoint_file(phase), self._log)
             if not all(is_trained(config, run, phase) for phase in config.phases):
-                self._log_estimate(trial.method, config)
+                if not config.smoke and trial.method not in self._estimated:
+                    self._estimated.add(trial.method)
+                    # a killed comparison leaves nothing in its own folder
+                    elsewhere = replace(config, out_dir=tempfile.gettempdir())
+                    seconds = sum(needed for _, needed in try_phases(elsewhere, self.device))
+                    each, seeds = format_hours(seconds), config.compare.seeds
+                    together = f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
+                    name = method_title(trial.method)
+                    self._log(f"compare: {name}: training takes about {each}, {together}")
                 train(config, run, stop=self._stop)
             with lock_folder(run.path):
                 for (nfe, draw), key in trial.keys.items():
@@ -201,17 +209,6 @@ class Work:
         except Busy:
             return False
         return True
-
-    def _log_estimate(self, method: str, config: Config) -> None:
-        """Log how long training takes, estimated from a few updates; once for each method."""
-        if not config.smoke and method not in self._estimated:
-            self._estimated.add(method)
-            # a killed comparison leaves nothing in its own folder
-            elsewhere = replace(config, out_dir=tempfile.gettempdir())
-            seconds = sum(needed for _, needed in try_phases(elsewhere, self.device))
-            each, seeds = format_hours(seconds), config.compare.seeds
-            together = f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
-            self._log(f"compare: {method_title(method)}: training takes about {each}, {together}")
 
     def measure_functions(self) -> None:
         """Measure the caller's functions, which may have changed since the last call."""

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -94,46 +95,38 @@ def draw_quality(rows: Sequence[Row]) -> Any:
     """Draw the measures of a comparison against NFE: targets down, measures across, a line for
     each method with its standard deviation over seeds, the floor dashed."""
     targets, metrics = list(dict.fromkeys(row.target for row in rows)), list(rows[0].values)
-    figure = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4)
+    methods, counts = methods_of(rows), list(dict.fromkeys(nfe for _, nfe in columns_of(rows)))
+    figure, known = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4), list(TITLES)
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)
-    for target, panels in zip(targets, axes, strict=True):
-        for metric, panel in zip(metrics, panels, strict=True):
-            _draw_measure(panel, rows, target, metric)
-            name = name_of(metric)
-            panel.set_title(name if len(targets) == 1 else f"{target}: {name}", fontsize=11)
-            panel.set_xlabel("network calls for each sample (NFE)")
+    for (target, metric), panel in zip(product(targets, metrics), axes.flat, strict=True):
+        shown: list[float] = []
+        ticks: set[float] = set()
+        for number, method in enumerate(methods):
+            cells = [by_seed(values(rows, metric, target, nfe, method)) for nfe in counts]
+            found = [own if own and all(map(math.isfinite, own)) else [math.nan] for own in cells]
+            means = [mean(own) for own in found]  # samples that diverged leave a gap
+            spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
+            place = known.index(method) if method in known else len(known) + number
+            how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
+            how["linestyle"] = "-" if place < 10 else ":"  # there are ten colours
+            how["capsize"] = 2 + number  # bars at the same place stay visible
+            made = [calls_of(rows, target, nfe, method) for nfe in counts]
+            panel.errorbar(made, means, spreads, label=method_title(method), **how)
+            ticks |= {round(calls, 1) for calls in made}
+            shown += [value for value in means if math.isfinite(value)]
+        if floors := by_seed(values(rows, metric, target, None, FLOOR)):
+            panel.axhline(mean(floors), color="0.3", linestyle="--", linewidth=1, label=FLOOR)
+            shown.append(mean(floors))
+        panel.set_xscale("log")
+        panel.set_xticks(sorted(ticks), [f"{calls:g}" for calls in sorted(ticks)])
+        panel.minorticks_off()
+        if not is_better_higher(metric):
+            choose_scale(panel, shown)
+        panel.grid(alpha=0.3)
+        name = name_of(metric)
+        panel.set_title(name if len(targets) == 1 else f"{target}: {name}", fontsize=11)
+        panel.set_xlabel("network calls for each sample (NFE)")
     handles, names = axes[0][0].get_legend_handles_labels()
     columns = min(2 * len(metrics), len(names))
     figure.legend(handles, names, loc="outside lower center", ncols=columns)
     return figure
-
-
-def _draw_measure(panel: Any, rows: Sequence[Row], target: str, metric: str) -> None:
-    """Draw one measure of one target at the network calls that were made; diverged samples leave a
-    gap."""
-    shown: list[float] = []
-    ticks: set[float] = set()
-    methods, counts = methods_of(rows), list(dict.fromkeys(nfe for _, nfe in columns_of(rows)))
-    known = list(TITLES)
-    for number, method in enumerate(methods):
-        cells = [by_seed(values(rows, metric, target, nfe, method)) for nfe in counts]
-        found = [own if own and all(map(math.isfinite, own)) else [math.nan] for own in cells]
-        means = [mean(own) for own in found]
-        spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
-        place = known.index(method) if method in known else len(known) + number
-        how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
-        how["linestyle"] = "-" if place < 10 else ":"  # there are ten colours
-        made = [calls_of(rows, target, nfe, method) for nfe in counts]
-        width = 2 + number  # bars at the same place stay visible
-        panel.errorbar(made, means, spreads, label=method_title(method), capsize=width, **how)
-        ticks |= {round(calls, 1) for calls in made}
-        shown += [value for value in means if math.isfinite(value)]
-    if floors := by_seed(values(rows, metric, target, None, FLOOR)):
-        panel.axhline(mean(floors), color="0.3", linestyle="--", linewidth=1, label=FLOOR)
-        shown.append(mean(floors))
-    panel.set_xscale("log")
-    panel.set_xticks(sorted(ticks), [f"{calls:g}" for calls in sorted(ticks)])
-    panel.minorticks_off()
-    if not is_better_higher(metric):
-        choose_scale(panel, shown)
-    panel.grid(alpha=0.3)

@@ -52,20 +52,19 @@ def read_rows(file: Path) -> list[Row]:
         names = head[len(COLUMNS) :]
         if head != [*COLUMNS, *names] or not names:
             raise ValueError(f"its columns must be {','.join(COLUMNS)} and measures")
-        return [_read_row(cells, names) for cells in lines]
+        rows = []
+        for target, method, seed, draw, nfe, calls, *spent in lines:
+            updates, training, sampling, *found = spent
+            values = {name: float(text) for name, text in zip(names, found, strict=True)}
+            asked = whole_number(nfe) if nfe else None
+            place = (target, method, whole_number(seed), whole_number(draw), asked)
+            costs = (float(calls or 0), whole_number(updates), float(training), float(sampling))
+            rows.append(Row(*place, *costs, values))
+        return rows
     except OSError as error:
         raise UserError(f"{file}: {cause(error)}") from error
     except (ValueError, csv.Error) as error:
         raise UserError(f"{file}: must be a table.csv of nsgf compare ({error})") from error
-
-
-def _read_row(cells: list[str], names: list[str]) -> Row:
-    target, method, seed, draw, nfe, calls, updates, training, sampling, *found = cells
-    values = {name: float(text) for name, text in zip(names, found, strict=True)}
-    calls_asked = whole_number(nfe) if nfe else None
-    place = (target, method, whole_number(seed), whole_number(draw), calls_asked)
-    spent = (float(calls or 0), whole_number(updates), float(training), float(sampling))
-    return Row(*place, *spent, values)
 
 
 class Measured(NamedTuple):

@@ -93,11 +93,16 @@ def measure_table(rows: Sequence[Row], metric: str) -> Table:
     titles = [*map(method_title, methods), *others]
     table = [_head(name_of(metric), rows), *([title] for title in titles)]
     for target, nfe in columns_of(rows):
+        places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
         cells = [by_seed(values(rows, metric, target, nfe, method)) for method in methods]
         means = [sign * mean(own) if own else math.inf for own in cells]
         best = min(filter(math.isfinite, means), default=None)
         for line, method, own, value in zip(table[1:], methods, cells, means, strict=False):
-            text = spread(own) + _remark(rows, method, target, nfe)
+            count, text = len(cell_of(rows, target, nfe, method)), spread(own)
+            remarks = [f"{count} of {len(places)} measures"] if 0 < count < len(places) else []
+            if abs((calls := calls_of(rows, target, nfe, method)) - nfe) > 0.05:
+                remarks.append(f"NFE {calls:.3g}")
+            text += f" ({', '.join(remarks)})" if remarks else ""
             line.append(f"**{text}**" if value == best else text)
         for line, name in zip(table[1 + len(methods) :], others, strict=True):
             line.append(spread(by_seed(values(rows, metric, target, None, name))))
@@ -106,16 +111,6 @@ def measure_table(rows: Sequence[Row], metric: str) -> Table:
 
 def _head(title: str, rows: Sequence[Row]) -> list[str]:
     return [title, *(f"{target}, NFE {nfe}" for target, nfe in columns_of(rows))]
-
-
-def _remark(rows: Sequence[Row], method: str, target: str, nfe: int) -> str:
-    """Return remarks on a cell: measures are missing, or the NFE differs from the requested one."""
-    own = cell_of(rows, target, nfe, method)
-    places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
-    remarks = [f"{len(own)} of {len(places)} measures"] if 0 < len(own) < len(places) else []
-    if abs((calls := calls_of(rows, target, nfe, method)) - nfe) > 0.05:
-        remarks.append(f"NFE {calls:.3g}")
-    return f" ({', '.join(remarks)})" if remarks else ""
 
 
 def spread(found: Sequence[float]) -> str:
@@ -242,24 +237,20 @@ def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
 def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
     for the first seed. Return the files."""
-    targets = dict.fromkeys(trial.target for trial in comparison.trials)
-    return [_save_picture(comparison, target, device) for target in targets]
-
-
-def _save_picture(comparison: Comparison, target: str, device: torch.device) -> Path:
-    seed, file = comparison.config.seed, comparison.folder / f"{target}.png"
+    seed, files = comparison.config.seed, []
     every = [*comparison.function_trials, *comparison.trials]
-    trials = [one for one in every if (one.target, one.seed) == (target, seed) and one.nfe]
-    data = Data(trials[0].config.data, seed)
-    count, what = (POINTS, "source") if data.images is None else (IMAGES, "noise")
-    noise = data.source("picture").sample(count).to(device)
-    drawn: dict[str, dict[int, Samples]] = {trial.title: {} for trial in trials}
-    for trial in trials:
-        for nfe in trial.nfe:
+    for target in dict.fromkeys(trial.target for trial in comparison.trials):
+        trials = [one for one in every if (one.target, one.seed) == (target, seed) and one.nfe]
+        data = Data(trials[0].config.data, seed)
+        count, what = (POINTS, "source") if data.images is None else (IMAGES, "noise")
+        noise = data.source("picture").sample(count).to(device)
+        drawn: dict[str, dict[int, Samples]] = {trial.title: {} for trial in trials}
+        for trial, nfe in ((one, nfe) for one in trials for nfe in one.nfe):
             samples = trial.sampler(nfe, device)(noise, keep_path=True)
             path = [data.in_units(state) for state in samples.path]
             drawn[trial.title][nfe] = replace(samples, x=path[-1], path=path)
-    title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
-    real = data.reference("picture").sample(count)
-    save_figure(draw_table(drawn, real, title, data.axes), file, dpi=90)
-    return file
+        title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
+        figure = draw_table(drawn, data.reference("picture").sample(count), title, data.axes)
+        files.append(comparison.folder / f"{target}.png")
+        save_figure(figure, files[-1], dpi=90)
+    return files
