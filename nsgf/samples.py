@@ -115,10 +115,19 @@ def sample_run(
     source = build_source(config.data, config.seed, "path")
     start = source.sample(POINT_SAMPLES if data else PATH_SAMPLES).to(device)
     path = sampler(start, keep_path=True)
-    save_figure(draw_path(path, data, "path", class_names(config.data)), trajectory)
-    if not data:
-        _save_grid(config, samples, grid)
-    return [count, str(arrays), *([] if data else [str(grid)]), str(trajectory)]
+    classes = class_names(config.data)
+    save_figure(draw_path(path, data, "path", classes), trajectory)
+    if data:
+        return [count, str(arrays), str(trajectory)]
+    if samples.labels is None or config.sampling.label is not None:
+        classes = ()
+    columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
+    if columns:  # a row for each class; sample i is of class i mod K
+        rows = np.arange(columns * len(classes)).reshape(columns, len(classes)).T
+        save_figure(draw_rows(samples.x[rows.flatten()], classes), grid)
+    else:
+        save_grid(samples.x, grid)
+    return [count, str(arrays), str(grid), str(trajectory)]
 
 
 def _output(out: str, config: Config) -> tuple[Path, bool]:
@@ -180,18 +189,6 @@ def draw_path(samples: Samples, data: Data | None, stream: str, names: tuple[str
     target = data.reference(stream).sample(len(samples.x))
     title = f"Samples after {words_of_calls(samples.nfe)}"
     return draw_points(states, target, title, data.axes)
-
-
-def _save_grid(config: Config, samples: Samples, file: Path) -> None:
-    """Write a grid of all samples, or with all classes a row for each."""
-    has_all = samples.labels is not None and config.sampling.label is None
-    names = class_names(config.data) if has_all else ()
-    columns = min(len(samples.x) // len(names), CLASS_SAMPLES) if names else 0
-    if columns:  # sample i is of class i mod K
-        rows = np.arange(columns * len(names)).reshape(columns, len(names)).T
-        save_figure(draw_rows(samples.x[rows.flatten()], names), file)
-    else:
-        save_grid(samples.x, file)
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:

@@ -22,12 +22,12 @@ from nsgf.comparison.tables import (
 )
 from nsgf.comparison.trials import FLOOR, SETTINGS, TITLES, Comparison, method_title
 from nsgf.config.schema import Config
-from nsgf.config.settings import drop_machine_settings
+from nsgf.config.settings import build, drop_machine_settings
 from nsgf.metrics.measures import is_better_higher, name_of
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report.page import Album, write_page
-from nsgf.report.progress import updates_done
+from nsgf.report.progress import progress_of
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.run.foreign import check_links
 from nsgf.system.errors import UserError
@@ -58,7 +58,11 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
     for place in (file.parent for file in sorted(folder.glob("*/*/config.yaml"))):
         made = read_object(place / "versions.json")
         about = [made.get(name, "") for name in ("commit", "torch")]
-        runs.append((str(place.relative_to(folder)), updates_done(RunFolder(place)), *about))
+        try:
+            done = progress_of(run := RunFolder(place), build(run.read_settings()))
+        except UserError as error:
+            done = f"cannot be read: {error}"
+        runs.append((str(place.relative_to(folder)), done, *about))
     shared = {name: drop_machine_settings(own) for name, own in comparison.methods.items()}
     settings = Comparison(drop_machine_settings(comparison.config), shared)
     file = write_page(

@@ -98,7 +98,14 @@ class Comparison:
             if not find_ways(own):  # a fixed tau is for the methods that have one
                 own = replace(own, sampling=replace(own.sampling, tau=None))
             trained[own.method] = share_updates(own, total)
-        _check_shared_training(list(filter(_shares_training, trained.values())))
+        first: dict[PhaseName, Config] = {}
+        shared = filter(_shares_training, trained.values())
+        for own, phase in ((one, phase) for one in shared for phase in one.phases):
+            other = first.setdefault(phase, own)
+            if getattr(own, phase) != getattr(other, phase):
+                both = name_setting("compare.methods", [other.method, own.method])
+                must = f"share phase {phase}, so its settings must be equal"
+                raise UserError(f"{both}: {must}; or use {suggest('compare.updates', '[N]')}")
         return cls(config, trained)
 
     @classmethod
@@ -264,18 +271,6 @@ def _check_equal_terms(methods: Sequence[Config]) -> None:
 def _shares_training(config: Config) -> bool:
     """Whether a method is a rectified flow that is trained once for all such methods."""
     return find_way(config).shares_training and not config.compare.updates
-
-
-def _check_shared_training(methods: Sequence[Config]) -> None:
-    """Raise UserError if methods that share the training of a phase differ in its settings."""
-    first: dict[PhaseName, Config] = {}
-    for own in methods:
-        for phase in own.phases:
-            other = first.setdefault(phase, own)
-            if getattr(own, phase) != getattr(other, phase):
-                both = name_setting("compare.methods", [other.method, own.method])
-                must = f"share phase {phase}, so its settings must be equal"
-                raise UserError(f"{both}: {must}; or use {suggest('compare.updates', '[N]')}")
 
 
 def share_updates(config: Config, total: int) -> Config:

@@ -98,36 +98,28 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
     (N, 2) with the arrows of the next step. ``axes``: names of their coordinates."""
     from PIL import Image
 
-    last = len(samples.path) - 1
-    draw = _image_frame if samples.x.ndim == 4 else _point_frame
-    frames = []
+    last, frames = len(samples.path) - 1, []
     for state in [*range(0, last, math.ceil(last / FRAMES) or 1), last]:
-        draw(samples, state, axes).savefig(stream := BytesIO(), format="png", dpi=100)
+        x = samples.path[state]
+        if x.ndim == 4:
+            columns = math.ceil(len(x) / (rows := max(1, math.isqrt(len(x) // 2))))
+            figure = new_figure(4.5, 0.4 + 4.5 * rows * x.shape[2] / (columns * x.shape[3]))
+            show_grid(panel := figure.subplots(), x, columns)
+            panel.set_title(samples.marks[state])
+        else:
+            low, high = point_box(*samples.path)
+            shape = 1.0 if axes else (high[1] - low[1]) / max(high[0] - low[0], 1e-9)
+            figure = new_figure(5, 0.6 + 4.4 * min(2.0, max(0.5, shape)))
+            panel = figure.subplots()
+            if state < last:
+                _show_arrows(panel, x, samples.path[state + 1] - x, "0.5")
+            panel.scatter(*x.T.numpy(), s=2, color="tab:red")
+            panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+            figure.suptitle(samples.marks[state])
+            name_axes(panel, axes)
+        figure.savefig(stream := BytesIO(), format="png", dpi=100)
         frames.append(Image.open(stream).convert("RGB"))
     times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
     with replacing(file) as target:
         how = {"save_all": True, "append_images": frames[1:], "duration": times, "loop": 0}
         frames[0].save(target, "gif", **how)
-
-
-def _image_frame(samples: Samples, state: int, _: object) -> Any:
-    x = samples.path[state]
-    columns = math.ceil(len(x) / (rows := max(1, math.isqrt(len(x) // 2))))
-    figure = new_figure(4.5, 0.4 + 4.5 * rows * x.shape[2] / (columns * x.shape[3]))
-    show_grid(panel := figure.subplots(), x, columns)
-    panel.set_title(samples.marks[state])
-    return figure
-
-
-def _point_frame(samples: Samples, state: int, axes: tuple[str, ...] | None) -> Any:
-    x, low, high = samples.path[state], *point_box(*samples.path)
-    shape = 1.0 if axes else (high[1] - low[1]) / max(high[0] - low[0], 1e-9)
-    figure = new_figure(5, 0.6 + 4.4 * min(2.0, max(0.5, shape)))
-    panel = figure.subplots()
-    if state + 1 < len(samples.path):
-        _show_arrows(panel, x, samples.path[state + 1] - x, "0.5")
-    panel.scatter(*x.T.numpy(), s=2, color="tab:red")
-    panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-    figure.suptitle(samples.marks[state])
-    name_axes(panel, axes)
-    return figure

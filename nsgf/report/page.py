@@ -167,14 +167,23 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     phases, home = phase_rows(config, run), results_folder(config, run)
     album, missing = Album(home / "report", kind), ""
     try:
-        _draw_pictures(config, run, album)
+        if found := curves(run):
+            text = "Loss and gradient of each update that was logged."
+            titled = {get_phase(own).title: found[own] for own in config.phases if own in found}
+            album.draw("curves", draw_curves(titled), "Training", text)
+        for phase in config.phases:
+            file = run.samples / f"{phase_stem(phase)}.png"
+            if file.exists():
+                title = f"Samples after training: {get_phase(phase).title}"
+                album.add(file, title, "From the same noise.")
+        draw_samples(config, run, album, pick_device(config.device))
     except UserError as error:
         missing = f"other pictures are left out: {error}"
         show(f"report: {missing}")
     log = run.path / "log.txt"
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
-    file = write_page(
+    page = write_page(
         home,
         Path(__file__).with_name("page.html.j2"),
         title=f"{config.exp}: {run.path.name}",
@@ -191,7 +200,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         settings=dump_config(drop_machine_settings(config)),
         versions=json.dumps(read_object(run.path / "versions.json"), indent=2),
     )
-    return [file, *album.files]
+    return [page, *album.files]
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
@@ -208,20 +217,6 @@ def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
         memory = format_bytes(costs[phase].peak_memory) if phase in costs else ""
         rows.append((f"{get_phase(phase).title} ({phase})", updates, loss, time, memory))
     return rows
-
-
-def _draw_pictures(config: Config, run: RunFolder, album: Album) -> None:
-    """Draw all that the run allows. Raise UserError at the first picture that is not possible."""
-    if found := curves(run):
-        text = "Loss and gradient of each update that was logged."
-        titled = {get_phase(own).title: found[own] for own in config.phases if own in found}
-        album.draw("curves", draw_curves(titled), "Training", text)
-    for phase in config.phases:
-        file = run.samples / f"{phase_stem(phase)}.png"
-        if file.exists():
-            title = f"Samples after training: {get_phase(phase).title}"
-            album.add(file, title, "From the same noise.")
-    draw_samples(config, run, album, pick_device(config.device))
 
 
 def measure_rows(config: Config, metrics: dict[str, Any]) -> list[tuple[str, ...]]:

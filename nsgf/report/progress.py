@@ -1,11 +1,9 @@
 """Read curves and progress from run folders."""
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.config.settings import build
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder
-from nsgf.system.errors import UserError
 from nsgf.system.files import read_lines
 
 
@@ -16,14 +14,6 @@ def curves(run: RunFolder) -> dict[str, Curve]:
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **kinds):
         found.setdefault(phase, []).append((step, loss, norm))
     return found
-
-
-def updates_done(run: RunFolder) -> str:
-    """Return :func:`progress_of` a run, or why it cannot be read."""
-    try:
-        return progress_of(run, build(run.read_settings()))
-    except UserError as error:
-        return f"cannot be read: {error}"
 
 
 def progress_of(run: RunFolder, config: Config) -> str:
