@@ -11,15 +11,15 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-import nsgf
+from nsgf.cli import main
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import all_tables, latex
 from nsgf.config.schema import DataConfig
 from nsgf.data import Data
-from nsgf.data.points import Gaussian
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
 from tests.run.test_reliability import torture
@@ -96,41 +96,28 @@ def test_bench_targets_knows_more_of_the_end_points_with_more_targets(script):
     assert 0 < found[64][4] < 1  # of the variance of the data
 
 
-def test_shrunken_starts_keep_a_part_of_the_noise(script):
-    noise, rows = torch.randn(5, 3), torch.tensor([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]])
-    found = script("controls")["shrunken"](rows, 0.36)(noise)
-    torch.testing.assert_close(found, 0.64 * noise + 0.36 * torch.tensor([2.0, 3.0, 4.0]))
-
-
-def test_euler_starts_take_two_steps_at_their_times(script, monkeypatch):
-    network = SimpleNamespace(
-        networks={"peer": lambda x, t: 1 + t.view(-1, 1, 1, 1).expand_as(x)},
-        config=SimpleNamespace(data=DataConfig(name="digits")),
-    )
-    monkeypatch.setattr(nsgf, "load", lambda run, device: network)
-    z = torch.randn(5, 64)
-    found = script("controls")["euler_steps"]("run", 0.36)(z)
-    torch.testing.assert_close(found, z + 0.36 + 0.18 * 0.18)  # velocities 1 and 1.18
-
-
-def test_energy_velocity_descends_the_energy_distance(script):
-    made, real = torch.randn(9, 64, requires_grad=True), torch.randn(12, 64) + 1
-    within = torch.cdist(made, made).triu(1).sum() * 2 / (9 * 8)
-    (2 * torch.cdist(made, real).mean() - within).backward()
-    velocity = script("controls")["energy_velocity"]
-    found = velocity(None, made.detach()[None], real[None])[0]
-    torch.testing.assert_close(found / found.norm(), -made.grad / made.grad.norm())
-    equal = velocity(None, torch.zeros(1, 9, 64), real[None])  # as a new network makes them
-    assert equal.isfinite().all()
+def test_bench_points_sees_a_lost_part_and_repeats_nothing(script, tmp_path):
+    names = script("bench_points")
+    names["Judge"].__init__.__globals__.update(POINTS=900, HELD_OUT=300)
+    judge = names["Judge"]("mixture-8")
+    real = judge.draws[5]
+    (part,) = torch.as_tensor(judge.parts).mode(0)[:1]
+    nearest = judge.parts[torch.cdist(real / judge.scale, judge.known).argmin(1)]
+    whole, less = judge.measure(real, 0), judge.measure(real[nearest != part], 0)
+    assert (whole["parts_lost"], less["parts_lost"]) == (0, 1)
+    assert all(less[name] > whole[name] for name in ("w2", "energy", "parts_off"))
 
 
 @pytest.mark.e2e
-def test_controls_train_and_measure(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(Gaussian, "draw", Gaussian.draw)  # controls.py replaces it
-    words = ["--exp", "digits", "--smoke", "--out-dir", str(tmp_path), "--num-samples", "32"]
-    run("controls", "shrunken", "0.36", *words, "--compare.updates", "[4]", "--compare.nfe", "[2]")
-    (table,) = tmp_path.glob("*/table.csv")
-    assert {row.method for row in read_rows(table)} == {"shrunken-0.36", "floor"}
+def test_bench_points_measures_each_ended_run_once(script, tmp_path):
+    names = script("bench_points")
+    names["measure"].__globals__.update(POINTS=900, HELD_OUT=64, CALLS=(3, 5))
+    np.save(tmp_path / "x.npy", names["Judge"]("pinwheel").points)
+    words = f"--exp points --data.path {tmp_path}/x.npy --smoke --methods nsgf,icfm"
+    assert main(["compare", *words.split(), "--out-dir", str(tmp_path / "pinwheel")]) == 0
+    for _ in range(2):
+        names["measure"](tmp_path, tmp_path / "points.csv")
+        assert len((tmp_path / "points.csv").read_text().splitlines()) == 1 + 4 + 2 * 2
 
 
 @pytest.mark.e2e

@@ -1,0 +1,111 @@
+"""Points that fall into parts: make sets of them, and measure the runs of a comparison.
+
+    python scripts/bench_points.py make DIR                  # DIR/SET.npy: points to train on
+    python -m nsgf compare --exp points --data.path DIR/SET.npy --out-dir DIR/SET ...
+    python scripts/bench_points.py measure DIR FILE.csv      # adds the runs below DIR that ended
+
+Samples are compared with held-out points, in standardised columns. All sets have known parts.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import nsgf
+from nsgf.metrics.distances import energy_distance
+from nsgf.sinkhorn.exact import w2
+
+POINTS, HELD_OUT, DRAWS = 10_000, 4096, 4
+CALLS = (2, 3, 5, 10, 20, 100)
+Labelled = tuple[np.ndarray, np.ndarray]
+"""Points (N, D) and the number of the part that each belongs to (N,)."""
+
+
+def mixture(n: int, dim: int, rng: np.random.Generator) -> Labelled:
+    """12 Gaussians of deviation 0.5 whose centres have deviation 4."""
+    centres = 4 * np.random.default_rng(dim).normal(size=(12, dim))
+    part = rng.integers(12, size=n)
+    return centres[part] + 0.5 * rng.normal(size=(n, dim)), part
+
+
+def pinwheel(n: int, rng: np.random.Generator) -> Labelled:
+    """Five arms that turn with the distance from the centre."""
+    part = rng.integers(5, size=n)
+    along, across = 1 + 0.3 * rng.normal(size=n), 0.1 * rng.normal(size=n)
+    angle = 2 * np.pi * part / 5 + 0.25 * np.exp(along)
+    turn = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], 1)
+    return 2 * np.einsum("ni,nij->nj", np.stack([along, across], 1), turn.reshape(-1, 2, 2)), part
+
+
+SETS = {
+    "mixture-2": lambda n, rng: mixture(n, 2, rng),
+    "mixture-8": lambda n, rng: mixture(n, 8, rng),
+    "mixture-32": lambda n, rng: mixture(n, 32, rng),
+    "pinwheel": pinwheel,
+}
+
+
+class Judge:
+    """The points of a set, and measures against its held-out draws."""
+
+    def __init__(self, name: str) -> None:
+        x, part = SETS[name](POINTS + 2 * DRAWS * HELD_OUT, np.random.default_rng(0))
+        self.points, self.scale = x[:POINTS], torch.as_tensor(x[:POINTS].std(0))
+        self.draws = torch.as_tensor(x[POINTS:]).split(HELD_OUT)
+        self.known, self.parts = (
+            torch.as_tensor(x[:5000]) / self.scale,
+            torch.as_tensor(part[:5000]),
+        )
+
+    def measure(self, x: Tensor, draw: int) -> dict[str, float]:
+        """Return the measures of samples (N, D): W2, 1000 times the energy distance, the share of
+        samples in another part than they should be, and the number of parts with less than a
+        quarter of their share."""
+        x, real = x / self.scale, self.draws[draw] / self.scale
+        own, right = self._shares(x), self._shares(real)
+        off, lost = float((own - right).abs().sum() / 2), int((own < right / 4).sum())
+        energy = 1000 * energy_distance(x, real)
+        return {"w2": w2(x, real), "energy": energy, "parts_off": off, "parts_lost": lost}
+
+    def _shares(self, x: Tensor) -> Tensor:
+        nearest = torch.cat([torch.cdist(rows, self.known).argmin(1) for rows in x.split(1024)])
+        return torch.bincount(self.parts[nearest], minlength=int(self.parts.max()) + 1) / len(x)
+
+
+def measure(folder: Path, file: Path) -> None:
+    """Append the measures of the floors and of all runs that the file does not have."""
+    rows = [*csv.DictReader(file.open())] if file.exists() else []
+    known = {(row["set"], row["method"], row["seed"]) for row in rows}
+    for name in SETS:
+        found = sorted((folder / name).glob("compare-*/*/*-seed*/costs.jsonl"))
+        judge = Judge(name)
+        for draw in range(DRAWS) if found and (name, "floor", "0") not in known else ():
+            values = judge.measure(judge.draws[DRAWS + draw], draw)
+            rows.append({"set": name, "method": "floor", "seed": draw, "nfe": 0, **values})
+        for place in (costs.parent for costs in found):
+            method, _, seed = place.name.rpartition("-seed")
+            run = nsgf.load(place, device="cpu") if (name, method, seed) not in known else None
+            if run is None or any(len({*text.split(" of ")}) > 1 for text in run.progress.values()):
+                continue
+            for nfe in CALLS:
+                if method != "nsgf++" or nfe > 2:  # which has three networks to call
+                    x = run.sample(HELD_OUT, seed=10_000 + int(seed), nfe=nfe)
+                    values = judge.measure(x, int(seed) % DRAWS)
+                    rows.append({"set": name, "method": method, "seed": seed, "nfe": nfe, **values})
+            with file.open("w", newline="") as stream:
+                writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "make":
+        Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
+        for name in SETS:
+            np.save(Path(sys.argv[2]) / f"{name}.npy", Judge(name).points)
+    else:
+        measure(Path(sys.argv[2]), Path(sys.argv[3]))
