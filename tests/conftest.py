@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -86,6 +87,11 @@ def own_data(tmp_path_factory) -> dict[str, tuple[str, ...]]:
     write_points(folder / "points.npy")
     places = {"images": folder / "images", "points": folder / "points.npy"}
     return {name: (f"--data.path={place}",) for name, place in places.items()}
+
+
+def records(run: RunFolder, file: str = "metrics") -> list[dict]:
+    """The lines of a run's file of records."""
+    return [json.loads(line) for line in (run.path / f"{file}.jsonl").read_text().splitlines()]
 
 
 def tiny_config(out_dir: Path) -> Config:
@@ -175,6 +181,18 @@ def told_run(tmp_path_factory) -> tuple[Config, RunFolder]:
         f"--out-dir={tmp_path_factory.mktemp('told')}",
     )
     return config, train(config)
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """Set the variables of torchrun, as for the second process of two on this machine."""
+
+    def set_variables(**others) -> None:
+        own = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+        for key, value in (own | others).items():
+            monkeypatch.setenv(key, value)
+
+    return set_variables
 
 
 @pytest.fixture(scope="module", autouse=True)

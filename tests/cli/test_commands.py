@@ -159,7 +159,7 @@ def test_errors_of_a_command_have_their_exit_code(error, code, told, monkeypatch
     assert text.count("\n") == 1 or code == 1
 
 
-def test_process_that_waits_for_one_that_is_gone_reports_no_bug(monkeypatch, capsys):
+def test_process_that_waits_for_one_that_is_gone_reports_no_bug(monkeypatch, capsys, launch):
     def lost(*_):
         raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer [::1]:5")
 
@@ -167,8 +167,7 @@ def test_process_that_waits_for_one_that_is_gone_reports_no_bug(monkeypatch, cap
     words = ["train", "--exp", "2d", "--device=cpu"]
     assert main(words) == 1
     assert "Traceback" in capsys.readouterr().err
-    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(key, value)
+    launch()
     assert main(words) == 2
     error = capsys.readouterr().err
     assert error.startswith("nsgf: error (process 1): another process is gone, whose own lines say")

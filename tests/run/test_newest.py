@@ -40,13 +40,6 @@ def test_runs_that_cannot_be_used_are_passed_over_by_name(usable, tiny):
     assert newest_run(out_dir, "2d")[1] == f"run {newest}"
 
 
-def test_only_run_without_a_checkpoint_is_resumed_but_not_sampled(tiny):
-    run = RunFolder.create(tiny)
-    assert newest_run(Path(tiny.out_dir), "2d", resume=True)[0].path == run.path
-    with pytest.raises(UserError, match=f"{run.path.name} .no checkpoint"):
-        newest_run(Path(tiny.out_dir), "2d")
-
-
 def test_newest_run_is_of_that_experiment(tiny, tmp_path):
     for name in (
         *("2d-20260101_000000", "2d-20270101_000000", "2d-big-20280101_000000"),

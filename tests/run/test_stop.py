@@ -65,9 +65,8 @@ def test_request_to_another_process_is_a_reason_too():
     assert limited.reason == "train.max_hours = 0 is over"
 
 
-def test_worker_whose_launcher_was_killed_ends(monkeypatch):
-    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(key, value)
+def test_worker_whose_launcher_was_killed_ends(monkeypatch, launch):
+    launch()
     launched = StopRequest()
     assert launched.reason is None
     monkeypatch.setattr(os, "getppid", lambda: 1)

@@ -1,6 +1,5 @@
 """Trackers: the choice, a failure, what TensorBoard reads, and W&B by a stand-in and offline."""
 
-import json
 import os
 import subprocess
 import sys
@@ -19,15 +18,11 @@ from nsgf.run import trackers
 from nsgf.run.folder import RunFolder
 from nsgf.run.trackers import open_tracker, run_id
 from nsgf.system.errors import UserError
+from tests.conftest import records
 
 
 def tracked(config: Config, tracker: str) -> Config:
     return replace(config, tracking=TrackingConfig(tracker=tracker))
-
-
-def records(file: Path, phase: str) -> list[dict]:
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return [line for line in lines if line["phase"] == phase]
 
 
 # --- the choice ---------------------------------------------------------------------------------
@@ -73,7 +68,7 @@ def test_tensorboard_shows_each_phase_over_its_own_steps(tiny):
     for phase in config.phases:
         events = shown(run.path / "tensorboard" / phase)
         for file, key in (("metrics", "loss"), ("metrics", "lr"), ("costs", "peak_memory")):
-            lines = records(run.path / f"{file}.jsonl", phase)
+            lines = [line for line in records(run, file) if line["phase"] == phase]
             found = events.Scalars(key)
             assert [event.step for event in found] == [line["step"] for line in lines]
             assert [event.value for event in found] == pytest.approx([line[key] for line in lines])
@@ -86,13 +81,13 @@ def test_resumed_run_shows_each_step_once(tiny):
     """Killed after records that come after its checkpoint."""
     config = replace(tracked(tiny, "tensorboard"), phases=["nsgf"])
     run = train(config)
-    file, folder = run.path / "metrics.jsonl", run.path / "tensorboard" / "nsgf"
+    folder = run.path / "tensorboard" / "nsgf"
     checkpoint = run.checkpoint_file("nsgf")
     checkpoint.with_suffix(".earlier.pt").replace(checkpoint)  # of step 10, after the record of 8
     train(config, run)
     assert len(list(folder.iterdir())) == 2
     steps = [event.step for event in shown(folder).Scalars("loss")]
-    assert steps == [record["step"] for record in records(file, "nsgf")] == [*range(1, 13)]
+    assert steps == [record["step"] for record in records(run)] == [*range(1, 13)]
 
 
 # --- W&B ----------------------------------------------------------------------------------------
@@ -129,7 +124,7 @@ def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
     noted = wandb.init.return_value
     logged = [each.args[0] for each in noted.log.call_args_list]
     for phase in config.phases:
-        expected = records(run.path / "metrics.jsonl", phase)
+        expected = [line for line in records(run) if line["phase"] == phase]
         rows = [row for row in logged if f"{phase}/loss" in row]
         for key in ("step", "loss", "grad_norm", "lr"):
             assert [row[f"{phase}/{key}"] for row in rows] == [line[key] for line in expected]

@@ -1,7 +1,6 @@
 """Several processes, over gloo on this machine's CPU."""
 
 import itertools
-import json
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ from nsgf.run.lock import lock_folder
 from nsgf.system.distributed import World, join
 from nsgf.system.errors import UserError
 from nsgf.system.output import is_launched, launched_rank
-from tests.conftest import shipped
+from tests.conftest import records, shipped
 
 CPU = torch.device("cpu")
 FLAGS = (
@@ -46,17 +45,6 @@ def test_shares_cover_everything_once_and_evenly(size, count):
     assert max(lengths) - min(lengths) <= 1
 
 
-def test_mean_over_processes_is_no_sum(monkeypatch):
-    """As if the three others had half of this one's value."""
-    monkeypatch.setattr(
-        "nsgf.system.distributed.distributed.all_reduce", lambda value: value.mul_(2.5)
-    )
-    value = torch.tensor([2.0, -4.0])
-    assert World(1, 4).mean(value).tolist() == [1.25, -2.5]
-    assert value.tolist() == [2.0, -4.0]
-    assert World().mean(value).tolist() == [2.0, -4.0]
-
-
 def test_torchrun_is_known_by_its_variables(monkeypatch):
     assert World().agree("x") == "x"
     World().wait()
@@ -73,18 +61,6 @@ def test_torchrun_is_known_by_its_variables(monkeypatch):
                 patch.setenv(key, value)
                 assert not is_launched()
                 assert launched_rank() == 0
-
-
-@pytest.fixture
-def launch(monkeypatch):
-    """Set the variables of torchrun, as for the second process of two on this machine."""
-
-    def set_variables(**others) -> None:
-        own = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
-        for key, value in (own | others).items():
-            monkeypatch.setenv(key, value)
-
-    return set_variables
 
 
 @pytest.mark.parametrize(("key", "value"), [("MASTER_ADDR", ""), ("MASTER_PORT", "auto")])
@@ -187,9 +163,7 @@ def test_two_processes_update_as_one(runs):
     """The same global batch, though 17 samples are 8 and 9; also the average and the records."""
     for phase, part in itertools.product(("nsf", "predictor"), ("model", "ema")):
         assert_close(moved(runs[1], phase, part), moved(runs[2], phase, part))
-    one, two = (
-        [json.loads(line) for line in (runs[size].path / "metrics.jsonl").open()] for size in (1, 2)
-    )
+    one, two = (records(runs[size]) for size in (1, 2))
     assert [(r["phase"], r["step"]) for r in one] == [(r["phase"], r["step"]) for r in two]
     for alone, shared in zip(one[3:], two[3:], strict=True):
         for key in ("loss", "grad_norm"):

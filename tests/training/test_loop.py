@@ -1,5 +1,4 @@
 import gc
-import json
 import math
 import os
 import re
@@ -23,6 +22,7 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.loop import fit
 from nsgf.training.state import TrainState
+from tests.conftest import records
 from tests.training.toys import CPU, OutOfMemory, Quadratic, fails_at, weight
 
 
@@ -33,10 +33,6 @@ def run_fit(config, trainer, run=None, train=(), now=time.monotonic, session=(),
     run = run or RunFolder.create(config)
     fit("nsgf", trainer, Session(config, run, RunLog(run.path), CPU, **dict(session)), now=now)
     return run
-
-
-def records(run, file: str = "metrics"):
-    return [json.loads(line) for line in (run.path / f"{file}.jsonl").read_text().splitlines()]
 
 
 def saved(run):

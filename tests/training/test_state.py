@@ -10,7 +10,6 @@ from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.state import TrainState, lr_factor
 from nsgf.training.task import Batch
@@ -204,16 +203,6 @@ def test_resumed_training_uses_a_changed_schedule_at_once():
     resumed = Updates(Quadratic(), config).state
     resumed.load_state_dict(updates.state.state_dict())
     assert resumed.adam.param_groups[0]["lr"] == pytest.approx(config.lr * lr_factor(5, config))
-
-
-def test_process_with_more_samples_has_more_weight():
-    """Of a batch of 8, two processes have 4 each on average; their gradients are averaged."""
-    trainer = Quadratic()
-    state = Updates(trainer, optim(batch_size=8)).state
-    state._world = World(rank=1, size=2)
-    loss = state.gradient(Batch((torch.ones(5, 1),), torch.full((5, 1), 3.0)))
-    assert float(loss) == pytest.approx(9 * 5 / 4)
-    assert trainer.model.weight.grad.item() == pytest.approx(-6 * 5 / 4)
 
 
 @pytest.mark.gpu

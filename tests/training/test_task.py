@@ -56,14 +56,6 @@ def test_seeds_stay_on_the_host_and_labels_go_to_the_device():
     assert next(load_batches(Seeded(), 5, torch.device("meta"), World(), 2)).target.is_meta
 
 
-@pytest.mark.parametrize("size", [2, 7])
-def test_processes_share_each_batch_without_gap_or_overlap(size):
-    parts = [load_batches(Numbers(), 7, CPU, World(rank, size)) for rank in range(size)]
-    for step in range(3):
-        together = torch.cat([next(part).target for part in parts])
-        assert torch.equal(together, -torch.arange(7 * step, 7 * step + 7.0))
-
-
 def test_a_limited_number_of_batches_is_drawn_ahead_until_the_end():
     numbers, before = Numbers(), threads()
     with closing(load_batches(numbers, 2, CPU, World(), prefetch=True)) as batches:
