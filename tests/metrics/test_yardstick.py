@@ -50,6 +50,7 @@ def test_images_have_ten_floors_whatever_the_seed(tmp_path, monkeypatch):
     assert len(set(floors)) == 3
     points = Yardstick(shipped("2d"), CPU, print)
     assert list(points.floor_places([(3, 0), (4, 0)])) == [(3, 0), (4, 0)]
+    assert points.samples == 4096  # points without end are not cut short
 
 
 def test_points_are_compared_in_their_units(own_data, compared):
@@ -63,7 +64,3 @@ def test_points_are_compared_in_their_units(own_data, compared):
     assert torch.equal(x, data.in_units(samples))
     assert torch.equal(reals, data.reference("compare", "1").sample(20))
     assert list(values) == measures.keys_of(yardstick.compared)
-
-
-def test_points_without_end_are_not_cut_short():
-    assert Yardstick(shipped("2d"), CPU, print).samples == 4096
