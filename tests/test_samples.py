@@ -22,7 +22,7 @@ from nsgf.samples import _write_output, changed_settings, preview_samples, sampl
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
-from tests.conftest import shipped, tiny_config
+from tests.conftest import shipped
 
 PHASES = OF_PHASES[:3]
 CPU = torch.device("cpu")
@@ -32,9 +32,7 @@ def test_points_are_sampled_to_files(small, small_run):
     lines = sample_run(small, small_run)
     assert lines[0].startswith("20 samples, NFE 8, after updates: nsgf 12 of 12, nsf")  # 3 + 1 + 4
     saved = np.load(small_run.samples / "samples.npz", allow_pickle=False)
-    assert saved["x"].shape == (20, 2)
-    assert saved["tau"].shape == (20,)
-    assert saved["nfe"] == 8
+    assert (saved["x"].shape, saved["tau"].shape, saved["nfe"]) == ((20, 2), (20,), 8)
     assert {path.name for path in small_run.samples.iterdir()} == {"samples.npz", "trajectory.png"}
 
 
@@ -150,6 +148,8 @@ def test_samples_go_to_one_file_or_folder(small, small_run, digits_run, tmp_path
     assert not small_run.samples.exists()
 
     config, run = digits_run
+    with pytest.raises(UserError, match="or DIR/"):
+        sample_run(config, run, out=str(tmp_path / "images.csv"))
     sample_run(config, run, out=f"{tmp_path}/images/")
     sample_run(config, run, out=str(tmp_path / "images.npz"))
     files = sorted((tmp_path / "images").iterdir())
@@ -240,28 +240,10 @@ def test_names_too_long_for_the_file_system_are_known_before_sampling(
         sample_run(replace(config, out_dir=str(tmp_path)), run)
 
 
-def test_images_are_refused_as_a_table(digits_run, tmp_path):
-    with pytest.raises(UserError, match="or DIR/"):
-        sample_run(*digits_run, out=str(tmp_path / "x.csv"))
-
-
-def with_pictures(config):
-    return replace(
-        config,
-        train=replace(config.train, preview=True),
-        sampling=replace(config.sampling, straight_steps=4),
-    )
-
-
 @pytest.fixture
 def pictured_config(tiny):
-    return with_pictures(tiny)
-
-
-@pytest.fixture(scope="module")
-def pictured(tmp_path_factory):
-    """A run that showed its samples after each phase; never written to."""
-    return train(with_pictures(tiny_config(tmp_path_factory.mktemp("runs"))))
+    sampling = replace(tiny.sampling, straight_steps=4)
+    return replace(tiny, train=replace(tiny.train, preview=True), sampling=sampling)
 
 
 @pytest.fixture
@@ -273,14 +255,13 @@ def networks(config, run):
     return {phase: load_network(get_phase(phase), config, run, CPU).network for phase in PHASES}
 
 
-def test_every_phase_leaves_its_picture(pictured):
+def test_every_phase_leaves_its_picture_and_trains_the_same(pictured_config, tiny_run):
+    """``tiny_run`` was trained without previews; weights, optimizers and losses agree."""
+    pictured = train(pictured_config)
     names = {f"phase{number}_{phase}.png" for number, phase in enumerate(PHASES, start=1)}
     assert {file.name for file in pictured.samples.iterdir()} == names
     assert "nsf: picture of samples, " in (pictured.path / "log.txt").read_text()
 
-
-def test_previews_change_nothing_that_is_trained(pictured, tiny_run):
-    """``tiny_run`` was trained without previews; weights, optimizers and losses agree."""
     for phase in PHASES:
         shown, without = (
             checkpoint.load(run.checkpoint_file(phase)) for run in (pictured, tiny_run)

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from functools import partial
 from io import BytesIO
 
 import numpy as np
@@ -86,13 +85,6 @@ def test_some_states_of_a_long_path_are_shown(nsgf, straight):
     assert len(set(later.tolist())) <= 1
 
 
-def test_samples_stand_beside_real_images():
-    images, real = torch.full((4, 1, 8, 8), -1.0), torch.full((4, 1, 8, 8), 1.0)
-    left, right = compare_images(images, real, "samples of X").axes
-    assert [left.get_title(), right.get_title()] == ["samples of X", "Real images"]
-    assert (cell(left, 0, 0), cell(right, 0, 0)) == (0, 1)
-
-
 def test_points_are_drawn_with_their_path_beside_the_target(tmp_path):
     start, target = torch.randn(50, 2), torch.randn(60, 2)
     left, right = draw_points([start, start + 3], target, "title").axes
@@ -120,22 +112,16 @@ def test_panels_and_legend_are_cut_apart():
     assert len(cut) == 3
 
 
-LONG = "8gaussians_moons, seed 0: 2048 samples of each, from the same source"
-IMAGES = torch.zeros(2, 1, 8, 8)
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: draw_points([torch.randn(50, 2)], torch.randn(60, 2), "t"),
-        lambda: draw_table({"A": {1: Samples(IMAGES, 1)}}, IMAGES, LONG),
-    ],
-)
-def test_titles_and_labels_are_not_cut_off(draw, tmp_path):
-    save_figure(draw(), tmp_path / "s.png")
-    picture = pixels(tmp_path / "s.png")[..., :3]
-    for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
-        assert (edge == 255).all()
+def test_titles_and_labels_are_not_cut_off(tmp_path):
+    long, images = "8gaussians_moons, seed 0: 2048 samples of each, x", torch.zeros(2, 1, 8, 8)
+    for figure in (
+        draw_points([torch.randn(50, 2)], torch.randn(60, 2), "t"),
+        draw_table({"A": {1: Samples(images, 1)}}, images, long),
+    ):
+        save_figure(figure, tmp_path / "s.png")
+        picture = pixels(tmp_path / "s.png")[..., :3]
+        for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
+            assert (edge == 255).all()
 
 
 @pytest.mark.parametrize("dim", [1, 5])
@@ -158,14 +144,10 @@ def test_points_with_other_numbers_of_named_coordinates(dim):
     assert all(0 < share <= 1 for share in shares)
 
 
-def points(nfe: int, x: torch.Tensor, start: torch.Tensor) -> Samples:
-    return Samples(x, nfe, path=[start, x])
-
-
 def test_table_of_points_has_methods_across_and_nfe_down():
     """The path is that of the smallest NFE; a method may lack some NFE."""
     start, target = torch.randn(40, 2), torch.randn(60, 2)
-    drawn = {nfe: points(nfe, start + nfe, start) for nfe in (1, 10, 20)}
+    drawn = {nfe: Samples(start + nfe, nfe, path=[start, start + nfe]) for nfe in (1, 10, 20)}
     figure = draw_table({"A": {10: drawn[10], 20: drawn[20]}, "B": {1: drawn[1]}}, target, "t")
     panels = np.reshape(figure.axes, (4, 3))
     assert figure.get_suptitle() == "t"
@@ -183,7 +165,11 @@ def test_table_of_points_has_methods_across_and_nfe_down():
     np.testing.assert_allclose(offsets(panels[0][2], 0), target, rtol=1e-6)
 
 
-def test_table_of_images_keeps_each_in_its_place():
+def test_images_keep_their_place_in_a_table_and_beside_real_ones():
+    left, right = compare_images(torch.full((4, 1, 8, 8), -1.0), torch.ones(4, 1, 8, 8), "t").axes
+    assert [left.get_title(), right.get_title()] == ["t", "Real images"]
+    assert (cell(left, 0, 0), cell(right, 0, 0)) == (0, 1)
+
     def images(value):
         return Samples(x=torch.full((4, 1, 8, 8), value), nfe=2)
 
@@ -197,15 +183,16 @@ def test_table_of_images_keeps_each_in_its_place():
     np.testing.assert_allclose(shown, [1, 0.6, 0, 0.5, 0.6], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-@pytest.mark.parametrize("dim", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("dim", "kind"), [(1, torch.float64), (2, torch.float32), (5, torch.float64)]
+)
 def test_tables_are_drawn_whatever_the_samples_are(dim, kind, tmp_path):
     """In every dimension, with any name of a coordinate, with samples that ran away."""
     start = torch.randn(30, dim)
     away = start.clone().to(kind)
     away[0], away[1] = torch.nan, 1e30
     target = torch.randn(30, dim, dtype=kind)
-    drawn = {"A": {2: points(2, away, start.to(kind))}}
+    drawn = {"A": {2: Samples(away, 2, path=[start.to(kind), away])}}
     names = ("US$_$", "n" * 5000, "年齢", "\\frac", "a\nb")[:dim]
     for axes in (None, names):
         figure = draw_table(drawn, target, "t", axes)
@@ -215,22 +202,17 @@ def test_tables_are_drawn_whatever_the_samples_are(dim, kind, tmp_path):
         assert pixels(tmp_path / "s.png").shape[1] < 1600
 
 
-@pytest.mark.parametrize(
-    "save",
-    [
-        partial(save_grid, torch.zeros(2, 1, 8, 8)),
-        lambda file: save_figure(draw_points([torch.randn(9, 2)], torch.randn(9, 2), "t"), file),
-    ],
-)
-def test_picture_that_cannot_be_finished_leaves_the_one_before(tmp_path, monkeypatch, save):
+def test_picture_that_cannot_be_finished_leaves_the_one_before(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
     file = tmp_path / "p.png"
     file.write_bytes(b"before")
+    figure = draw_points([torch.randn(9, 2)], torch.randn(9, 2), "t")
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        save(file)
+    for save, what in ((save_grid, torch.zeros(2, 1, 8, 8)), (save_figure, figure)):
+        with pytest.raises(OSError, match="No space"):
+            save(what, file)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
 
 

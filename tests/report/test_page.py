@@ -155,7 +155,8 @@ CPU = torch.device("cpu")
 
 
 def test_fields_are_the_flow_s_and_the_network_s(tiny):
-    """At the first step the flow's is the solver's; a network that answers its time tells it."""
+    """At the first step the flow's is the solver's; a network that answers its time tells it.
+    Without steps of the flow there is no field."""
     sampler = FlowSampler([NSGFSteps(tiny, lambda x, t: t[:, None].expand(-1, 2))])
     data = Data(tiny.data, tiny.seed)
     fields = velocity_fields(tiny, sampler, data, CPU)
@@ -167,8 +168,5 @@ def test_fields_are_the_flow_s_and_the_network_s(tiny):
     _, x, _, velocity = fields[0]
     expected = first_velocity(build_solver(tiny.sinkhorn), x, target)
     torch.testing.assert_close(velocity, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_without_steps_of_the_flow_there_is_no_field(tiny):
     straight = FlowSampler([StraightFlow(tiny, lambda x, t: x)])
-    assert velocity_fields(tiny, straight, Data(tiny.data, 0), CPU) == []
+    assert velocity_fields(tiny, straight, data, CPU) == []
