@@ -110,7 +110,14 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     device, planned = pick_device(config.device), set()
     for trial in todo:
         own, run = trial.config, trial.run
-        check_trained(own, run)
+        for phase in filter(run.has_checkpoint, own.phases):
+            saved = read_good_header(run.checkpoint_file(phase))["config"]
+            frozen = [*get_phase(phase).follows, phase, "train.precision"]
+            if texts := find_contradictions(saved, own, frozen):
+                raise UserError(
+                    f"{run.path} was trained with other settings ({'; '.join(texts)}); "
+                    "remove it, or use another out_dir"
+                )
         if (trial.target, trial.method) not in planned:  # other seeds need the same memory
             planned.add((trial.target, trial.method))
             left = [phase for phase in own.phases if not is_trained(own, run, phase)]
@@ -129,18 +136,6 @@ def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     """Whether a phase has made all its updates."""
     needed: int = getattr(config, phase).iterations
     return run.has_checkpoint(phase) and trained_updates(run, phase) >= needed
-
-
-def check_trained(config: Config, run: RunFolder) -> None:
-    """Raise UserError if a phase was trained with other settings."""
-    for phase in filter(run.has_checkpoint, config.phases):
-        saved = read_good_header(run.checkpoint_file(phase))["config"]
-        frozen = [*get_phase(phase).follows, phase, "train.precision"]
-        if texts := find_contradictions(saved, config, frozen):
-            raise UserError(
-                f"{run.path} was trained with other settings ({'; '.join(texts)}); "
-                "remove it, or use another out_dir"
-            )
 
 
 class Work:
@@ -252,7 +247,14 @@ class Work:
             yardstick = self._yardsticks[target]
             places = dict.fromkeys((row.seed, row.draw) for row in rows if row.target == target)
             for seed, draw in yardstick.floor_places(places):
-                values = self._floor(target, seed, draw)
+                file = self._comparison.folder / target / "floors.jsonl"
+                key = measure_key(self._comparison.config, seed=seed, draw=draw)
+                if missing := self._find_missing(target, file, key):
+                    file.parent.mkdir(parents=True, exist_ok=True)  # no trial of it has begun
+                    add_measure(file, key, Measured(0.0, 0.0, yardstick.floor(missing, seed, draw)))
+                    self._known[file] = read_measures(file)
+                known = self._known[file][key].values
+                values = {name: known[name] for name in keys_of(yardstick.compared)}
                 rows.append(Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values))
             if features := yardstick.features:
                 rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, features.noise))
@@ -270,15 +272,3 @@ class Work:
                 values = {name: values[name] for name in names}
                 rows.append(Row(*place, calls, updates, round(training, 1), seconds, values))
         return rows
-
-    def _floor(self, target: str, seed: int, draw: int) -> dict[str, float]:
-        """Return the floor of a target, measured if it is missing."""
-        comparison, yardstick = self._comparison, self._yardsticks[target]
-        file = comparison.folder / target / "floors.jsonl"
-        key = measure_key(comparison.config, seed=seed, draw=draw)
-        if missing := self._find_missing(target, file, key):
-            file.parent.mkdir(parents=True, exist_ok=True)  # no trial of this target has begun
-            add_measure(file, key, Measured(0.0, 0.0, yardstick.floor(missing, seed, draw)))
-            self._known[file] = read_measures(file)
-        values = self._known[file][key].values
-        return {name: values[name] for name in keys_of(yardstick.compared)}

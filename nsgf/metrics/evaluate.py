@@ -24,7 +24,7 @@ from nsgf.run.folder import RunFolder, results_folder
 from nsgf.run.foreign import check_links
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
-from nsgf.sampling.sampler import FlowSampler, Samples, StraightFlow
+from nsgf.sampling.sampler import Samples, StraightFlow
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.files import ensure_writable, write_text
@@ -90,7 +90,23 @@ def evaluate_run(
         return file, {}
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
-    metrics = _description(config, sampler, progress, samples, device)
+    metrics: dict[str, Any] = {
+        "exp": config.exp,
+        "method": config.method,
+        "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
+        "seed": config.seed,
+        "updates": progress,
+        "sampling_precision": sampling_precision(config, device),
+        "num_samples": evaluation.num_samples,
+        "expected_nfe": nfe,
+        "nfe": float(np.mean([part.nfe for part in samples])),
+    }
+    if any(isinstance(leg, StraightFlow) for leg in sampler.legs):
+        metrics["solver"] = config.sampling.solver
+    if config.data.conditional:
+        metrics["guidance"] = config.sampling.guidance
+    if (tau := samples[0].tau) is not None:
+        metrics |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
     for part in measured_parts(config, yardstick, samples, device, log):
         for key, value in part.items():  # JSON has no infinity
             is_number = not isinstance(value, float) or math.isfinite(value)
@@ -180,32 +196,3 @@ def report(metrics: dict[str, Any]) -> list[str]:
         f"{name:{width}}  {value}" + (f"  (real: {floor})" if floor else "")
         for name, value, floor in lines
     ]
-
-
-def _description(
-    config: Config,
-    sampler: FlowSampler,
-    progress: dict[str, str],
-    samples: list[Samples],
-    device: torch.device,
-) -> dict[str, Any]:
-    """Return the settings and conditions of sampling, for ``metrics.json``."""
-    description: dict[str, Any] = {
-        "exp": config.exp,
-        "method": config.method,
-        "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
-        "seed": config.seed,
-        "updates": progress,
-        "sampling_precision": sampling_precision(config, device),
-        "num_samples": config.evaluation.num_samples,
-        "expected_nfe": sampler.expected_nfe,
-        "nfe": float(np.mean([part.nfe for part in samples])),
-    }
-    if any(isinstance(leg, StraightFlow) for leg in sampler.legs):
-        description["solver"] = config.sampling.solver
-    if config.data.conditional:
-        description["guidance"] = config.sampling.guidance
-    tau = samples[0].tau
-    if tau is not None:
-        description |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
-    return description

@@ -102,22 +102,12 @@ def inception_metrics(
     batch_size: int,
     log: Callable[[str], None] = show,
 ) -> dict[str, Any]:
-    """Return FID, Inception score, KID, precision and recall in Inception's features.
+    """Return FID, Inception score, KID, precision and recall of samples (N, C, H, W) against all
+    training images (M, C, H, W) of the set ``name``, both uint8, and descriptions of weights and
+    reference as ``inception_*``.
 
-    Args:
-        samples: generated images, uint8, (N, C, H, W).
-        images: real images, uint8, (M, C, H, W): a whole training set, not mirrored.
-        name: name of the set; says whether it is a random stand-in.
-        folder: where the features of the real images are kept.
-        batch_size: number of images per call of the network.
-        log: gets a line when features are saved.
-
-    Returns:
-        The measures of :data:`nsgf.metrics.measures.MEASURES` in these features, and descriptions
-        of weights and reference as ``inception_*``.
-
-    Raises:
-        UserError: there are too few samples.
+    The network is called with ``batch_size`` images at a time. Features of the real images are kept
+    in ``folder``; ``log`` gets a line then. Raise UserError if there are too few samples.
     """
     count, channels, height, width = images.shape
     colour = "grey replicated to 3 channels" if channels == 1 else "colour"
