@@ -21,7 +21,7 @@ from nsgf.config.files import (
     pretrained_runs,
     read_experiment,
 )
-from nsgf.config.schema import OF_PHASES, Config
+from nsgf.config.schema import OF_PHASES, PHASE_NUMBERS, Config
 from nsgf.config.settings import SETTINGS, Layer, build, spread_optim
 from nsgf.config.values import expand_path, format_value
 from nsgf.system.errors import UserError, list_names, suggest
@@ -105,7 +105,7 @@ def resolve(
             names = ", ".join(experiments())
             raise UserError(f"exp = {exp}: must be one of {names}, or use {hint}")
         file = config_folder() / f"{exp}.yaml"
-    own = read_experiment(file) if file else Experiment({}, {}, {})
+    own, on_top = read_experiment(file) if file else Experiment({}, {}, {}), Layer()
     run = run or _find_run(command, options, given, own.settings, notes)
     if run:
         on_top = spread_optim(own.settings) if "config" in options else {}
@@ -147,6 +147,9 @@ def _check_options(command: str, options: Mapping[str, Any], given: Layer) -> di
         raise UserError(f"{others[0]}: has no effect on {name}, which takes only {allowed}")
     if command == "export" and "to" not in options:
         raise UserError("export needs --to DIR, the folder that it writes")
+    number, last = options.get("resume_phase", 1), max(PHASE_NUMBERS.values())
+    if not 1 <= number <= last:
+        raise UserError(f"--resume-phase {number}: must be 1 to {last}")
     found = dict(options)
     if shipped := found.pop("pretrained", None):
         if shipped not in pretrained_runs():

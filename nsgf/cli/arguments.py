@@ -167,7 +167,8 @@ def parse(argv: list[str]) -> Request:
     short, fanned, settings, options = short_flags(command), Layer(), Layer(), Layer()
     for name, text in vars(parser.parse_args(words)).items():
         if name.startswith("@"):
-            options[name[1:]] = read_value(name[1:], OPTIONS[name[1:]][1], text)
+            flag = name[1:].replace("_", "-")
+            options[name[1:]] = read_value(flag, OPTIONS[name[1:]][1], text)
         elif name == "--methods":
             names = [part.strip() for part in text.strip("[]").split(",")]
             settings["compare.methods"] = list(filter(None, names))

@@ -244,16 +244,17 @@ def _read_csv(config: DataConfig) -> Table:
     titles = titles if len(titles) == len(first) else [""] * len(first)
     names = [one_line(name) or _unnamed(n) for n, name in enumerate(titles)]
     chosen, values, lines = _choose(config.columns, names), array("d"), array("q")
+    hint = f"numbers have a decimal point: 0.5; {suggest('data.columns', 'A,B')} leaves columns out"
     for line, cells in chain(begin[has_names:], rows):
+        if len(cells) != len(names):
+            counts = f"{len(cells)} cells, but row {top} has {len(names)}"
+            raise ValueError(f"row {line}: {counts}; {hint}")
         try:
-            if len(cells) != len(names):
-                raise ValueError(f"{len(cells)} cells, but row {top} has {len(names)}")
             values.extend([float(cells[n]) for n in chosen])
-        except ValueError as error:
-            columns = f"{suggest('data.columns', 'A,B')} leaves columns out"
-            raise ValueError(
-                f"row {line}: {error}; numbers have a decimal point: 0.5; {columns}"
-            ) from error
+        except ValueError:
+            bad = next(n for n in chosen if not _is_number(cells[n]))
+            what = f"row {line}, {names[bad]}: {cells[bad]!r} is no number"
+            raise ValueError(f"{what}; {hint}") from None
         lines.append(line)
     whole = np.array(values).reshape(-1, len(chosen))
     return whole, tuple(names[n] for n in chosen), lines

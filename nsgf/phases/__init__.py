@@ -165,7 +165,7 @@ WAYS = (
         "by a straight flow",
         f"a straight flow after an affine map of the noise, compared with {PAPER}",
     ),
-    # 2-RF, 1-RF, and other flow matching
+    # 2-RF and 1-RF, whose first phase a comparison trains once for both, and other flow matching
     Way((Peer(), Reflow()), ((StraightFlow, Reflow()),), **_PEER, **_RECTIFIED, adds_updates=True),
     Way((Peer(), Reflow()), ((StraightFlow, Reflow()),), **_PEER, adds_updates=True),
     Way((Peer(),), ((StraightFlow, Peer()),), **_PEER, **_RECTIFIED),

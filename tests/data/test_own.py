@@ -155,7 +155,7 @@ def test_points_that_may_be_something_else_get_a_line(lines, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "what"), [("1,oops", "'oops'"), ("1,nan", "nan"), ("1", "1 cells"), ("1,", "''")]
+    ("wrong", "what"), [("1,oops", ": 'oops'"), ("1,nan", "nan"), ("1", "1 cells"), ("1,", "''")]
 )
 @pytest.mark.parametrize("head", [[], ["a,b"], ["# note", "", '"a\n(cm)",b']])
 def test_rows_are_numbered_as_the_lines_of_their_file(head, wrong, what, tmp_path):
