@@ -31,7 +31,7 @@ class Setting(NamedTuple):
 
 
 SECTIONS: dict[str, type] = {}
-"""Classes of the schema by the key of their section; that of the configuration itself is empty."""
+"""Class of each section, by its key. The key of the whole configuration is empty."""
 
 
 def _walk(node: Any, section: str) -> dict[str, Setting]:

@@ -175,6 +175,7 @@ def test_pretrained_run_is_opened_by_its_name(shipped_run, exported, tmp_path, m
 @pytest.mark.parametrize("name", pretrained_runs())
 def test_every_shipped_run_makes_finite_samples(name):
     run = nsgf.load(name)
+    assert index(run.path)["files"]  # JSON, for programs of others
     samples = run.sample(4)
     assert samples.shape == (4, *run.shape)
     assert samples.isfinite().all()
