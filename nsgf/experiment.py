@@ -20,7 +20,7 @@ from nsgf.data import Data
 from nsgf.models import OwnNetwork
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import outline
-from nsgf.phases.resume import finish_restart, pending_phases, restart
+from nsgf.phases.resume import finish_restart, keep_precision, pending_phases, restart
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder
@@ -86,7 +86,8 @@ def train(
                 checkpoint.restore_previous(run.checkpoint_file(name), RunLog(run.path).write)
         world.wait()
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
-        plan = training_plan(config, names, device, run, world, restarts, network)
+        settings = keep_precision(config, run, device) if run else config
+        plan = training_plan(settings, names, device, run, world, restarts, network)
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = Data(config.data, config.seed) if names else None
         is_new = run is None
@@ -101,7 +102,7 @@ def train(
                 "name a folder that all machines share"
             )
         log = held.enter_context(RunLog(run.path, quiet=not world.is_main))
-        session = Session(config, run, log, device, world, stop)
+        session = Session(settings, run, log, device, world, stop)
         for line in [f"run {run.path} on {describe_device(device, world.size)}", *plan]:
             log.write(line)
         if world.is_main and names:
@@ -163,7 +164,7 @@ def training_plan(
     lines = [f"{name}: finished" for name in config.phases if name not in names]
     weights = {}
     for phase in pending:
-        precision = pick_precision(config.train.precision, device)
+        precision = pick_precision(config, device)
         optim: OptimConfig = getattr(config, phase.name)
         check_shares({f"{phase.name}.batch_size": optim.batch_size}, world.size)
         parameters = outline(phase, config, network).parameters()

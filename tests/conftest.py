@@ -20,6 +20,7 @@ from nsgf.config.files import Experiment, config_folder
 from nsgf.config.schema import Config
 from nsgf.experiment import train
 from nsgf.run.folder import RunFolder
+from nsgf.training.precision import BFLOAT16_CHECKS
 from tests.data.own_files import write_images, write_points
 
 for _name, _examples in (("quick", 10), ("all", 200)):  # scripts/test.sh --all takes the latter
@@ -71,6 +72,15 @@ def _shipped_files_are_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolve, "read_experiment", read)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processor_has_no_bfloat16() -> Iterator[None]:
+    """``auto`` means fp32 on every machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in BFLOAT16_CHECKS:
+            patch.setattr(torch.cpu, name, bool, raising=False)
         yield
 
 

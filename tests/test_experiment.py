@@ -1,4 +1,4 @@
-"""The phases together, with small networks on points."""
+"""The phases together, with small networks, mostly on points."""
 
 import gc
 import itertools
@@ -28,6 +28,7 @@ from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
+from nsgf.training.precision import BFLOAT16_CHECKS
 
 
 def with_phases(config: Config, count: int) -> Config:
@@ -290,3 +291,17 @@ def test_losses_are_those_of_earlier_versions(trained_once):
     expected += [14.371827, 1.241803, 14.595777, 2.335835, 13.634736, 1.131583]  # nsf
     expected += [0.094560, 0.060153, 0.091028, 0.059333, 0.083167, 0.067038]  # predictor
     assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(("began", "has_units"), [("fp32", True), ("bf16", False)])
+def test_run_keeps_the_precision_it_began_with(began, has_units, digits_run, tmp_path, monkeypatch):
+    """Also on another machine, where auto selects another one."""
+    config, finished = digits_run
+    run = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
+    first, *later = map(run.checkpoint_file, config.phases)
+    checkpoint.save(first, {**checkpoint.load(first), "precision": began})
+    for file in later:
+        file.unlink()
+    monkeypatch.setattr(torch.cpu, BFLOAT16_CHECKS[0], lambda: has_units, raising=False)
+    train(config, run)
+    assert [checkpoint.load(file)["precision"] for file in later] == [began, began]

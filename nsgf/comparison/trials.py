@@ -196,14 +196,10 @@ class Trial:
         source, _, name = self.target.rpartition("_")
         if self.target in DATA_SETS:  # whose name may have an underscore
             source, name = NOISE, self.target
-        precision = pick_precision(config.train.precision, pick_device(config.device))
         data: dict[str, Any] = {"name": name, "source": source or NOISE}
-        config = replace(
-            config,
-            seed=self.seed,
-            data=replace(config.data, **data),
-            train=replace(config.train, preview=False, precision=precision),
-        )
+        config = replace(config, seed=self.seed, data=replace(config.data, **data))
+        precision = pick_precision(config, pick_device(config.device))
+        config.train = replace(config.train, preview=False, precision=precision)
         check(config)
         return config
 

@@ -275,8 +275,9 @@ class TrainConfig:
     checkpoint_every: Annotated[int, Range(1)] = 1000
     """Number of updates between two checkpoints of a phase."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Precision of the networks' layers; weights and losses stay float32. auto: bf16 if the card
-    supports it, fp16 on cards with tensor cores for fp16 only (T4), else fp32."""
+    """Precision of the networks' layers; weights and losses stay float32. auto: that of the run's
+    checkpoints; else bf16 if the card, or for images the CPU, has units for it; fp16 on a T4; else
+    fp32."""
     accumulate: Annotated[int, Range(1)] = 1
     """Number of parts of each batch: less memory, same update. Doubled when memory is full."""
     compile: bool = False

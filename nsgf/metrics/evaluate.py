@@ -32,7 +32,6 @@ from nsgf.system.hardware import pick_device
 from nsgf.system.output import show
 from nsgf.system.seeding import make_generator
 from nsgf.system.versions import versions
-from nsgf.training.precision import sampling_precision
 
 REPEATS = 3
 """Number of times that points are drawn and measured."""
@@ -96,7 +95,7 @@ def evaluate_run(
         "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
         "seed": config.seed,
         "updates": progress,
-        "sampling_precision": sampling_precision(config, device),
+        "sampling_precision": sampler.legs[-1].network.precision,  # type: ignore[attr-defined]
         "num_samples": evaluation.num_samples,
         "expected_nfe": nfe,
         "nfe": float(np.mean([part.nfe for part in samples])),

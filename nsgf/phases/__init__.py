@@ -228,11 +228,11 @@ def load_sampler(
         UserError: a checkpoint is missing or does not fit.
     """
     way = way or find_way(config, run.has_checkpoint)
-    precision = sampling_precision(config, device)
     networks: dict[Phase | None, Network] = {None: nn.Identity()}  # never called
     progress = dict[str, str]()
     for phase in way.networks:
         trained = load_network(phase, config, run, device)
+        precision = sampling_precision(config, device, trained.precision)
         networks[phase] = InferenceNetwork(trained.network, precision, device)
         progress[phase.name] = trained.progress
     return FlowSampler([leg(config, networks[phase]) for leg, phase in way.legs]), progress

@@ -17,7 +17,6 @@ from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed, keep_random_numbers
-from nsgf.training.precision import Precision, supported_precision
 from nsgf.training.task import Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
@@ -30,9 +29,9 @@ class TrainedNetwork(NamedTuple):
     network: nn.Module
     progress: str
     """Updates done and configured when it was saved, e.g. ``300 of 100000``."""
-    precision: Precision
-    """Precision of training, if the device supports it: for paths that later phases learn from.
-    It depends on no sampling setting, so a resumed run learns from the same paths."""
+    precision: object
+    """Precision of training, from the checkpoint. Paths that later phases learn from use it, so
+    that a resumed run learns from the same paths."""
 
 
 @dataclass(frozen=True)
@@ -182,4 +181,4 @@ def load_network(
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         why = one_line(error)
         raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
-    return TrainedNetwork(model, progress, supported_precision(payload.get("precision"), device))
+    return TrainedNetwork(model, progress, payload.get("precision"))

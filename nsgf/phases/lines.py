@@ -28,6 +28,7 @@ from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
+from nsgf.training.precision import supported_precision
 from nsgf.training.task import Batch, Task
 
 MOMENT_SAMPLES = 65_536
@@ -220,8 +221,8 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) ->
     """Return a function that runs Euler steps with a phase's trained network, from 0 to ``time``.
     Raise UserError if the phase is not trained."""
     trained = load_network(phase, session.config, session.run, session.device)
-    log = session.log.write
-    network = InferenceNetwork(trained.network, trained.precision, session.device, log)
+    precision = supported_precision(trained.precision, session.device)
+    network = InferenceNetwork(trained.network, precision, session.device, session.log.write)
 
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:

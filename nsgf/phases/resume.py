@@ -1,6 +1,9 @@
 """Decide which phases of a run are left to train, and restart phases."""
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import torch
 
 from nsgf.config.schema import OF_PHASES, Config, PhaseName
 from nsgf.config.settings import find_contradictions
@@ -9,6 +12,7 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from nsgf.system.files import write_text
+from nsgf.training.precision import supported_precision
 
 RESTART = "# restart:"
 """Begin of a comment in ``config.yaml`` that names the phases to start again."""
@@ -59,6 +63,17 @@ def pending_phases(
                 f"say nsgf train --run {run.path} --resume-phase {number}, which trains them again"
             )
     return pending, restarts
+
+
+def keep_precision(config: Config, run: RunFolder, device: torch.device) -> Config:
+    """Return the settings with the precision that a run began with, for ``auto`` and a device that
+    supports it; else the settings."""
+    for phase in filter(run.has_checkpoint, config.phases):
+        began = checkpoint.read_good_header(run.checkpoint_file(phase)).get("precision")
+        if config.train.precision == "auto" and supported_precision(began, device) == began:
+            return replace(config, train=replace(config.train, precision=began))
+        break
+    return config
 
 
 def _needs(phase: PhaseName, others: list[PhaseName], config: Config) -> bool:

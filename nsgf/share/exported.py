@@ -35,7 +35,6 @@ from nsgf.run.checkpoint import is_finite, newer_format_error
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.foreign import check_links
 from nsgf.system.errors import UserError, cause, name_setting, one_line
-from nsgf.training.precision import supported_precision
 
 FORMAT = 1
 MARK = "nsgf_export"
@@ -165,5 +164,4 @@ class ExportedRun(SharedRun):
         if not is_finite(state):  # after the dtypes: torch cannot compare 8-bit
             raise UserError(f"{file}: has values that are not finite")
         model = restored_network(phase, config, state, device, self.network)
-        precision = supported_precision(config.train.precision, device)
-        return TrainedNetwork(model, str(self._updates.get(phase.name)), precision)
+        return TrainedNetwork(model, str(self._updates.get(phase.name)), config.train.precision)

@@ -19,7 +19,7 @@ from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.hardware import peak_memory
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
-from nsgf.training.precision import device_settings
+from nsgf.training.precision import device_settings, pick_precision
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
 from nsgf.training.task import Batch, Task, load_batches
 
@@ -79,6 +79,7 @@ class PhaseLoop:
         task.model.train()
         self.state = TrainState(
             *(task, self.optim, self.config, session.device, session.world),
+            precision=pick_precision(session.config, session.device),
             seed=derive_seed(session.config.seed, name),
             log=self.log,
         )

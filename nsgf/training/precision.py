@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from nsgf.config.schema import Config, TrainConfig
+from nsgf.data import is_image_set
 from nsgf.system.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -16,10 +17,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
 """Smallest compute capabilities with fast fp16, and with bf16."""
+BFLOAT16_CHECKS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+"""Functions of ``torch.cpu``, missing in older versions, that tell of units for bf16."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def pick_precision(wanted: str, device: torch.device) -> Precision:
+def pick_precision(config: Config, device: torch.device) -> Precision:
     """Return the precision that the setting ``train.precision`` selects on a device.
 
     ``torch.cuda.is_bf16_supported`` is not used, because it also accepts a slow emulation.
@@ -27,31 +30,45 @@ def pick_precision(wanted: str, device: torch.device) -> Precision:
     Raises:
         UserError: the card does not support bf16.
     """
+    wanted = config.train.precision
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if wanted == "bf16" and capability and capability < BFLOAT16:
         raise UserError(
             f"train.precision = bf16: {torch.cuda.get_device_name(device)} (compute capability "
             f"{capability[0]}.{capability[1]}) does not support it; use fp16 or auto"
         )
-    if wanted in ("fp32", "bf16", "fp16"):
-        return wanted  # type: ignore[return-value]
-    if capability is None or capability < TENSOR_CORES:
+    if wanted != "auto":
+        return wanted
+    if capability is None:
+        is_fast = is_image_set(config.data.name) and _multiplies_bfloat16()
+        return "bf16" if is_fast else "fp32"
+    return "bf16" if capability >= BFLOAT16 else "fp16" if capability >= TENSOR_CORES else "fp32"
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the processor has units for products of bf16, as far as this version of torch can
+    tell."""
+    return any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
+
+
+def sampling_precision(config: Config, device: torch.device, trained: object = None) -> Precision:
+    """Return the precision for sampling: ``train.precision`` if the device supports it, else fp32.
+    For auto: fp32 for a network ``trained`` in fp32, else what auto selects. dopri5 always uses
+    fp32, because it would treat rounding as integration error."""
+    wanted = config.train.precision
+    if config.sampling.solver == "dopri5" or (wanted, trained) == ("auto", "fp32"):
         return "fp32"
-    return "bf16" if capability >= BFLOAT16 else "fp16"
-
-
-def sampling_precision(config: Config, device: torch.device) -> Precision:
-    """Return the precision for sampling: ``train.precision`` if it is fast on the device, else
-    fp32. dopri5 always uses fp32, because it would treat rounding as integration error."""
-    is_adaptive = config.sampling.solver == "dopri5"
-    return "fp32" if is_adaptive else supported_precision(config.train.precision, device)
+    if wanted == "auto":
+        return pick_precision(config, device)
+    return supported_precision(wanted, device)
 
 
 def supported_precision(trained: object, device: torch.device) -> Precision:
-    """Return the precision ``trained`` if it is fast on the device, else fp32."""
-    if isinstance(trained, str) and not (trained == "fp16" and device.type == "cpu"):
-        with suppress(UserError):  # the training device may have supported more
-            return pick_precision(trained, device)
+    """Return the precision ``trained`` if the device supports it, else fp32."""
+    if trained == "bf16" and device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= BFLOAT16 else "fp32"
+    if trained == "bf16" or (trained == "fp16" and device.type != "cpu"):
+        return trained
     return "fp32"
 
 

@@ -17,7 +17,7 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.output import show
 from nsgf.system.seeding import derive_seed, seed_torch
-from nsgf.training.precision import pick_precision, precision_context
+from nsgf.training.precision import Precision, precision_context
 from nsgf.training.task import Batch, Task
 
 FUSED = ("cpu", "cuda")
@@ -75,6 +75,7 @@ class TrainState:
         device: torch.device,
         world: World | None = None,
         *,
+        precision: Precision = "fp32",
         seed: int = 0,
         log: Callable[[str], None] = show,
     ) -> None:
@@ -83,7 +84,7 @@ class TrainState:
         self._world, self._seed, self._log = world or World(), seed, log
         self.accumulate = train.accumulate
         """Number of parts of each batch."""
-        self.precision = pick_precision(train.precision, device)
+        self.precision = precision
         self._shared: DistributedDataParallel | None = None
         network: Any = torch.compile(self.model) if train.compile else self.model
         if self._world.size > 1:

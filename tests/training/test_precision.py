@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from nsgf.__main__ import configure_allocator
-from nsgf.config.schema import Config, OptimConfig, TrainConfig
+from nsgf.config.schema import Config, DataConfig, OptimConfig, TrainConfig
 from nsgf.system.errors import UserError
 from nsgf.training.precision import (
+    BFLOAT16_CHECKS,
     pick_precision,
     prepare_environment,
     sampling_precision,
@@ -14,6 +15,10 @@ from nsgf.training.precision import (
 from tests.training.toys import CPU, Quadratic, Updates
 
 CARD = torch.device("cuda", 0)
+
+
+def configured(precision, data="moons"):
+    return Config(data=DataConfig(name=data), train=TrainConfig(precision=precision))
 
 
 @pytest.mark.parametrize(
@@ -25,13 +30,25 @@ def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
-    assert pick_precision("auto", CARD) == auto
-    assert pick_precision("fp16", CARD) == "fp16"
-    assert pick_precision("auto", CPU) == "fp32"
-    assert pick_precision("bf16", CPU) == "bf16"
+    assert pick_precision(configured("auto"), CARD) == auto
+    assert pick_precision(configured("fp16"), CARD) == "fp16"
     if auto != "bf16":
         with pytest.raises(UserError, match=r"train.precision.*bf16: Some card.* fp16 or auto"):
-            pick_precision("bf16", CARD)
+            pick_precision(configured("bf16"), CARD)
+
+
+@pytest.mark.parametrize("unit", BFLOAT16_CHECKS)
+def test_auto_is_bf16_for_images_where_the_cpu_multiplies_it(monkeypatch, unit):
+    assert pick_precision(configured("auto", "digits"), CPU) == "fp32"
+    assert pick_precision(configured("bf16", "moons"), CPU) == "bf16"
+    monkeypatch.setattr(torch.cpu, unit, lambda: True, raising=False)
+    assert pick_precision(configured("auto", "digits"), CPU) == "bf16"
+    assert pick_precision(configured("auto", "moons"), CPU) == "fp32"
+    assert pick_precision(configured("fp32", "digits"), CPU) == "fp32"
+    for trained, expected in (("fp32", "fp32"), ("bf16", "bf16"), ("auto", "bf16")):
+        assert sampling_precision(configured("auto", "digits"), CPU, trained) == expected
+    monkeypatch.delattr(torch.cpu, unit)  # an older torch
+    assert pick_precision(configured("auto", "digits"), CPU) == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +65,7 @@ def test_sampling_precision_is_that_of_the_run_or_float32(monkeypatch, capabilit
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
     device, wanted = CARD if capability else CPU, ("auto", "fp32", "bf16", "fp16")
     for trained, expected in zip(wanted, found.split(), strict=True):
-        config = Config(train=TrainConfig(precision=trained))
+        config = configured(trained)
         assert sampling_precision(config, device) == expected
         config.sampling.solver = "dopri5"  # which measures its error
         assert sampling_precision(config, device) == "fp32"

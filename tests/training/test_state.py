@@ -212,7 +212,7 @@ def test_card_applies_finite_updates_and_skips_others(precision):
         pytest.skip("this card has no bf16")
     card, trainer = torch.device("cuda", 0), Quadratic()
     trainer.model.to(card)
-    state = TrainState(trainer, optim(), TrainConfig(precision=precision), card)
+    state = TrainState(trainer, optim(), TrainConfig(), card, precision=precision)
     batch = Batch((torch.ones(8, 1, device=card),), torch.full((8, 1), 3.0, device=card))
     while not state.update(batch).read().is_finite:
         assert precision == "fp16"

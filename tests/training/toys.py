@@ -64,8 +64,9 @@ class Updates:
     """A :class:`TrainState` of a trainer that draws its own batches."""
 
     def __init__(self, trainer, config, **settings) -> None:
-        self.trainer = trainer
-        self.state = TrainState(trainer, config, TrainConfig(**settings), CPU)
+        self.trainer, precision = trainer, settings.pop("precision", "fp32")
+        train = TrainConfig(**settings)
+        self.state = TrainState(trainer, config, train, CPU, precision=precision)
 
     def update(self):
         size = self.state.config.batch_size
