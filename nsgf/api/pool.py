@@ -10,7 +10,7 @@ from nsgf.checks import check
 from nsgf.config.files import from_arguments
 from nsgf.config.settings import build
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
-from nsgf.pool import PoolBatch, TrajectoryPool, build_batch, plan_pool
+from nsgf.pool import PoolBatch, TrajectoryPool, flow_groups, plan_pool
 from nsgf.pool.build import simulate
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import Array, positive_number, time_step, to_tensor
@@ -92,9 +92,7 @@ class SinkhornPool:
                 positions = torch.empty((flows * n, steps + 1, *shape), dtype=dtype)
                 self._pool = TrajectoryPool(positions, time_step(config.flow))
                 solver = build_solver(config.sinkhorn)
-                together = build_batch(config, shape, self.device)
-                for start in range(0, flows, together):
-                    numbers = range(start, min(start + together, flows))
+                for numbers in flow_groups(config, shape, self.device):
                     self._pool.append(simulate(config, mu0, mu1, solver, self.device, numbers))
         if (report := solver.report).unconverged:
             more = f"{report}; a larger blur needs fewer updates"

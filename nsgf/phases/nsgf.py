@@ -93,7 +93,7 @@ class NSGF(Phase):
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
         pool = config.pool
         flows = min(pool.num_batches, build_batch(config, data_shape(config.data), device))
-        pool = replace(pool, num_batches=flows, storage="memory")
+        pool = replace(pool, num_batches=flows, storage="memory", build_batch=flows)
         return replace(config, pool=pool), config.pool.num_batches / flows
 
 

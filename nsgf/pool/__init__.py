@@ -5,7 +5,8 @@
 """
 
 from nsgf.pool.build import build_pool
-from nsgf.pool.plan import build_batch, plan_pool, pool_folder
+from nsgf.pool.plan import build_batch, flow_groups, plan_pool, pool_folder
 from nsgf.pool.trajectories import PoolBatch, TrajectoryPool
 
-__all__ = ["PoolBatch", "TrajectoryPool", "build_batch", "build_pool", "plan_pool", "pool_folder"]
+__all__ = ["PoolBatch", "TrajectoryPool", "build_batch", "build_pool", "flow_groups", "plan_pool"]
+__all__ += ["pool_folder"]

@@ -1,6 +1,7 @@
 """Fill the pool with independent flows (Algorithm 1, before the regression)."""
 
 import time
+from bisect import bisect_right
 from dataclasses import asdict
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
-from nsgf.pool.plan import build_batch, plan_pool, pool_folder
+from nsgf.pool.plan import flow_groups, plan_pool, pool_folder
 from nsgf.pool.trajectories import (
     Header,
     PoolFile,
@@ -64,16 +65,18 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         return pool
     if first:
         log.write(f"pool: continuing after {first} of {len(share)} flows")
-    solver, most = build_solver(config.sinkhorn), build_batch(config, shape, session.device)
-    started, together = time.perf_counter(), most
+    solver, started = build_solver(config.sinkhorn), time.perf_counter()
+    stops = [group.stop for group in flow_groups(config, shape, session.device)]
+    together = stops[0]
     try:
         with log.progress("pool", len(share), "flow", first) as progress:
             while world.any(finished < len(share)) and not session.should_stop():
-                limits = [limit for flow, limit in header.limits if flow <= finished]
-                together = min([most, *limits])
-                numbers = share[finished : finished + together]
-                if not numbers:
+                if finished == len(share):
                     continue  # other processes have more to do
+                limits = [limit for flow, limit in header.limits if flow <= finished]
+                left = stops[bisect_right(stops, share[finished])] - share[finished]
+                together = min([left, *limits])
+                numbers = share[finished : finished + together]
                 before = asdict(solver.report)
                 try:
                     pool.append(simulate(config, source, target, solver, session.device, numbers))

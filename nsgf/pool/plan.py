@@ -22,6 +22,9 @@ BUILD_BYTES, BUILD_BYTES_CUDA = 80 * 10**6, 4 * 10**9
 """Memory for flows simulated together: about the caches of a CPU; more on a graphics card."""
 BUILD_SHARE_CUDA = 0.25
 """Largest share of the graphics card's memory that they may take."""
+SHARED_BY = 12
+"""The number of groups of flows is a multiple of it, so the parts of 2, 3, 4, 6 or 12 processes
+divide no group."""
 CLOUDS, MATRICES = 10, 10
 """Number of clouds and matrices that one flow allocates: twice the measured peak."""
 
@@ -57,9 +60,18 @@ def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
     return 4 * ((positions * n + CLOUDS * larger) * math.prod(shape) + MATRICES * rows * larger)
 
 
+def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) -> list[range]:
+    """Return the numbers of the flows of each group; flows of a group are simulated together."""
+    flows, most = range(config.pool.num_batches), build_batch(config, shape, device)
+    if config.pool.build_batch != "auto":
+        return [flows[first : first + most] for first in range(0, len(flows), most)]
+    count = min(len(flows), SHARED_BY * -(-len(flows) // (SHARED_BY * most)))
+    return [World(number, count).share(flows) for number in range(count)]
+
+
 def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Return the number of flows that are simulated together. It depends on settings and device but
-    not on free memory, because it affects rounding."""
+    """Return how many flows a group may have. It depends on settings and device but not on free
+    memory or the number of processes, because it affects rounding."""
     if config.pool.build_batch != "auto":
         return min(config.pool.build_batch, config.pool.num_batches)
     budget: float = BUILD_BYTES

@@ -7,6 +7,7 @@ import torch
 
 from nsgf.data import Data
 from nsgf.pool import pool_folder
+from nsgf.pool.plan import flow_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import step_sizes
@@ -37,7 +38,7 @@ def test_chunks_change_nothing(config, together):
     solver = HalfWay()
     pool = build(with_pool(config, build_batch=together), solver=solver)
     assert sum(solver.calls) == 7
-    assert max(solver.calls) == (7 if together == "auto" else min(together, 7))
+    assert max(solver.calls) == (1 if together == "auto" else min(together, 7))
     assert torch.equal(pool._positions, build(with_pool(config, build_batch=1))._positions)
 
 
@@ -59,6 +60,13 @@ def test_pool_built_on_cuda_is_the_same(config, dtype):
     torch.testing.assert_close(pool._positions, build(chosen)._positions)
 
 
+class Sociable(HalfWay):
+    """Moves each flow by a part of the mean of those beside it."""
+
+    def flows(self, x, y, etas):
+        return super().flows(x, y, etas) + 1e-3 * x.mean()
+
+
 class Apart(World):
     """One of several processes, which agree without asking each other."""
 
@@ -70,18 +78,22 @@ class Apart(World):
 
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
-def test_processes_build_different_parts_of_one_pool(config, tmp_path, storage):
-    chosen = with_pool(config, storage=storage, build_batch=2)
-    worlds, solvers = [Apart(rank, 2) for rank in range(2)], [HalfWay(), HalfWay()]
-    folders = [pool_folder(RunFolder(tmp_path), world) for world in worlds]
-    assert [folder.name for folder in folders] == ["part1of2", "part2of2"]
-    parts = [
-        build(chosen, folder, solver, world=world)
-        for folder, solver, world in zip(folders, solvers, worlds, strict=True)
-    ]
-    assert [solver.calls for solver in solvers] == [[2, 1], [2, 2]]
-    whole = torch.cat([part._positions for part in parts])
-    assert torch.equal(whole, build(config)._positions)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_processes_build_the_flows_of_one_bit_for_bit(config, tmp_path, storage, size, monkeypatch):
+    """Also where a flow's rounding depends on the flows beside it."""
+    chosen = with_pool(config, storage=storage, num_batches=30)
+    monkeypatch.setattr("nsgf.pool.plan.BUILD_BYTES", 3 * flow_bytes(config, (2,)))
+    folders, parts, calls = [], [], []
+    for world in (Apart(rank, size) for rank in range(size)):
+        solver = Sociable()
+        folders.append(pool_folder(RunFolder(tmp_path), world))
+        parts.append(build(chosen, folders[-1], solver, world=world)._positions)
+        calls += solver.calls
+    assert [folder.name for folder in folders] == [f"part{k + 1}of{size}" for k in range(size)]
+    assert max(map(len, parts)) - min(map(len, parts)) <= config.sinkhorn.batch_size
+    alone = Sociable()
+    assert torch.equal(torch.cat(parts), build(chosen, solver=alone)._positions)
+    assert calls == alone.calls == [2, 3] * 6
 
 
 # --- a full card ---------------------------------------------------------------------------------
@@ -93,7 +105,8 @@ def test_full_card_halves_the_flows_at_a_time(config, storage, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr("nsgf.pool.build.release_memory", lambda device: said.append("given back"))
     solver = HalfWay(room=2, unconverged=1)
-    pool = build(with_pool(config, storage=storage), solver=solver, lines=said)
+    chosen = with_pool(config, storage=storage, build_batch=7)
+    pool = build(chosen, solver=solver, lines=said)
     assert solver.calls == [7, 3, 1, 1, 1, 1, 1, 1, 1]
     assert torch.equal(pool._positions, build(config)._positions)
     assert (solver.report.flows, solver.report.unconverged) == (7, 7)
@@ -136,7 +149,7 @@ class Rounds(Apart):
 
 def test_full_card_of_one_process_delays_the_other_only_by_its_flows(config):
     """Both ask each other twice for each try, also for one that did not fit."""
-    full, tries = Rounds(1, 2), HalfWay(room=1)
+    config, full, tries = with_pool(config, build_batch=7), Rounds(1, 2), HalfWay(room=1)
     build(config, solver=tries, world=full)
     assert tries.calls == [4, 2, 1, 1, 1, 1]
     done, own = Rounds(0, 2, others=iter(full.flags)), HalfWay()
