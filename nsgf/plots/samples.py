@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from nsgf.data.images import to_bytes
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
 
@@ -77,26 +79,35 @@ def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
     return parts
 
 
-def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
-    """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square unless ``columns`` is
-    given."""
-    from torchvision.utils import make_grid, save_image  # a second to import
+def save_grid(images: Tensor, file: Path) -> None:
+    """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square."""
+    from PIL import Image
 
-    columns = columns or math.ceil(math.sqrt(len(images)))
-    grid = make_grid(images.clamp(-1, 1), nrow=columns, value_range=(-1, 1), normalize=True)
-    zoom = max(1, round(MIN_PIXELS / grid.shape[-1]))
+    grid = to_bytes(join_images(images, padding=2, value=-1.0))
+    zoom = max(1, round(MIN_PIXELS / grid.shape[1]))
     with replacing(file) as stream:
-        save_image(grid.repeat_interleave(zoom, 1).repeat_interleave(zoom, 2), stream, "png")
+        grid = grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
+        Image.fromarray(grid.numpy()).save(stream, "png")
 
 
 def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
     """Draw images (N, C, H, W) in [-1, 1], nearly square unless ``columns`` is given."""
-    from torchvision.utils import make_grid
-
-    columns = columns or math.ceil(math.sqrt(len(images)))
-    grid = make_grid(images.cpu().clamp(-1, 1), nrow=columns, padding=1, pad_value=1.0)
-    panel.imshow(((grid.permute(1, 2, 0) + 1) / 2).numpy())
+    grid = join_images(images, columns, padding=1, value=1.0)
+    panel.imshow(((grid.clamp(-1, 1) + 1) / 2).numpy())
     panel.set(xticks=[], yticks=[], frame_on=False)
+
+
+def join_images(
+    images: Tensor, columns: int | None = None, *, padding: int, value: float
+) -> Tensor:
+    """Return images (N, C, H, W), C 1 or 3, in rows as one (H', W', 3), with ``padding`` pixels of
+    ``value`` around each."""
+    columns = columns or math.ceil(math.sqrt(len(images)))
+    left, missing = (padding, 0, padding, 0, 0, 0), -len(images) % columns
+    cells = functional.pad(images.cpu(), (*left, 0, missing), value=value)
+    cells = cells.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)  # (rows, H, columns, W, C)
+    grid = cells.flatten(2, 3).flatten(0, 1).expand(-1, -1, 3)
+    return functional.pad(grid, (0, 0, 0, padding, 0, padding), value=value)
 
 
 def draw_rows(images: Tensor, names: Sequence[str]) -> Any:
