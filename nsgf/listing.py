@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from nsgf.comparison.results import read_rows
-from nsgf.comparison.tables import TABLE
-from nsgf.comparison.trials import SETTINGS, Comparison
+from nsgf.comparison.results import SETTINGS, TABLE, read_rows
 from nsgf.config.settings import build
-from nsgf.report.progress import curves, progress_of
+from nsgf.report.progress import last_loss, progress_of
 from nsgf.run.folder import RunFolder
 from nsgf.run.foreign import check_links
 from nsgf.run.lock import is_locked
@@ -47,16 +45,19 @@ def _row(run: RunFolder) -> tuple[str, ...]:
 def _run_cells(run: RunFolder) -> tuple[str, ...]:
     """Return data, method, progress, last loss and time of a run."""
     config = build(run.read_settings())
-    loss = [f"{curve[-1][1]:.4g}" for curve in curves(run).values()][-1:]
+    loss = last_loss(run)
     taken = sum(cost.seconds for cost in read_costs(run.path).values())
     is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)
     progress = progress_of(run, config) if is_begun else "aborted: no checkpoint"
     time = format_hours(taken) if taken else ""
-    return (config.data.name, config.method or "", progress, "".join(loss), time)
+    shown = "" if loss is None else f"{loss:.4g}"
+    return (config.data.name, config.method or "", progress, shown, time)
 
 
 def _comparison_cells(folder: Path) -> tuple[str, ...]:
     """Return data, methods and progress of a comparison; the other cells are empty."""
+    from nsgf.comparison.trials import Comparison  # loads torch
+
     comparison = Comparison.stored(folder)
     trials = {(trial.target, trial.method, trial.seed) for trial in comparison.trials if trial.nfe}
     done = {(row.target, row.method, row.seed) for row in read_rows(folder / TABLE)} & trials

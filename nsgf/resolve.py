@@ -29,7 +29,7 @@ from nsgf.system.errors import UserError, list_names, suggest
 if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
 
-WITHOUT_RUN = ("list", "compare", "preflight")
+WITHOUT_RUN = ("compare", "preflight")
 ON_EXPORTS = ("sample", "evaluate")
 """Commands that also take exported runs."""
 ALLOWED = {
@@ -99,6 +99,8 @@ def resolve(
     if command == "compare" and {"data.name", "data.source"} & given.keys():
         given = {"compare.targets": [], **given}
     options = _check_options(command, options, given)
+    if command == "list":  # takes only out_dir, and the checks load torch
+        return Request(command, build(given))
     file, exp, hint = options.get("config"), given.get("exp"), suggest("config", "FILE")
     if not file and exp and "run" not in options:
         if exp not in experiments():
@@ -113,7 +115,7 @@ def resolve(
     elif "compare" in options:
         out_dir = os.path.dirname(os.path.abspath(options["compare"]))
         own = Experiment({"out_dir": out_dir}, {}, {})
-    elif not own.settings and command != "list":
+    elif not own.settings:
         raise UserError(f"use {suggest('exp', 'NAME')} ({', '.join(experiments())}) or {hint}")
     method = given.pop("method", None) if run is None else None
     config = _configure(own, method, given, run is None, keeps_total, notes)

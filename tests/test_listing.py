@@ -1,6 +1,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from nsgf.cli import main
 from nsgf.comparison.results import Row, table_csv
 from nsgf.comparison.trials import FLOOR
 from nsgf.listing import run_table
-from nsgf.report.progress import curves
+from nsgf.report.progress import curves, last_loss
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
@@ -29,6 +31,10 @@ def test_curves_are_those_of_the_phases(run):
         log.record(phase=phase, step=step, loss=1 / step, grad_norm=float(step), lr=0.1)
     assert list(curves(run)) == ["nsgf", "nsf"]
     assert curves(run) == {"nsgf": [(10, 0.1, 10.0), (20, 0.05, 20.0)], "nsf": [(10, 0.1, 10.0)]}
+    log.record(phase="nsf", step=20, loss=0.25, grad_norm=1.0)
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "nsf", "step": 30, "lo')
+    assert last_loss(run) == 0.25
 
 
 @pytest.fixture
@@ -54,6 +60,16 @@ def test_runs_are_listed_the_newest_first(runs, small_run):
     assert newest.endswith("KB")
     assert damaged.startswith("2d-older")
     assert "cannot be read" in damaged
+
+
+def test_runs_are_listed_without_torch(runs):
+    """It takes seconds to load."""
+    words = ["list", "--out-dir", str(runs)]
+    code = (
+        f"import sys; from nsgf.cli import main; main({words}); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 3), done.stderr
 
 
 def test_run_without_a_checkpoint_is_aborted_unless_a_process_works_on_it(tiny):

@@ -11,8 +11,7 @@ import torch
 
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.page import report_comparison
-from nsgf.comparison.results import COLUMNS, read_rows
-from nsgf.comparison.tables import TABLE
+from nsgf.comparison.results import COLUMNS, TABLE, read_rows
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.config.files import from_arguments
 from nsgf.config.values import read_flag

@@ -165,9 +165,10 @@ def _report(request: Request) -> list[str]:
 
 
 def _list(request: Request) -> list[str]:
+    from nsgf.config.values import expand_path
     from nsgf.listing import run_table
 
-    return run_table(Path(request.config.out_dir).expanduser())
+    return run_table(expand_path("out_dir", request.config.out_dir))
 
 
 def _compare(request: Request) -> Iterator[str]:

@@ -8,11 +8,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from nsgf.comparison.results import Row, read_rows
+from nsgf.comparison.results import SETTINGS, TABLE, Row, read_rows
 from nsgf.comparison.tables import (
     COST_LEGEND,
     LEGEND,
-    TABLE,
     all_tables,
     by_seed,
     calls_of,
@@ -20,7 +19,7 @@ from nsgf.comparison.tables import (
     methods_of,
     values,
 )
-from nsgf.comparison.trials import FLOOR, SETTINGS, TITLES, Comparison, method_title
+from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
 from nsgf.config.schema import Config
 from nsgf.config.settings import build, drop_machine_settings
 from nsgf.metrics.measures import is_better_higher, name_of

@@ -32,6 +32,8 @@ class Row(NamedTuple):
     """Measures by name."""
 
 
+SETTINGS, TABLE = "comparison.yaml", "table.csv"
+"""Files of a comparison's folder with the settings of its command, and with its measures."""
 COLUMNS = Row._fields[:-1]
 """First columns of ``table.csv``; the others are measures."""
 

@@ -10,8 +10,8 @@ from statistics import mean, stdev
 
 import torch
 
-from nsgf.comparison.results import Row, table_csv
-from nsgf.comparison.trials import FLOOR, NOISE_ROW, SETTINGS, Comparison, method_title
+from nsgf.comparison.results import SETTINGS, TABLE, Row, table_csv
+from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
 from nsgf.data import Data
 from nsgf.metrics.measures import is_better_higher, name_of
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
@@ -34,8 +34,6 @@ COST_LEGEND = (
 IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
 IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}
 
-TABLE = "table.csv"
-"""File of a comparison's folder with its measures."""
 POINTS, IMAGES = 2048, 36
 """Number of samples of each method in a picture, for points and for images."""
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check
+from nsgf.comparison.results import SETTINGS
 from nsgf.config.files import method_layers, read_experiment
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build, fixed_values
@@ -53,8 +54,6 @@ FLOOR, NOISE_ROW, SHARED = "floor", "pure noise", "rf"
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches the names that a method may have: folders and tables can hold them."""
 NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
-SETTINGS = "comparison.yaml"
-"""File of a comparison's folder with the settings of its command."""
 FORMAT = 3
 """Raised when a measure of the same name is computed in another way."""
 EQUAL = ("seed", "data", "model", "evaluation")

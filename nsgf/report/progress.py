@@ -1,19 +1,32 @@
 """Read curves and progress from run folders."""
 
+from typing import TYPE_CHECKING
+
 from nsgf.config.schema import Config, PhaseName
-from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder
 from nsgf.system.files import read_lines
 
+if TYPE_CHECKING:
+    from nsgf.plots.figures import Curve
 
-def curves(run: RunFolder) -> dict[str, Curve]:
+
+RECORD = {"phase": str, "step": int, "loss": float, "grad_norm": float}
+"""Fields of a line of ``metrics.jsonl``."""
+
+
+def curves(run: RunFolder) -> "dict[str, Curve]":
     """Return the curves by phase, in the order in which the phases were trained."""
     found: dict[str, Curve] = {}
-    kinds = {"phase": str, "step": int, "loss": float, "grad_norm": float}
-    for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **kinds):
+    for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
         found.setdefault(phase, []).append((step, loss, norm))
     return found
+
+
+def last_loss(run: RunFolder) -> float | None:
+    """Return the loss in the last line of the records, without reading the others."""
+    newest = read_lines(run.path / "metrics.jsonl", True, **RECORD)
+    return next((loss for _, _, loss, _ in newest), None)
 
 
 def progress_of(run: RunFolder, config: Config) -> str:

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
 
-import torch
-from torch import Tensor
-
 from nsgf.run import store
 from nsgf.system.errors import UserError, cause, one_line, suggest
 from nsgf.system.files import fields, link_or_copy, parse_object, replacing, sync_folder
@@ -132,9 +129,11 @@ def newer_format_error(file: str, its: int, ours: int) -> UserError:
 
 def is_finite(state: Any) -> bool:
     """Whether all tensors in a network's state are finite. True for anything but a dictionary."""
+    import torch
+
     if not isinstance(state, Mapping):
         return True
-    finite = [part.isfinite().all() for part in state.values() if isinstance(part, Tensor)]
+    finite = [part.isfinite().all() for part in state.values() if isinstance(part, torch.Tensor)]
     return not finite or bool(torch.stack(finite).all())  # one result to wait for, not many
 
 

@@ -10,15 +10,18 @@ import re
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nsgf.config.files import FACTS_FILE, read_experiment
 from nsgf.config.schema import PHASE_NUMBERS, Config, PhaseName
 from nsgf.config.settings import FACTS, Layer, nest
 from nsgf.config.values import dump_yaml
-from nsgf.models import OwnNetwork
 from nsgf.run.checkpoint import previous_file, unused_file
 from nsgf.system.files import ensure_writable, sync_folder, write_text
 from nsgf.system.versions import provenance
+
+if TYPE_CHECKING:
+    from nsgf.models import OwnNetwork
 
 
 class RunFolder:
@@ -26,7 +29,7 @@ class RunFolder:
 
     results_name: str | None = None
     """Folder in ``out_dir`` for results of a run that is only read; None: the run's own."""
-    network: OwnNetwork | None = None
+    network: "OwnNetwork | None" = None
     """The caller's network, which no file holds, for a run with ``model.network``."""
 
     def __init__(self, path: Path) -> None:

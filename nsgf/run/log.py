@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
-from nsgf.run.trackers import Tracker
 from nsgf.system.errors import one_line, printable
 from nsgf.system.files import append_text, fields, parse_object, read_lines, write_text
 from nsgf.system.output import show
+
+if TYPE_CHECKING:
+    from nsgf.run.trackers import Tracker
 
 
 class RunLog:
@@ -105,7 +107,7 @@ class RunLog:
             if changed != text:
                 write_text(file, changed)
 
-    def _send(self, action: Callable[[Tracker], None], is_last: bool = False) -> None:
+    def _send(self, action: "Callable[[Tracker], None]", is_last: bool = False) -> None:
         if self.tracker is None:
             return
         try:
@@ -132,13 +134,12 @@ def read_costs(folder: Path) -> dict[str, Cost]:
     found: dict[str, Cost] = {}
     steps: dict[str, int] = {}
     kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}
-    for phase, step, speed, peak in read_lines(folder / "costs.jsonl", **kinds):
+    for phase, step, speed, peak, prepared in read_lines(
+        folder / "costs.jsonl", **kinds, prepare_seconds=float
+    ):
         if speed <= 0:
             continue
         seconds, before = (step - steps.get(phase, 0)) / speed, found.get(phase, Cost(0.0, 0))
-        found[phase] = Cost(before.seconds + seconds, max(peak, before.peak_memory))
+        found[phase] = Cost(before.seconds + prepared + seconds, max(peak, before.peak_memory))
         steps[phase] = step
-    for phase, seconds in read_lines(folder / "costs.jsonl", phase=str, prepare_seconds=float):
-        if phase in found:
-            found[phase] = found[phase]._replace(seconds=found[phase].seconds + seconds)
     return found

@@ -7,14 +7,14 @@ import zipfile
 from collections.abc import Callable
 from os.path import lexists
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from nsgf.system.errors import one_line
 from nsgf.system.files import parse_object, replacing
 from nsgf.system.output import show
+
+if TYPE_CHECKING:
+    from torch import Tensor  # seconds to load, and headers can be read without
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ HEADER = "archive/header.json"
 """Name of the header in the archive. torch reads only archives with all files in one folder."""
 
 
-def fingerprint(tensor: Tensor) -> str:
+def fingerprint(tensor: "Tensor") -> str:
     """Return 12 hexadecimal digits of the SHA-256 of a tensor's shape, type and values."""
     digest = hashlib.sha256(repr((tuple(tensor.shape), tensor.dtype)).encode())
     digest.update(tensor.cpu().contiguous().numpy().tobytes())
@@ -32,6 +32,8 @@ def fingerprint(tensor: Tensor) -> str:
 def write(stream: Any, content: Any, header: dict[str, Any] | None = None) -> None:
     """Write tensors and plain values, and a header that can be read without them. torch raises
     RuntimeError if the disk is full."""
+    import torch
+
     torch.save(content, stream)
     if header is not None:
         with zipfile.ZipFile(stream, "a") as archive:
@@ -48,6 +50,8 @@ def read_header(stream: BinaryIO) -> dict[str, Any]:
 def read(stream: BinaryIO, start: int = 0) -> Any:
     """Return the content of a file whose archive begins at ``start``, on the CPU: tensors and plain
     values only. Raise exceptions of many types if it is damaged or holds anything else."""
+    import torch
+
     with zipfile.ZipFile(stream) as archive:
         if broken := archive.testzip():
             raise ValueError(f"wrong checksum of {broken}")

@@ -168,9 +168,10 @@ def read_object(file: Path) -> dict[str, Any]:
         return {}
 
 
-def read_lines(file: Path, **kinds: type) -> Iterator[list[Any]]:
+def read_lines(file: Path, is_reversed: bool = False, /, **kinds: type) -> Iterator[list[Any]]:
     """Yield the named fields of each line of a file; skip lines without them."""
-    for line in file.read_bytes().splitlines() if file.exists() else ():
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    for line in reversed(lines) if is_reversed else lines:
         try:
             yield fields(parse_object(line), **kinds)
         except ValueError:

@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
-import torch
 
 from nsgf.system.output import format_bytes
 from nsgf.version import __version__
@@ -19,6 +18,8 @@ PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", 
 
 def provenance() -> dict[str, object]:
     """Return versions, machine, and git commit, for ``versions.json``."""
+    import torch
+
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
