@@ -2,18 +2,21 @@
 
     v_i = sum_j P_ij y_j - sum_j Q_ij x_j
 
-P and Q are the transport plans from x to y and from x to itself, rows scaled to sum to 1. Three
-things make it fast:
+P and Q are the transport plans from x to y and from x to itself, rows scaled to sum to 1. In units
+of the blur, P is the softmax over j of x_i . y_j + h_j, with h_j = g_j - 1/2 |y_j|^2. Five things
+make it fast:
 
-1. Sinkhorn updates act on the current plan, K_ij = exp((f_i + g_j - C_ij) / eps): a small
-   correction of f and g is a matrix-vector product with K. When the correction becomes large, or
-   when a flow has converged, f and g absorb it, and K is computed again for the other flows.
+1. Sinkhorn updates scale the rows and columns of the current plan, by two products of a matrix and
+   a vector. When the factors become large, or when a flow has converged, h absorbs them, and the
+   plan is computed again for the other flows.
 2. The updates are over-relaxed by the factor `omega` (Thibault et al. 2021).
-3. Each step of a flow starts from the potentials of the step before.
+3. Each step of a flow starts from the potentials of the steps before.
+4. With many coordinates, inner products move with the particles; nothing computes them again.
+5. A plan with few entries above rounding is applied as a sparse matrix.
 
 The stopping rule looks at each flow separately, so results do not depend on the other flows.
 
-Shapes: B flows, N particles x, M targets y, D coordinates; potentials f (B, N) and g (B, M).
+Shapes: B flows, N particles x, M targets y, D coordinates; potentials h and g (B, M).
 """
 
 import math
@@ -24,30 +27,39 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn.base import SolverReport, as_clouds, full_precision, half_squared_distances
+from nsgf.sinkhorn.base import SolverReport, as_clouds, full_precision
 from nsgf.system.errors import name_setting
 
-UPDATES = 10
-"""Number of updates of g and f between two checks of the error."""
+UPDATES = 5
+"""Number of updates of v and u between two checks of the error."""
 MAX_ITERATIONS = 2000
 """Number of updates after which an unconverged solve stops."""
-OMEGA, OMEGA_MAX = 1.8, 1.95
+OMEGA, OMEGA_MAX = 1.5, 1.95
 """Over-relaxation at the start of a solve, and its largest value when progress is slow."""
-LARGEST_CORRECTION = 2.3
-"""Largest change of a log factor in one update (a factor of 10); keeps over-relaxation stable."""
-ANNEALING_RATIO, ANNEALING_UPDATES = 6.25, 3
+CARRIED = 0.95
+"""Part of omega - 1 with which the next step of a flow begins, since omega never falls in a solve."""
+ANNEALING_RATIO, ANNEALING_UPDATES = 10.0, 2
 """Ratio of successive eps while annealing, and number of updates at each eps."""
-SELF_UPDATES = 14
-"""Number of updates for Q. Each divides the error by 3; 14 reach the rounding of float32."""
-LOWEST, HIGHEST = -60.0, 20.0
-"""Range of log K. Denormal numbers, below -87, would make each product several times slower."""
-SMALL = 10.0
-"""Corrections (logarithms) below this do not need a new K, which would take longer to compute."""
-ISOLATED = -16.0
-"""If the other kernel entries of all particles sum to less than exp(ISOLATED), Q is the identity:
-next to the 1 on the diagonal, float32 would round the sum away."""
-HIDDEN = -30.0
-"""Columns of K with all entries below exp(HIDDEN) are updated in the log domain."""
+SELF_UPDATES = 10
+"""Number of updates for Q. Each divides the error by 5; 10 reach the rounding of float32."""
+SELF_POWERS = [
+    1 / (1.5 + 0.5 * math.cos(math.pi * (k + 0.5) / SELF_UPDATES)) for k in range(SELF_UPDATES)
+]
+"""Powers of the updates for Q: 1 / the roots of the Chebyshev polynomial on [1, 2]."""
+LOWEST = 1e-26
+"""Smallest entry of a plan. Denormal numbers would make each product several times slower."""
+SMALL = 2e4
+"""Factors below this do not need a new plan, which would take longer to compute."""
+HIDDEN = 1e-13
+"""Columns of a plan whose sum is below this part of the mean are updated in the log domain."""
+NEGLIGIBLE = 1e-8
+"""Entries of a plan below this do not change v: float32 rounds at 6e-8."""
+FEW = 1 / 16
+"""Part of larger entries below which a sparse product is faster."""
+ALONE = 1 - 1e-7
+"""Q is the identity if all its diagonal entries are above this: float32 rounds the others away."""
+TINY = 1e-30
+"""Errors are not divided by less."""
 FINEST = 0.01
 """Smallest factor by which slow particles reduce the tolerance."""
 FLOAT32_LIMIT = 0.1 * 2**24
@@ -56,15 +68,16 @@ FLOAT32_LIMIT = 0.1 * 2**24
 
 @dataclass
 class Solution:
-    """Solution of the transport problems (x, y) of B flows."""
+    """Solution of the transport problems (x, y) of B flows; potentials are in units of blur^2."""
 
     velocity: Tensor  # (B, N, D)
-    speed: Tensor  # (B,) root mean square of |v_i|
+    speed: list[float]  # root mean square of |v_i|, one for each flow
     g: Tensor  # (B, M) potential of the targets
     self_potential: Tensor  # (B, N) potential of the particles against themselves
-    iterations: Tensor  # (B,) int64, updates of the pair (f, g), annealing included
+    iterations: Tensor  # (B,) int64, updates of the pair (v, u), annealing included
     error: Tensor  # (B,) L1 error of the marginals, the larger of P's and Q's
     converged: Tensor  # (B,) whether the error is within the tolerance
+    omega: list[float]  # over-relaxation at the end, one for each flow
 
 
 class BatchedSolver:
@@ -75,219 +88,326 @@ class BatchedSolver:
     """
 
     def __init__(self, config: SinkhornConfig, max_iterations: int = MAX_ITERATIONS) -> None:
-        self._blur, self._eps = config.blur, config.blur**2
-        self._tolerance, self._cap = config.tolerance, max_iterations
+        self._blur, self._tolerance, self._cap = config.blur, config.tolerance, max_iterations
         self.report = SolverReport()
 
     @torch.no_grad()
     def solve(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
         """Solve one step of B flows, particles (B, N, *shape) and targets (B, M, *shape).
 
-        `g` and `speed` of `start` are an initial guess, which saves updates and changes the result
-        only within the tolerance.
+        The velocity is in units of the data. `g`, `speed` and `omega` of `start` are an initial
+        guess, which saves updates and changes the result only within the tolerance.
 
         Raises:
             ValueError: see :func:`as_clouds`; or the blur is too small for float32.
         """
-        x, y = as_clouds(x, y)
-        origin = y.mean(1, keepdim=True)
+        x, y, _ = self._centred(x, y)
         with full_precision(x.device):
-            return self.solve_centred(x - origin, y - origin, start)
+            solution = self.solve_centred(x, y, start)
+        solution.velocity.mul_(self._blur)
+        return solution
 
     @torch.no_grad()
     def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
         """Return the positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
-        shape = x.shape[2:]
-        x, y = as_clouds(x, y)
+        shape, first = x.shape[2:], x.flatten(2)
+        x, y, origin = self._centred(x, y)
         self.report.flows += len(x)
-        positions = x.unsqueeze(2).repeat(1, 1, len(etas) + 1, 1)
-        origin = y.mean(1, keepdim=True)
-        x, y = x - origin, y - origin
-        solution = None
+        positions = x.new_empty(*x.shape[:2], len(etas) + 1, x.shape[2])
+        positions[:, :, 0] = first
         with full_precision(x.device):
+            clouds = Clouds(x, y, len(etas))
+            _, limit, _ = clouds.self_plan(y @ y.mT)
+            solution = rest = None
             for t, eta in enumerate(etas, start=1):
-                solution = self.solve_centred(x, y, solution)
-                x.add_(solution.velocity, alpha=eta)
-                torch.add(x, origin, out=positions[:, :, t])
-                # the remaining distance shrinks by 1 - eta, and so do the potentials
-                solution.g.mul_(1 - eta)
-                solution.speed.mul_(abs(1 - eta))
+                solution = self._solution(clouds, solution)
+                clouds.move(solution.velocity, eta)
+                torch.add(origin, clouds.x, alpha=self._blur, out=positions[:, :, t])
+                # the way that is left shrinks by 1 - eta, and so does the difference between g and
+                # its value for x = y; what this leaves out changes little from step to step
+                last, rest = rest, (solution.g - limit) * (1 - eta)
+                solution.g = limit + (rest if last is None else 2 * rest - last * (1 - eta))
+                solution.speed = [abs(1 - eta) * speed for speed in solution.speed]
         return positions.unflatten(3, shape)
 
+    def _centred(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the clouds as (B, N, D) and (B, M, D) around the mean of y, in units of the blur,
+        and this mean (B, 1, D)."""
+        x, y = as_clouds(x, y)
+        origin = y.mean(1, keepdim=True)
+        return (x - origin).div_(self._blur), (y - origin).div_(self._blur), origin
+
     def solve_centred(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
-        """Run `solve` without checks on float32 clouds (B, N, D), (B, M, D), mean of y at 0."""
-        cost = half_squared_distances(x, y)
-        self._check_precision(cost)
+        """Run `solve` without checks on float32 clouds (B, N, D), (B, M, D) in units of the blur,
+        mean of y at 0."""
+        return self._solution(Clouds(x, y), start)
+
+    def _solution(self, clouds: "Clouds", start: Solution | None) -> Solution:
+        """Run `solve`. Numbers of each flow are in lists: a card waits once for each check."""
+        own, self_potential, self_error = clouds.own_projection()
+        norm_x, norm_y, inner = clouds.norm_x, clouds.norm_y, clouds.inner()
+        self._check_precision(norm_x, norm_y)
+        live = list(range(len(inner)))
         if start is None:
-            g, iterations = self._annealed(cost)
-            goal = torch.full_like(cost[:, 0, 0], self._tolerance)
+            spread = (2 * (norm_x.mean(1) + norm_y.mean(1))).tolist()  # the mean of y is 0
+            h, iterations = self._annealed(clouds, inner, spread)
+            goal, omega = [self._tolerance for _ in live], [OMEGA for _ in live]
         else:
-            g, iterations = start.g, torch.zeros_like(start.iterations)
-            goal = self._goal(start.speed)
-        projected, self_potential, self_error = self.self_projection(x)
-        error = torch.full_like(goal, math.inf)
-        while True:  # at most cap / UPDATES times: each pass updates the unfinished flows
-            before = iterations
-            g, error, iterations = self._updated(cost, g, error, goal, iterations)
-            plan = torch.softmax(_exponent(cost, g, self._eps), dim=2)
-            v = torch.baddbmm(projected, plan, y, beta=-1)  # P y - Q x
-            speed = torch.linalg.vector_norm(v, dim=(1, 2)) / math.sqrt(v.shape[1])
-            needed = self._goal(speed)
-            converged = torch.maximum(error, self_error) <= needed
-            # without any update, the error that is too large is Q's, and updates of P do not help
-            finished = converged | (iterations >= self._cap) | (iterations == before)
-            # v is slower than guessed; aim a little lower, since it may become slower still
-            goal = torch.where(finished, math.inf, torch.minimum(needed, goal) * 0.8)
-            if finished.all():
-                break
-        error = torch.maximum(error, self_error)
-        self.report.record(iterations, error, converged)
-        return Solution(v, speed, g, self_potential, iterations, error, converged)
+            h, iterations = start.g - norm_y, [0 for _ in live]
+            goal = [self._goal(speed) for speed in start.speed]
+            omega = [1 + CARRIED * (w - 1) for w in start.omega]
+        error, speed, needed = list(goal), list(goal), list(goal)
+        plan = _Plan(inner, h, live, clouds.memory)
+        while live:  # each pass adds iterations, so that it ends even if an error is nan
+            before = plan.error
+            plan.update([omega[k] for k in live], UPDATES)
+            for k, old, new in zip(live, before, plan.error, strict=True):
+                error[k], omega[k] = new, _adapted_omega(omega[k], new / max(old, TINY))
+                iterations[k] += UPDATES
+            at = [k for k in live if error[k] <= goal[k] or iterations[k] >= self._cap]
+            if at:
+                ready = [live.index(k) for k in at]
+                h[at] = plan.absorbed()[ready]
+                v, speeds = clouds.velocity(plan.normalized(ready), own, at)
+                for k, value in zip(at, speeds, strict=True):
+                    speed[k], needed[k] = value, self._goal(value)
+                    is_done = error[k] <= needed[k] or iterations[k] >= self._cap
+                    # v is slower than guessed, and may become slower still: aim a little lower
+                    goal[k] = math.inf if is_done else 0.8 * min(needed[k], goal[k])
+                going = [i for i, k in enumerate(live) if goal[k] < math.inf]
+                live = [live[i] for i in going]
+                plan.keep(going)
+        error, needed = torch.maximum(h.new_tensor(error), self_error), h.new_tensor(needed)
+        counts = torch.tensor(iterations, device=h.device)
+        self.report.record(counts, error, error <= needed)
+        g = h + norm_y
+        return Solution(v, speed, g, self_potential, counts, error, error <= needed, omega)
 
-    def _goal(self, speed: Tensor) -> Tensor:
-        """Return the marginal error that is small enough for particles of this speed.  (B,)"""
-        return self._tolerance * (speed / self._blur).clamp(FINEST, 1.0)
+    def _goal(self, speed: float) -> float:
+        """Return the marginal error that is small enough for particles of this speed."""
+        return self._tolerance * min(max(speed, FINEST), 1.0)
 
-    def _check_precision(self, cost: Tensor) -> None:
-        """Raise ValueError if costs (B, N, M) are too large for plans in float32."""
-        largest = float(cost.amax()) / self._eps
+    def _check_precision(self, norm_x: Tensor, norm_y: Tensor) -> None:
+        """Raise ValueError if costs of points with 1/2 |x|^2 (B, N) and 1/2 |y|^2 (B, M) may be too
+        large for plans in float32."""
+        largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
         if not largest <= FLOAT32_LIMIT:  # nan, where distances overflow, is refused too
             raise ValueError(
                 f"{name_setting('sinkhorn.blur', self._blur)} is too small for float32: cost / "
                 f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
             )
 
-    def _annealed(self, cost: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a first g (B, M), by eps that falls from the spread of C, and its updates (B,)."""
-        g = torch.zeros_like(cost[:, 0])
-        spread = (2 * cost.mean((1, 2)) / self._eps).clamp_min(1.0)
-        stages = (spread.log() / math.log(ANNEALING_RATIO)).ceil().long()
-        for k in range(int(stages.max()), 0, -1):
-            live = (stages >= k).nonzero()[:, 0]
-            eps, live_cost = self._eps * ANNEALING_RATIO**k, _rows_of(cost, live)
-            f, h = _balance_rows(live_cost, g[live], eps)
-            omega = torch.full_like(f[:, :1], OMEGA)
-            correction = _Correction(live_cost, f, h, eps)
-            correction.update(omega, ANNEALING_UPDATES)
-            _, g[live] = correction.absorbed()
-        return g, stages * ANNEALING_UPDATES
+    def _annealed(
+        self, clouds: "Clouds", inner: Tensor, spread: list[float]
+    ) -> tuple[Tensor, list[int]]:
+        """Return a first h (B, M), by eps that falls from the spread of C, and its updates."""
+        h = -clouds.norm_y
+        stages = [math.ceil(math.log(max(s, 1.0), ANNEALING_RATIO)) for s in spread]
+        for stage in range(max(stages), 0, -1):
+            live = [k for k, most in enumerate(stages) if most >= stage]
+            plan = _Plan(inner, h, live, clouds.memory, ANNEALING_RATIO**-stage)
+            plan.update([OMEGA for _ in live], ANNEALING_UPDATES)
+            h[live] = plan.absorbed()
+        return h, [most * ANNEALING_UPDATES for most in stages]
 
-    def _updated(
-        self, cost: Tensor, g: Tensor, error: Tensor, goal: Tensor, iterations: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Update the flows whose error exceeds their goal (B,), and return g, error, iterations.
 
-        Each pass of either loop adds iterations, so both end even if the error is nan.
+class _Memory:
+    """Matrices that are used again, because new ones cost as much as filling them."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like, self._matrices = like, dict[str, Tensor]()
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor of this shape, with values left from the last use of the name."""
+        size = math.prod(shape)
+        if name not in self._matrices or self._matrices[name].numel() < size:
+            self._matrices[name] = self._like.new_empty(size)
+        return self._matrices[name][:size].view(shape)
+
+
+class Clouds:
+    """Clouds x (B, N, D) and y (B, M, D) near the origin, in units of the blur.
+
+    Where D > N + M, the clouds of a flow have their inner products as further columns, and the
+    velocity too: [x | x . y | x . x] and [y | y . y | y . x].
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, steps: int = 1) -> None:
+        self.memory, (self._n, self._dim), m = _Memory(x), x.shape[1:], y.shape[1]
+        self._left, self._right, self._products = x, y, slice(self._dim, self._dim + m)
+        self._is_wide = steps > 1 and self._dim > self._n + m
+        self.norm_y = 0.5 * torch.linalg.vector_norm(y, dim=2).square()
+        if self._is_wide:
+            inner = x @ y.mT
+            self._left = torch.cat([x, inner, x @ x.mT], 2)
+            self._right = torch.cat([y, y @ y.mT, inner.mT], 2)
+
+    @property
+    def x(self) -> Tensor:
+        """The particles (B, N, D)."""
+        return self._left[:, :, : self._dim]
+
+    def inner(self) -> Tensor:
+        """Return x . y (B, N, M)."""
+        if self._is_wide:
+            return self._left[:, :, self._products]
+        x, y = self._left, self._right
+        return torch.bmm(x, y.mT, out=self.memory.get("inner", len(x), self._n, y.shape[1]))
+
+    def own_projection(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return Q applied to the columns of x, its potential (B, N), and its marginal error (B,)."""
+        x, n = self._left, self._n
+        inner = x[:, :, self._products.stop :]
+        if not self._is_wide:
+            inner = torch.bmm(x, x.mT, out=self.memory.get("self", len(x), n, n))
+        self.norm_x = 0.5 * inner.diagonal(dim1=1, dim2=2)
+        self._own_plan, potential, error = self.self_plan(inner)
+        if self._own_plan is None:
+            return x, potential, error
+        own = torch.bmm(self._own_plan, x, out=self.memory.get("own", *x.shape))
+        return own, potential, error
+
+    def self_plan(self, inner: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return Q (B, N, N), or None if it is the identity, its potential (B, N) and its error
+        (B,), for the inner products (B, N, N) of a cloud.
+
+        The kernel exp(-1/2 |x_i - x_j|^2) is positive definite, so that averaged updates converge
+        from any start. Its diagonal is 1; that of the softmax is 1 / its row sums.
         """
-        f, g = _balance_rows(cost, g, self._eps)
-        omega = torch.full_like(f[:, :1], OMEGA)
-        error, iterations = error.clone(), iterations.clone()
-        live = (~(error <= goal)).nonzero()[:, 0]
-        while len(live):
-            correction = _Correction(_rows_of(cost, live), f[live], g[live], self._eps)
-            while True:
-                before = error[live]
-                error[live] = correction.update(omega[live], UPDATES)
-                omega[live] = _adapted_omega(omega[live], (error[live] / before).unsqueeze(1))
-                iterations[live] += UPDATES
-                going = ~(error[live] <= goal[live]) & (iterations[live] < self._cap)
-                if not (going.all() & correction.is_small()):
-                    break
-            f[live], g[live] = correction.absorbed()
-            live = live[going]
-        return g, error, iterations
+        n = inner.shape[1]
+        norm = 0.5 * inner.diagonal(dim1=1, dim2=2).unsqueeze(1)
+        kernel = torch.sub(inner, norm, out=self.memory.get("self", *inner.shape))
+        torch.softmax(kernel, 2, out=kernel)
+        share = kernel.diagonal(dim1=1, dim2=2).unsqueeze(1).clone()
+        if share.amin() > ALONE:
+            potential = torch.full_like(share[:, 0], 0.5 * math.log(n))
+            return None, potential, torch.zeros_like(share[:, 0, 0])
+        rows, w = kernel.clamp_min_(LOWEST).mT, share.sqrt()
+        for power in SELF_POWERS:
+            w *= torch.bmm(w, rows).mul_(w).div_(share).pow_(-power)
+        row = torch.bmm(w, rows)
+        error = (row * w / share - 1).abs().mean((1, 2))
+        return kernel.mul_(w).div_(row.mT), w.log().squeeze(1) + 0.5 * math.log(n), error
 
-    def self_projection(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Q x (B, N, D), the potential of Q (B, N), and its marginal error (B,), for clouds
-        x (B, N, D) near the origin.
+    def velocity(self, plan: Tensor, own: Tensor, at: list[int]) -> tuple[Tensor, list[float]]:
+        """Write P y - Q x of the flows `at`, of which these are the plans. Return v of all flows,
+        with the columns of the clouds, and the root mean squares of |v_i| of the flows `at`."""
+        v = self.memory.get("velocity", *own.shape)
+        _subtract(plan, self._right, own, at, v)
+        if not self._is_wide:
+            squares = torch.linalg.vector_norm(_some(v, at), dim=(1, 2)).square() / self._n
+            return v, squares.sqrt().tolist()
+        x = v[:, :, self._products.stop :].mT
+        x = x if self._own_plan is None else self._own_plan @ x
+        squares = self.memory.get("squares", len(v), self._n, self._n)
+        _subtract(plan, v[:, :, self._products].mT, x, at, squares)
+        total = _some(squares.diagonal(dim1=1, dim2=2).mean(1), at)
+        return v, total.clamp_min(0.0).sqrt().tolist()
 
-        With f = g the averaged update converges from any start, since K is positive definite. The
-        diagonal of K is 1, so no row underflows.
-        """
-        kernel = half_squared_distances(x, x).mul_(-1 / self._eps)
-        kernel.diagonal(dim1=1, dim2=2).fill_(LOWEST)
-        if float(kernel.amax()) < ISOLATED - math.log(x.shape[1]):
-            alone = torch.full_like(x[:, :, 0], self._eps * 0.5 * math.log(x.shape[1]))
-            return x, alone, torch.zeros_like(x[:, 0, 0])
-        kernel.clamp_min_(LOWEST).exp_().diagonal(dim1=1, dim2=2).fill_(1.0)
-        log_w = -0.5 * kernel.sum(2).log()
-        for _ in range(SELF_UPDATES):
-            log_row = log_w + _times(kernel, log_w.exp()).log()
-            log_w = log_w - 2 / 3 * log_row
-        row = log_w.exp() * _times(kernel, log_w.exp())
-        plan = kernel.mul_(log_w.exp().unsqueeze(1)).mul_((log_w.exp() / row).unsqueeze(2))
-        potential = self._eps * (log_w + 0.5 * math.log(x.shape[1]))
-        return plan @ x, potential, (row - 1).abs().mean(1)
-
-
-def _rows_of(cost: Tensor, live: Tensor) -> Tensor:
-    """Return the costs of the flows `live`, without a copy if these are all flows."""
-    return cost if len(live) == len(cost) else cost[live]
+    def move(self, v: Tensor, eta: float) -> None:
+        """Move the particles by eta v."""
+        self._left.add_(v, alpha=eta)
+        if self._is_wide:
+            y, own = self._products, slice(self._products.stop, None)
+            squares = self.memory.get("squares", len(v), self._n, self._n)
+            self._left[:, :, own].add_(v[:, :, own].mT, alpha=eta).add_(squares, alpha=eta**2)
+            self._right[:, :, own] = self._left[:, :, y].mT
 
 
-def _exponent(cost: Tensor, g: Tensor, eps: float) -> Tensor:
-    """Return (g_j - C_ij) / eps (B, N, M) without temporary matrices, which would be slow."""
-    return torch.add((g / eps).unsqueeze(1), cost, alpha=-1 / eps)
+def _some(values: Tensor, at: list[int]) -> Tensor:
+    """Return values[at], without a copy if these are all."""
+    return values if len(at) == len(values) else values[at]
 
 
-def _times(kernel: Tensor, b: Tensor) -> Tensor:
-    """Return K b for K (B, N, M) and b (B, M). b^T K^T is ten times as fast as K b on a CPU."""
-    return torch.bmm(b.unsqueeze(1), kernel.mT).squeeze(1)
+def _subtract(plan: Tensor, y: Tensor, own: Tensor, at: list[int], out: Tensor) -> None:
+    """Write plan @ y - own of the flows `at` to `out`; the plans are of these flows alone."""
+    if plan.device.type == "cpu" and y.shape[2] > y.shape[1]:
+        for matrix, k in zip(plan, at, strict=True):
+            kept = matrix > NEGLIGIBLE
+            if int(kept.sum()) < FEW * kept.numel():
+                matrix = (matrix * kept).to_sparse()
+            torch.addmm(own[k], matrix, y[k], beta=-1, out=out[k])
+    elif len(at) == len(y):
+        torch.baddbmm(own, plan, y, beta=-1, out=out)
+    else:
+        out[at] = torch.baddbmm(own[at], plan, y[at], beta=-1)
 
 
-def _balance_rows(cost: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the f (B, N) for which the rows of K have mean 1, and g (B, M). Entries of g whose
-    columns of K would underflow are updated first."""
-    z = _exponent(cost, g, eps)
-    log_sum = torch.logsumexp(z, 2)
-    z -= log_sum.unsqueeze(2)
-    hidden = z.amax(1) < HIDDEN
-    if bool(hidden.any()):
-        g = torch.where(hidden, g - eps * torch.logsumexp(z, 1), g)
-        log_sum = torch.logsumexp(_exponent(cost, g, eps), 2)
-    return -eps * (log_sum - math.log(cost.shape[2])), g
+class _Plan:
+    """Plans of the flows `live` whose rows sum to 1, the softmax of scale (x . y + h), with factors
+    u for the rows and v for the columns. At the optimum all columns have the same sum too."""
 
+    def __init__(
+        self, inner: Tensor, h: Tensor, live: list[int], memory: _Memory, scale: float = 1.0
+    ) -> None:
+        n, m = inner.shape[1:]
+        self._inner, self._h, self._live = inner, _some(h, live).unsqueeze(1).clone(), live
+        self._scale, self._ratio, self._memory = scale, n / m, memory
+        self._kernel = memory.get("plan", len(live), n, m)
+        self._u, self._v = inner.new_full((len(live), 1, n), m / n), torch.ones_like(self._h)
+        column = self._filled()
+        hidden = column < HIDDEN
+        if bool(hidden.any()):
+            log_rows = torch.log_softmax(self._logits(), 2)
+            column = torch.logsumexp(log_rows, 1, keepdim=True) - math.log(self._ratio)
+            self._h = torch.where(hidden, self._h - column / scale, self._h)
+            column = self._filled()
+        self.error: list[float] = (column - 1).abs().mean((1, 2)).tolist()
+        """L1 distances between uniform and the column sums of the plans with exact rows."""
 
-class _Correction:
-    """Factors exp(a) for the rows and exp(b) for the columns of K, with fixed f and g."""
+    def _logits(self) -> Tensor:
+        inner = _some(self._inner, self._live)
+        return torch.add(self._scale * self._h, inner, alpha=self._scale, out=self._kernel)
 
-    def __init__(self, cost: Tensor, f: Tensor, g: Tensor, eps: float) -> None:
-        self._f, self._g, self._eps = f, g, eps
-        self._a, self._b = torch.zeros_like(f), torch.zeros_like(g)
-        exponent = _exponent(cost, g, eps).add_((f / eps).unsqueeze(2))
-        self._kernel = exponent.clamp_(LOWEST, HIGHEST).exp_()
+    def _filled(self) -> Tensor:
+        """Compute the plans, and return the sums of their columns, 1 at the optimum.  (B, 1, M)"""
+        torch.softmax(self._logits(), 2, out=self._kernel)
+        column = torch.bmm(self._u, self._kernel)
+        self._kernel.clamp_min_(LOWEST)
+        return column
 
-    def update(self, omega: Tensor, updates: int) -> Tensor:
-        """Run Sinkhorn updates of b and a, over-relaxed by omega (B, 1), and return the error (B,).
-
-        At the optimum every row and every column of K has mean 1. The error is the L1 distance
-        between uniform and the column sums of the plan with exact rows, which gives v.
-        """
-        kernel, a, b, limit = self._kernel, self._a, self._b, LARGEST_CORRECTION
-        n, m = kernel.shape[1:]
+    def update(self, omega: list[float], updates: int) -> None:
+        """Run Sinkhorn updates of v and u, over-relaxed by these omega, and set the error."""
+        low, high = torch.aminmax(self._v)
+        if not (low * SMALL > 1) & (high < SMALL):
+            self._h, self._u = self.absorbed().unsqueeze(1), self._u * self._row
+            self._v = torch.ones_like(self._v)
+            self._filled()
+        kernel, rows, u, v = self._kernel, self._kernel.mT, self._u, self._v
+        power, least, most = -u.new_tensor(omega).view(-1, 1, 1), 0.1, 10.0
         for _ in range(updates):
-            log_mean = _times(kernel.mT, a.exp()).log_().add_(b).sub_(math.log(n))
-            b -= omega * log_mean.clamp_(-limit, limit)
-            log_mean = _times(kernel, b.exp()).log_().add_(a).sub_(math.log(m))
-            a -= omega * log_mean.clamp_(-limit, limit)
-        row = _times(kernel, b.exp()) / m
-        column = _times(kernel.mT, 1 / row) * b.exp() / n
-        return (column - 1).abs().mean(1)
+            v *= torch.bmm(u, kernel).mul_(v).clamp_(least, most).pow_(power)
+            row = torch.baddbmm(u, v, rows, beta=0, alpha=self._ratio)
+            u *= row.mul_(u).clamp_(least, most).pow_(power)
+        self._row = torch.bmm(v, rows)
+        column = torch.bmm(1 / self._row, kernel).mul_(v)
+        self.error = (column - self._ratio).abs().mean((1, 2)).div_(self._ratio).tolist()
 
-    def is_small(self) -> Tensor:
-        """Whether `UPDATES` more updates stay in the range of K; a scalar tensor."""
-        return torch.maximum(self._a.abs().amax(), self._b.abs().amax()) < SMALL
+    def normalized(self, at: list[int]) -> Tensor:
+        """Return P (b, N, M) of some flows, for the rows of the last error."""
+        kernel = self._kernel
+        out = self._memory.get("normalized", len(at), *kernel.shape[1:])
+        if len(at) < len(kernel):
+            kernel = torch.index_select(kernel, 0, torch.tensor(at, device=kernel.device), out=out)
+        return torch.mul(kernel, _some(self._v, at), out=out).div_(_some(self._row, at).mT)
 
-    def absorbed(self) -> tuple[Tensor, Tensor]:
-        """Return f and g with the correction added."""
-        return self._f + self._eps * self._a, self._g + self._eps * self._b
+    def keep(self, at: list[int]) -> None:
+        """Drop the other flows."""
+        if 0 < len(at) < len(self._live):
+            self._live, self.error = [self._live[k] for k in at], [self.error[k] for k in at]
+            self._kernel, self._row, self._h = self._kernel[at], self._row[at], self._h[at]
+            self._u, self._v = self._u[at], self._v[at]
+
+    def absorbed(self) -> Tensor:
+        """Return h with the factors of the columns.  (B, M)"""
+        return (self._h + self._v.log() / self._scale).squeeze(1)
 
 
-def _adapted_omega(omega: Tensor, decrease: Tensor) -> Tensor:
-    """Return a better omega (B, 1), given the factor `decrease` (B, 1) by which UPDATES updates
-    reduced the error. Uses Young's formula for the best over-relaxation."""
-    rate = decrease.pow(1 / UPDATES).clamp(0.01, 0.999)
-    plain_rate = ((rate + omega - 1).square() / (rate * omega.square())).clamp(max=0.9999)
-    best = (2 / (1 + (1 - plain_rate).sqrt())).clamp(max=OMEGA_MAX)
-    slow = rate > omega - 1 + 0.05  # otherwise omega itself sets the rate
-    return torch.where(slow, torch.maximum(omega, best), omega)
+def _adapted_omega(omega: float, decrease: float) -> float:
+    """Return a better omega, given the factor by which UPDATES updates reduced the error. Uses
+    Young's formula for the best over-relaxation."""
+    rate = min(max(decrease ** (1 / UPDATES), 0.01), 0.999)
+    if not rate > omega - 0.98:  # omega itself sets the rate
+        return omega
+    plain_rate = min((rate + omega - 1) ** 2 / (rate * omega**2), 0.9999)
+    return max(omega, min(2 / (1 + math.sqrt(1 - plain_rate)), OMEGA_MAX))

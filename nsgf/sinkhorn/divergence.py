@@ -27,7 +27,7 @@ from nsgf.sinkhorn.base import (
     positive_number,
     to_tensor,
 )
-from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
+from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver, Clouds
 from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
 
@@ -109,7 +109,7 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, solver: BatchedSolver) -> Tensor:
         solution = solver.solve_centred(x, y)
-        projected_y, own_y, _ = solver.self_projection(y)
+        projected_y, own_y, _ = Clouds(y, y).own_projection()
         value, f = _dual(x, y, solution.g)
         value -= 0.5 * (_dual(x, x, solution.self_potential)[0] + _dual(y, y, own_y)[0])
         v_y = projected_y

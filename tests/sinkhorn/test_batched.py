@@ -74,7 +74,7 @@ def test_marginals_hold_within_the_tolerance(blur, n, m):
     x, y = x[:, :n], y[:, :m]
     solution = solver(blur=blur).solve(x, y)
     cost = 0.5 * torch.cdist(x.double(), y.double()).square()
-    plan = torch.softmax((solution.g.double().unsqueeze(1) - cost) / blur**2, dim=2) / n
+    plan = torch.softmax(solution.g.double().unsqueeze(1) - cost / blur**2, dim=2) / n
     torch.testing.assert_close(plan.sum(2), torch.full_like(plan.sum(2), 1 / n))
     errors = (plan.sum(1) - 1 / m).abs().sum(1)
     assert (errors < DEFAULT.tolerance * 1.01).all()
@@ -118,7 +118,7 @@ def test_the_start_changes_nothing_beyond_the_tolerance(factor, speed):
     """Not even potentials of the wrong sign, or far too large."""
     x, y = points(2, 64)
     cold = solver().solve(x, y)
-    guess = replace(cold, g=factor * cold.g, speed=speed * cold.speed)
+    guess = replace(cold, g=factor * cold.g, speed=[speed * value for value in cold.speed])
     warm = solver().solve(x, y, guess)
     assert warm.converged.all()
     torch.testing.assert_close(warm.velocity, cold.velocity, atol=0.02, rtol=5e-3)
@@ -149,7 +149,7 @@ def test_points_that_hardly_see_each_other_still_do(distance):
     assert v.abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("depth", [12.0, 2000.0])
+@pytest.mark.parametrize("depth", [48.0, 8000.0])
 def test_hidden_columns_are_updated_in_the_log_domain(depth, monkeypatch):
     """A potential so low that its column of the kernel underflows, and with it the target."""
     x, y = points(1, 32)
@@ -181,14 +181,14 @@ def test_a_cap_that_is_hit_is_counted():
 @pytest.mark.parametrize("tolerance", [1e-6, 1e-38])
 def test_every_solve_ends_whatever_rounding_allows(n, blur, tolerance, monkeypatch):
     """Tolerances that float32 cannot reach; for P, for Q, or for either."""
-    turns, real = [], BatchedSolver._updated
+    turns, real = [], batched._Plan.update
 
     def counted(self, *arguments):
         turns.append(1)
         assert len(turns) <= 3 * (60 // batched.UPDATES + 1), "endless"
         return real(self, *arguments)
 
-    monkeypatch.setattr(BatchedSolver, "_updated", counted)
+    monkeypatch.setattr(batched._Plan, "update", counted)
     flows = solver(blur=blur, tolerance=tolerance, max_iterations=60)
     positions = flows.flows(noise(2, n, 2), noise(2, n, 2, seed=1) + 1, [0.5] * 3)
     assert positions.isfinite().all()
@@ -199,7 +199,7 @@ def test_an_error_of_the_self_term_alone_is_not_converged(monkeypatch):
     """More updates of P cannot change it: the solve ends, and says so."""
     x, y = points(2, 32)
     expected = solver().solve(x, y)
-    monkeypatch.setattr(batched, "SELF_UPDATES", 2)
+    monkeypatch.setattr(batched, "SELF_POWERS", batched.SELF_POWERS[:2])
     solution = solver().solve(x, y)
     assert not solution.converged.any()
     assert (solution.error > 3 * DEFAULT.tolerance).all()
@@ -222,5 +222,5 @@ def test_blur_too_small_for_float32_is_refused():
     x, y = points(1, 16)
     with pytest.raises(ValueError, match=r"sinkhorn\.blur = 0\.0001 is too small for float32"):
         solver(blur=1e-4).flows(x, y, [0.5] * 2)
-    with pytest.raises(ValueError, match="reaches nan"):
+    with pytest.raises(ValueError, match="reaches inf"):
         solver().flows(x, y, [3e38] * 3)
