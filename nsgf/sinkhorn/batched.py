@@ -30,14 +30,14 @@ from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.base import SolverReport, as_clouds, full_precision
 from nsgf.system.errors import name_setting
 
-UPDATES = 5
+UPDATES = 6
 """Number of updates of v and u between two checks of the error."""
 MAX_ITERATIONS = 2000
 """Number of updates after which an unconverged solve stops."""
 OMEGA, OMEGA_MAX = 1.5, 1.95
 """Over-relaxation at the start of a solve, and its largest value when progress is slow."""
 CARRIED = 0.95
-"""Part of omega - 1 with which the next step of a flow begins, since omega never falls in a solve."""
+"""Part of omega - 1 that the next step of a flow begins with: in a solve, omega never falls."""
 ANNEALING_RATIO, ANNEALING_UPDATES = 10.0, 2
 """Ratio of successive eps while annealing, and number of updates at each eps."""
 SELF_UPDATES = 10
@@ -48,7 +48,7 @@ SELF_POWERS = [
 """Powers of the updates for Q: 1 / the roots of the Chebyshev polynomial on [1, 2]."""
 LOWEST = 1e-26
 """Smallest entry of a plan. Denormal numbers would make each product several times slower."""
-SMALL = 2e4
+SMALL = 1e6
 """Factors below this do not need a new plan, which would take longer to compute."""
 HIDDEN = 1e-13
 """Columns of a plan whose sum is below this part of the mean are updated in the log domain."""
@@ -117,8 +117,9 @@ class BatchedSolver:
         positions[:, :, 0] = first
         with full_precision(x.device):
             clouds = Clouds(x, y, len(etas))
-            _, limit, _ = clouds.self_plan(y @ y.mT)
-            solution = rest = None
+            limit = clouds.last_potential()
+            solution: Solution | None = None
+            rest: Tensor | None = None
             for t, eta in enumerate(etas, start=1):
                 solution = self._solution(clouds, solution)
                 clouds.move(solution.velocity, eta)
@@ -177,11 +178,13 @@ class BatchedSolver:
                 going = [i for i, k in enumerate(live) if goal[k] < math.inf]
                 live = [live[i] for i in going]
                 plan.keep(going)
-        error, needed = torch.maximum(h.new_tensor(error), self_error), h.new_tensor(needed)
+        errors = torch.maximum(h.new_tensor(error), self_error)
         counts = torch.tensor(iterations, device=h.device)
-        self.report.record(counts, error, error <= needed)
-        g = h + norm_y
-        return Solution(v, speed, g, self_potential, counts, error, error <= needed, omega)
+        converged = errors <= h.new_tensor(needed)
+        self.report.record(counts, errors, converged)
+        return Solution(
+            v, speed, h + norm_y, self_potential, counts, errors, converged, omega
+        )
 
     def _goal(self, speed: float) -> float:
         """Return the marginal error that is small enough for particles of this speed."""
@@ -247,6 +250,12 @@ class Clouds:
         """The particles (B, N, D)."""
         return self._left[:, :, : self._dim]
 
+    def last_potential(self) -> Tensor:
+        """Return the potential of y against itself, which that of x and y tends to.  (B, M)"""
+        y = self._right
+        inner = y[:, :, self._products] if self._is_wide else y @ y.mT
+        return self.self_plan(inner)[1]
+
     def inner(self) -> Tensor:
         """Return x . y (B, N, M)."""
         if self._is_wide:
@@ -255,9 +264,9 @@ class Clouds:
         return torch.bmm(x, y.mT, out=self.memory.get("inner", len(x), self._n, y.shape[1]))
 
     def own_projection(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Q applied to the columns of x, its potential (B, N), and its marginal error (B,)."""
-        x, n = self._left, self._n
-        inner = x[:, :, self._products.stop :]
+        """Return Q x with its further columns, the potential (B, N) of Q, and its error (B,)."""
+        x, n, end = self._left, self._n, self._products.stop
+        inner = x[:, :, end:]
         if not self._is_wide:
             inner = torch.bmm(x, x.mT, out=self.memory.get("self", len(x), n, n))
         self.norm_x = 0.5 * inner.diagonal(dim1=1, dim2=2)
@@ -345,6 +354,7 @@ class _Plan:
         self._scale, self._ratio, self._memory = scale, n / m, memory
         self._kernel = memory.get("plan", len(live), n, m)
         self._u, self._v = inner.new_full((len(live), 1, n), m / n), torch.ones_like(self._h)
+        self._row = torch.ones_like(self._u)
         column = self._filled()
         hidden = column < HIDDEN
         if bool(hidden.any()):
