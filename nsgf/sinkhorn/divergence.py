@@ -27,7 +27,8 @@ from nsgf.sinkhorn.base import (
     positive_number,
     to_tensor,
 )
-from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver, Clouds
+from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
+from nsgf.sinkhorn.plans import Clouds
 from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
 
@@ -109,13 +110,14 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, solver: BatchedSolver) -> Tensor:
         solution = solver.solve_centred(x, y)
-        projected_y, own_y, _ = Clouds(y, y).own_projection()
+        targets = Clouds(y, y)
+        own_y, _ = targets.start_step()
         value, f = _dual(x, y, solution.g)
         value -= 0.5 * (_dual(x, x, solution.self_potential)[0] + _dual(y, y, own_y)[0])
-        v_y = projected_y
+        v_y = targets.own  # Q y
         if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
             plan = torch.softmax(f.float().unsqueeze(1) - half_squared_distances(y, x), 2)
-            v_y = plan @ x - projected_y
+            v_y = plan @ x - targets.own
         ctx.save_for_backward(solution.velocity, v_y)
         return value
 

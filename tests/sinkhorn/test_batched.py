@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn import batched
+from nsgf.sinkhorn import batched, blocks, plans
 from nsgf.sinkhorn.batched import BatchedSolver
 from tests.sinkhorn import reference
 from tests.sinkhorn.reference import relative_error
@@ -79,7 +79,7 @@ def test_marginals_hold_within_the_tolerance(blur, n, m):
     errors = (plan.sum(1) - 1 / m).abs().sum(1)
     assert (errors < DEFAULT.tolerance * 1.01).all()
     assert solution.converged.all()
-    assert (errors <= solution.error + 1e-5).all()  # the reported error is this one or Q's
+    assert (errors <= solution.error + 5e-5).all()  # the reported error is this one or Q's
 
 
 def test_tolerance_sets_the_error():
@@ -158,7 +158,7 @@ def test_hidden_columns_are_updated_in_the_log_domain(depth, monkeypatch):
     g[0, 3] -= depth
     warm = solver().solve(x, y, replace(solution, g=g))
     torch.testing.assert_close(warm.velocity, solution.velocity, atol=0.02, rtol=5e-3)
-    monkeypatch.setattr(batched, "HIDDEN", -math.inf)  # without it: the hard way
+    monkeypatch.setattr(plans, "HIDDEN", -math.inf)  # without it: the hard way
     assert (solver().solve(x, y, replace(solution, g=g)).iterations > warm.iterations).all()
 
 
@@ -181,14 +181,14 @@ def test_a_cap_that_is_hit_is_counted():
 @pytest.mark.parametrize("tolerance", [1e-6, 1e-38])
 def test_every_solve_ends_whatever_rounding_allows(n, blur, tolerance, monkeypatch):
     """Tolerances that float32 cannot reach; for P, for Q, or for either."""
-    turns, real = [], batched._Plan.update
+    turns, real = [], plans.Plan.update
 
     def counted(self, *arguments):
         turns.append(1)
         assert len(turns) <= 3 * (60 // batched.UPDATES + 1), "endless"
         return real(self, *arguments)
 
-    monkeypatch.setattr(batched._Plan, "update", counted)
+    monkeypatch.setattr(plans.Plan, "update", counted)
     flows = solver(blur=blur, tolerance=tolerance, max_iterations=60)
     positions = flows.flows(noise(2, n, 2), noise(2, n, 2, seed=1) + 1, [0.5] * 3)
     assert positions.isfinite().all()
@@ -199,7 +199,7 @@ def test_an_error_of_the_self_term_alone_is_not_converged(monkeypatch):
     """More updates of P cannot change it: the solve ends, and says so."""
     x, y = points(2, 32)
     expected = solver().solve(x, y)
-    monkeypatch.setattr(batched, "SELF_POWERS", batched.SELF_POWERS[:2])
+    monkeypatch.setattr(plans, "SELF_POWERS", plans.SELF_POWERS[:2])
     solution = solver().solve(x, y)
     assert not solution.converged.any()
     assert (solution.error > 3 * DEFAULT.tolerance).all()
@@ -224,3 +224,16 @@ def test_blur_too_small_for_float32_is_refused():
         solver(blur=1e-4).flows(x, y, [0.5] * 2)
     with pytest.raises(ValueError, match="reaches inf"):
         solver().flows(x, y, [3e38] * 3)
+
+
+@pytest.mark.parametrize(
+    ("clouds", "blur"), [(points(2, 96), 0.5), (digits(48, 600), 0.5), (images(2, 48, 784), 1.0)]
+)
+def test_plans_in_blocks_give_the_same_flows(clouds, blur, monkeypatch):
+    x, y = clouds
+    expected = solver(blur=blur, tolerance=1e-4).flows(x, y, [0.5] * 3)
+    monkeypatch.setattr(blocks, "LARGEST_PLAN", 0)
+    monkeypatch.setattr(blocks, "BLOCK", 7 * y.shape[1])
+    flows = solver(blur=blur, tolerance=1e-4)
+    assert relative_error(flows.flows(x, y, [0.5] * 3), expected) < 2e-3
+    assert flows.report.unconverged == 0

@@ -1,0 +1,241 @@
+"""Transport plans of many flows, and products with them, for the batched solver.
+
+In units of the blur, a plan P is the softmax over j of x_i . y_j + h_j, with the potential g and
+h_j = g_j - 1/2 |y_j|^2. Its rows sum to 1 for any h; at the optimum, its columns have equal sums
+too. Three things make it fast:
+
+1. Sinkhorn updates scale the rows and columns of a computed plan, by two products of a matrix and a
+   vector. When the factors become large, h absorbs them, and the plan is computed again.
+2. With many coordinates, inner products move with the particles; nothing computes them again.
+3. A plan with few entries above rounding is applied as a sparse matrix.
+
+Shapes: B flows, N particles x, M targets y, D coordinates; potentials h and g (B, M).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+SELF_UPDATES = 10
+"""Number of updates for Q. Each divides the error by 5; 10 reach the rounding of float32."""
+SELF_POWERS = [
+    1 / (1.5 + 0.5 * math.cos(math.pi * (k + 0.5) / SELF_UPDATES)) for k in range(SELF_UPDATES)
+]
+"""Powers of the updates for Q: 1 / the roots of the Chebyshev polynomial on [1, 2]."""
+LOWEST = 1e-26
+"""Smallest entry of a plan. Denormal numbers would make each product several times slower."""
+SMALL = 1e6
+"""Factors below this do not need a new plan, which would take longer to compute."""
+HIDDEN = 1e-13
+"""Columns of a plan whose sum is below this part of the mean are updated in the log domain."""
+NEGLIGIBLE = 1e-8
+"""Entries of a plan below this do not change v: float32 rounds at 6e-8."""
+FEW = 1 / 16
+"""Part of larger entries below which a sparse product is faster."""
+ALONE = 1 - 1e-7
+"""Q is the identity if all its diagonal entries are above this: float32 rounds the others away."""
+
+
+class Memory:
+    """Matrices that are used again, because new ones cost as much as filling them."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like, self._matrices = like, dict[str, Tensor]()
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor of this shape, with values left from the last use of the name."""
+        size = math.prod(shape)
+        if name not in self._matrices or self._matrices[name].numel() < size:
+            self._matrices[name] = self._like.new_empty(size)
+        return self._matrices[name][:size].view(shape)
+
+
+class Clouds:
+    """Clouds x (B, N, D) and y (B, M, D) near the origin, in units of the blur.
+
+    Where D > N + M, the clouds of a flow have their inner products as further columns, and the
+    velocity too: [x | x . y | x . x] and [y | y . y | y . x].
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, steps: int = 1) -> None:
+        self.memory, (self._n, self._dim), m = Memory(x), x.shape[1:], y.shape[1]
+        self._left, self._right, self._products = x, y, slice(self._dim, self._dim + m)
+        self._is_wide = steps > 1 and self._dim > self._n + m
+        self.norm_y = 0.5 * torch.linalg.vector_norm(y, dim=2).square()
+        if self._is_wide:
+            inner = x @ y.mT
+            self._left = torch.cat([x, inner, x @ x.mT], 2)
+            self._right = torch.cat([y, y @ y.mT, inner.mT], 2)
+
+    @property
+    def x(self) -> Tensor:
+        """The particles (B, N, D)."""
+        return self._left[:, :, : self._dim]
+
+    def last_potential(self) -> Tensor:
+        """Return the potential of y against itself, which that of x and y tends to.  (B, M)"""
+        y = self._right
+        inner = y[:, :, self._products] if self._is_wide else y @ y.mT
+        return self._self_plan(inner)[1]
+
+    def start_step(self) -> tuple[Tensor, Tensor]:
+        """Compute what depends on x alone, and return the potential (B, N) of Q and its error
+        (B,)."""
+        x, n, end = self._left, self._n, self._products.stop
+        own_inner = x[:, :, end:]
+        if not self._is_wide:
+            own_inner = torch.bmm(x, x.mT, out=self.memory.get("self", len(x), n, n))
+        self._inner: Tensor | None = None
+        self.norm_x = 0.5 * own_inner.diagonal(dim1=1, dim2=2)
+        self._own_plan, potential, error = self._self_plan(own_inner)
+        self.own = x  # Q x, with the further columns
+        if self._own_plan is not None:
+            self.own = torch.bmm(self._own_plan, x, out=self.memory.get("own", *x.shape))
+        return potential, error
+
+    def plan(self, h: Tensor, live: list[int], scale: float = 1.0) -> "Plan":
+        """Return the plans of some flows: the softmax of scale (x . y + h)."""
+        if self._inner is None:
+            self._inner = self._left[:, :, self._products]
+            if not self._is_wide:
+                size = len(h), self._n, h.shape[1]
+                y = self._right.mT
+                self._inner = torch.bmm(self._left, y, out=self.memory.get("inner", *size))
+        return Plan(self._inner, h, live, self.memory, scale)
+
+    def _self_plan(self, inner: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return Q (B, N, N), or None if it is the identity, its potential (B, N) and its error
+        (B,), for the inner products (B, N, N) of a cloud.
+
+        The kernel exp(-1/2 |x_i - x_j|^2) is positive definite, so that averaged updates converge
+        from any start. Its diagonal is 1; that of the softmax is 1 / its row sums.
+        """
+        n = inner.shape[1]
+        norm = 0.5 * inner.diagonal(dim1=1, dim2=2).unsqueeze(1)
+        kernel = torch.sub(inner, norm, out=self.memory.get("self", *inner.shape))
+        torch.softmax(kernel, 2, out=kernel)
+        share = kernel.diagonal(dim1=1, dim2=2).unsqueeze(1).clone()
+        if share.amin() > ALONE:
+            potential = torch.full_like(share[:, 0], 0.5 * math.log(n))
+            return None, potential, torch.zeros_like(share[:, 0, 0])
+        rows, w = kernel.clamp_min_(LOWEST).mT, share.sqrt()
+        for power in SELF_POWERS:
+            w *= torch.bmm(w, rows).mul_(w).div_(share).pow_(-power)
+        row = torch.bmm(w, rows)
+        error = (row * w / share - 1).abs().mean((1, 2))
+        return kernel.mul_(w).div_(row.mT), w.log().squeeze(1) + 0.5 * math.log(n), error
+
+    def velocity(self, plan: "Plan", ready: list[int], at: list[int]) -> tuple[Tensor, list[float]]:
+        """Write P y - Q x of the flows `at`, which are at the places `ready` of the plan. Return v
+        of all flows, with further columns, and the root mean squares of |v_i| of the flows `at`."""
+        v, matrix = self.memory.get("velocity", *self.own.shape), plan.normalized(ready)
+        _subtract(matrix, self._right, self.own, at, v)
+        if not self._is_wide:
+            squares = torch.linalg.vector_norm(some_of(v, at), dim=(1, 2)).square() / self._n
+            return v, squares.sqrt().tolist()
+        x = v[:, :, self._products.stop :].mT
+        x = x if self._own_plan is None else self._own_plan @ x
+        squares = self.memory.get("squares", len(v), self._n, self._n)
+        _subtract(matrix, v[:, :, self._products].mT, x, at, squares)
+        total = some_of(squares.diagonal(dim1=1, dim2=2).mean(1), at)
+        return v, total.clamp_min(0.0).sqrt().tolist()
+
+    def move(self, v: Tensor, eta: float) -> None:
+        """Move the particles by eta v."""
+        self._left.add_(v, alpha=eta)
+        if self._is_wide:
+            y, own = self._products, slice(self._products.stop, None)
+            squares = self.memory.get("squares", len(v), self._n, self._n)
+            self._left[:, :, own].add_(v[:, :, own].mT, alpha=eta).add_(squares, alpha=eta**2)
+            self._right[:, :, own] = self._left[:, :, y].mT
+
+
+def some_of(values: Tensor, at: list[int]) -> Tensor:
+    """Return values[at], without a copy if these are all."""
+    return values if len(at) == len(values) else values[at]
+
+
+def _subtract(plan: Tensor, y: Tensor, own: Tensor, at: list[int], out: Tensor) -> None:
+    """Write plan @ y - own of the flows `at` to `out`; the plans are of these flows alone."""
+    if plan.device.type == "cpu" and y.shape[2] > y.shape[1]:
+        for matrix, k in zip(plan, at, strict=True):
+            kept = matrix > NEGLIGIBLE
+            if int(kept.sum()) < FEW * kept.numel():
+                matrix = (matrix * kept).to_sparse()
+            torch.addmm(own[k], matrix, y[k], beta=-1, out=out[k])
+    elif len(at) == len(y):
+        torch.baddbmm(own, plan, y, beta=-1, out=out)
+    else:
+        out[at] = torch.baddbmm(own[at], plan, y[at], beta=-1)
+
+
+class Plan:
+    """Plans of the flows `live` whose rows sum to 1, the softmax of scale (x . y + h), with factors
+    u for the rows and v for the columns. At the optimum all columns have the same sum too."""
+
+    def __init__(
+        self, inner: Tensor, h: Tensor, live: list[int], memory: Memory, scale: float = 1.0
+    ) -> None:
+        n, m = inner.shape[1:]
+        self._inner, self._h, self._live = inner, some_of(h, live).unsqueeze(1).clone(), live
+        self._scale, self._ratio, self._memory = scale, n / m, memory
+        self._kernel = memory.get("plan", len(live), n, m)
+        self._u, self._v = inner.new_full((len(live), 1, n), m / n), torch.ones_like(self._h)
+        self._row = torch.ones_like(self._u)
+        column = self._filled()
+        hidden = column < HIDDEN
+        if bool(hidden.any()):
+            log_rows = torch.log_softmax(self._logits(), 2)
+            column = torch.logsumexp(log_rows, 1, keepdim=True) - math.log(self._ratio)
+            self._h = torch.where(hidden, self._h - column / scale, self._h)
+            column = self._filled()
+        self.error: list[float] = (column - 1).abs().mean((1, 2)).tolist()
+        """L1 distances between uniform and the column sums of the plans with exact rows."""
+
+    def _logits(self) -> Tensor:
+        inner = some_of(self._inner, self._live)
+        return torch.add(self._scale * self._h, inner, alpha=self._scale, out=self._kernel)
+
+    def _filled(self) -> Tensor:
+        """Compute the plans, and return the sums of their columns, 1 at the optimum.  (B, 1, M)"""
+        torch.softmax(self._logits(), 2, out=self._kernel)
+        column = torch.bmm(self._u, self._kernel)
+        self._kernel.clamp_min_(LOWEST)
+        return column
+
+    def update(self, omega: list[float], updates: int) -> None:
+        """Run Sinkhorn updates of v and u, over-relaxed by these omega, and set the error."""
+        low, high = torch.aminmax(self._v)
+        if not (low * SMALL > 1) & (high < SMALL):
+            self._h, self._u = self.absorbed().unsqueeze(1), self._u * self._row
+            self._v = torch.ones_like(self._v)
+            self._filled()
+        kernel, rows, u, v = self._kernel, self._kernel.mT, self._u, self._v
+        power, least, most = -u.new_tensor(omega).view(-1, 1, 1), 0.1, 10.0
+        for _ in range(updates):
+            v *= torch.bmm(u, kernel).mul_(v).clamp_(least, most).pow_(power)
+            row = torch.baddbmm(u, v, rows, beta=0, alpha=self._ratio)
+            u *= row.mul_(u).clamp_(least, most).pow_(power)
+        self._row = torch.bmm(v, rows)
+        column = torch.bmm(1 / self._row, kernel).mul_(v)
+        self.error = (column - self._ratio).abs().mean((1, 2)).div_(self._ratio).tolist()
+
+    def normalized(self, at: list[int]) -> Tensor:
+        """Return P (b, N, M) of some flows, for the rows of the last error."""
+        kernel = self._kernel
+        out = self._memory.get("normalized", len(at), *kernel.shape[1:])
+        if len(at) < len(kernel):
+            kernel = torch.index_select(kernel, 0, torch.tensor(at, device=kernel.device), out=out)
+        return torch.mul(kernel, some_of(self._v, at), out=out).div_(some_of(self._row, at).mT)
+
+    def keep(self, at: list[int]) -> None:
+        """Drop the other flows."""
+        if 0 < len(at) < len(self._live):
+            self._live, self.error = [self._live[k] for k in at], [self.error[k] for k in at]
+            self._kernel, self._row, self._h = self._kernel[at], self._row[at], self._h[at]
+            self._u, self._v = self._u[at], self._v[at]
+
+    def absorbed(self) -> Tensor:
+        """Return h with the factors of the columns.  (B, M)"""
+        return (self._h + self._v.log() / self._scale).squeeze(1)
