@@ -25,7 +25,7 @@ from torch import Tensor
 from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.base import SolverReport, as_clouds, full_precision
 from nsgf.sinkhorn.blocks import clouds_of
-from nsgf.sinkhorn.plans import Clouds
+from nsgf.sinkhorn.plans import Clouds, some_of, with_some
 from nsgf.system.errors import name_setting
 
 UPDATES = 6
@@ -148,7 +148,7 @@ class BatchedSolver:
             at = [k for k in live if error[k] <= goal[k] or iterations[k] >= self._cap]
             if at:
                 ready = [live.index(k) for k in at]
-                h[at] = plan.absorbed()[ready]
+                h = with_some(h, at, some_of(plan.absorbed(), ready))
                 v, speeds = clouds.velocity(plan, ready, at)
                 for k, value in zip(at, speeds, strict=True):
                     speed[k], needed[k] = value, self._goal(value)
@@ -158,9 +158,12 @@ class BatchedSolver:
                 going = [i for i, k in enumerate(live) if goal[k] < math.inf]
                 live = [live[i] for i in going]
                 plan.keep(going)
-        errors = torch.maximum(h.new_tensor(error), self_error)
-        counts = torch.tensor(iterations, device=h.device)
-        converged = errors <= h.new_tensor(needed)
+        errors, goals = torch.tensor([error, needed], device=h.device)
+        errors, counts = (
+            torch.maximum(errors, self_error),
+            torch.tensor(iterations, device=h.device),
+        )
+        converged = errors <= goals
         self.report.record(counts, errors, converged)
         return Solution(v, speed, h + norm_y, self_potential, counts, errors, converged, omega)
 
@@ -186,7 +189,7 @@ class BatchedSolver:
             live = [k for k, most in enumerate(stages) if most >= stage]
             plan = clouds.plan(h, live, ANNEALING_RATIO**-stage)
             plan.update([OMEGA for _ in live], ANNEALING_UPDATES)
-            h[live] = plan.absorbed()
+            h = with_some(h, live, plan.absorbed())
         return h, [most * ANNEALING_UPDATES for most in stages]
 
 

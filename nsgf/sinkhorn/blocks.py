@@ -42,7 +42,7 @@ class BlockClouds(Clouds):
         return torch.cat([torch.softmax(z, 1, out=z) @ y for z in self.blocks(x, y, h)])
 
     def last_potential(self) -> Tensor:
-        return self._self_potential(self._right, self.norm_y)[0]
+        return torch.zeros_like(self.norm_y)
 
     def start_step(self) -> tuple[Tensor, Tensor]:
         x = self._left
@@ -112,7 +112,7 @@ class BlockPlan(Plan):
         return self._clouds.blocks(self._x[k], self._y[k], h, self._scale)
 
     def update(self, omega: list[float], updates: int) -> None:
-        w = self._h.new_tensor(omega).unsqueeze(1)
+        w = torch.tensor(omega, device=self._h.device).unsqueeze(1)
         for _ in range(updates):
             change = self._log_columns(self._log_u).clamp_(-STEEPEST, STEEPEST)
             self._h = self._h - w / self._scale * change

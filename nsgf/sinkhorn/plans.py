@@ -74,8 +74,11 @@ class Clouds:
         return self._left[:, :, : self._dim]
 
     def last_potential(self) -> Tensor:
-        """Return the potential of y against itself, which that of x and y tends to.  (B, M)"""
+        """Return the potential of y against itself, which that of x and y tends to, or 0 where
+        this would take longer than it saves.  (B, M)"""
         y = self._right
+        if y.shape[1] > self._n:
+            return torch.zeros_like(self.norm_y)
         inner = y[:, :, self._products] if self._is_wide else y @ y.mT
         return self._self_plan(inner)[1]
 
@@ -156,6 +159,14 @@ def some_of(values: Tensor, at: list[int]) -> Tensor:
     return values if len(at) == len(values) else values[at]
 
 
+def with_some(values: Tensor, at: list[int], new: Tensor) -> Tensor:
+    """Return values with these new ones at `at`, without a copy if these are all."""
+    if len(at) == len(values):
+        return new
+    values[at] = new
+    return values
+
+
 def _subtract(plan: Tensor, y: Tensor, own: Tensor, at: list[int], out: Tensor) -> None:
     """Write plan @ y - own of the flows `at` to `out`; the plans are of these flows alone."""
     if plan.device.type == "cpu" and y.shape[2] > y.shape[1]:
@@ -183,15 +194,18 @@ class Plan:
         self._kernel = memory.get("plan", len(live), n, m)
         self._u, self._v = inner.new_full((len(live), 1, n), m / n), torch.ones_like(self._h)
         self._row = torch.ones_like(self._u)
-        column = self._filled()
-        hidden = column < HIDDEN
-        if bool(hidden.any()):
+        self._extreme, column = 1.0, self._filled()
+        if self._measured(column, column.amin()) < HIDDEN:
             log_rows = torch.log_softmax(self._logits(), 2)
-            column = torch.logsumexp(log_rows, 1, keepdim=True) - math.log(self._ratio)
-            self._h = torch.where(hidden, self._h - column / scale, self._h)
-            column = self._filled()
-        self.error: list[float] = (column - 1).abs().mean((1, 2)).tolist()
-        """L1 distances between uniform and the column sums of the plans with exact rows."""
+            log_column = torch.logsumexp(log_rows, 1, keepdim=True) - math.log(self._ratio)
+            self._h = torch.where(column < HIDDEN, self._h - log_column / scale, self._h)
+            self._measured(self._filled(), column.amin())
+
+    def _measured(self, column: Tensor, number: Tensor) -> float:
+        """Set the errors, and return the number; a card is asked once."""
+        errors = (column - 1).abs().mean((1, 2))
+        *self.error, found = torch.cat([errors, number.view(1)]).tolist()
+        return found
 
     def _logits(self) -> Tensor:
         inner = some_of(self._inner, self._live)
@@ -206,20 +220,19 @@ class Plan:
 
     def update(self, omega: list[float], updates: int) -> None:
         """Run Sinkhorn updates of v and u, over-relaxed by these omega, and set the error."""
-        low, high = torch.aminmax(self._v)
-        if not (low * SMALL > 1) & (high < SMALL):
+        if not self._extreme < SMALL:
             self._h, self._u = self.absorbed().unsqueeze(1), self._u * self._row
             self._v = torch.ones_like(self._v)
             self._filled()
         kernel, rows, u, v = self._kernel, self._kernel.mT, self._u, self._v
-        power, least, most = -u.new_tensor(omega).view(-1, 1, 1), 0.1, 10.0
+        power, least, most = -torch.tensor(omega, device=u.device).view(-1, 1, 1), 0.1, 10.0
         for _ in range(updates):
             v *= torch.bmm(u, kernel).mul_(v).clamp_(least, most).pow_(power)
             row = torch.baddbmm(u, v, rows, beta=0, alpha=self._ratio)
             u *= row.mul_(u).clamp_(least, most).pow_(power)
         self._row = torch.bmm(v, rows)
-        column = torch.bmm(1 / self._row, kernel).mul_(v)
-        self.error = (column - self._ratio).abs().mean((1, 2)).div_(self._ratio).tolist()
+        column = torch.bmm(1 / self._row, kernel).mul_(v).div_(self._ratio)
+        self._extreme = self._measured(column, torch.maximum(v.amax(), 1 / v.amin()))
 
     def normalized(self, at: list[int]) -> Tensor:
         """Return P (b, N, M) of some flows, for the rows of the last error."""
