@@ -103,22 +103,23 @@ def sample_run(
     except UserError as error:
         raise UserError(f"{error}; --out FILE.npz needs no data") from error
     source = build_source(config.data, config.seed, "sample")
-    samples = generate(sampler, source, config.sampling.num_samples, device, world=world)
+    count, path = config.sampling.num_samples, 0 if place or data else PATH_SAMPLES
+    samples = generate(sampler, source, count, device, path=path, world=world)
     if not world.is_main:
         return []
     networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
-    count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
+    about = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
     if place:
         _write_output(config, samples, place, is_folder=is_folder)
-        return [count, str(place)]
+        return [about, str(place)]
     _save_arrays(config, samples, arrays)
-    source = build_source(config.data, config.seed, "path")
-    start = source.sample(POINT_SAMPLES if data else PATH_SAMPLES).to(device)
-    path = sampler(start, keep_path=True)
     classes = class_names(config.data)
-    save_figure(draw_path(path, data, "path", classes), trajectory)
     if data:
-        return [count, str(arrays), str(trajectory)]
+        start = build_source(config.data, config.seed, "path").sample(POINT_SAMPLES).to(device)
+        samples = sampler(start, keep_path=True)
+    save_figure(draw_path(samples, data, "path", classes), trajectory)
+    if data:
+        return [about, str(arrays), str(trajectory)]
     if samples.labels is None or config.sampling.label is not None:
         classes = ()
     columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
@@ -127,7 +128,7 @@ def sample_run(
         save_figure(draw_rows(samples.x[rows.flatten()], classes), grid)
     else:
         save_grid(samples.x, grid)
-    return [count, str(arrays), str(grid), str(trajectory)]
+    return [about, str(arrays), str(grid), str(trajectory)]
 
 
 def _output(out: str, config: Config) -> tuple[Path, bool]:

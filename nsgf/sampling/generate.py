@@ -34,6 +34,7 @@ def generate(
     device: torch.device,
     *,
     keep: int | None = None,
+    path: int = 0,
     world: World | None = None,
     folder: Path | None = None,
     progress: bool = True,
@@ -45,6 +46,7 @@ def generate(
         source: stream of mu0; its first ``n`` samples are used.
         keep: for images: return all samples as bytes, and only the first ``keep`` as floats; None:
             return all as floats.
+        path: number of samples of the first batch whose path is returned too. No ``folder`` then.
         world: processes that divide the batches; None: only this process.
         folder: folder with a file for each finished batch, to read and to extend; None: no files.
     Returns:
@@ -54,6 +56,7 @@ def generate(
         UserError: torchrun has ended.
     """
     world, stop, done = world or World(), StopRequest(), dict[int, Batch]()
+    shown: dict[str, Any] = {}
     size = sampler.config.sampling.batch_size
     cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
     # identifies weights, settings and noise of a batch file
@@ -70,7 +73,11 @@ def generate(
         if world.size > 1 and stop.reason:
             raise UserError(f"sampling: {stop.reason}; give the command again")
         cut = cuts[number]
-        part = sampler(source.at(cut).to(device), sampler.labels(cut))
+        part = sampler(
+            source.at(cut).to(device), sampler.labels(cut), keep_path=path > 0 and number == 0
+        )
+        if part.path:
+            shown |= {"path": [x[:path].cpu() for x in part.path], "marks": part.marks}
         floats = None if keep is None else max(0, keep - cut.start)
         pixels = None if keep is None else to_bytes(part.x)
         tensors = {"x": part.x[:floats], "tau": part.tau, "labels": part.labels, "pixels": pixels}
@@ -94,7 +101,8 @@ def generate(
         for name in {"x", "tau", "labels", "pixels"} & set(batches[0])
     }
     nfe = sum(float(batch["evaluations"]) for batch in batches) / n
-    return Samples(nfe=nfe, finite=all(bool(batch["finite"]) for batch in batches), **whole)
+    finite = all(bool(batch["finite"]) for batch in batches)
+    return Samples(nfe=nfe, finite=finite, **whole, **shown)
 
 
 def batch_folder(

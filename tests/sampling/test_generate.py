@@ -30,9 +30,10 @@ class Copies(FlowSampler):
     def labels(self, positions):
         return torch.tensor(positions) % self.classes if self.classes else None
 
-    def __call__(self, x, labels=None):
+    def __call__(self, x, labels=None, *, keep_path=False):
         self.sizes.append(len(x))
-        return Samples(x=x, nfe=float(len(x)), tau=x[:, 0, 0, 0], labels=labels)
+        path = [x, x + 1] if keep_path else []
+        return Samples(x=x, nfe=float(len(x)), tau=x[:, 0, 0, 0], labels=labels, path=path)
 
 
 def noise():
@@ -69,9 +70,16 @@ def test_saved_batches_are_read_unchanged_and_joined(keep, classes, tmp_path):
     assert_same(again, whole)
 
 
+def test_path_is_that_of_the_first_samples():
+    x = noise().at(range(3))
+    for state, expected in zip(drawn(None, path=3)[0].path, (x, x + 1), strict=True):
+        assert torch.equal(state, expected)
+    assert drawn(None)[0].path == []
+
+
 def test_samples_that_are_not_finite_are_noticed():
     class Broken(Copies):
-        def __call__(self, x, labels=None):
+        def __call__(self, x, labels=None, **_):
             return Samples(x=x / (len(x) - 4), nfe=1.0)  # the last batch of all
 
     assert drawn(None)[0].finite
@@ -164,9 +172,9 @@ def test_processes_stop_after_the_current_batch_when_torchrun_ends(monkeypatch, 
     monkeypatch.setattr("nsgf.sampling.generate.StopRequest", lambda: stop)
 
     class Last(Copies):
-        def __call__(self, x, labels=None):
+        def __call__(self, x, labels=None, **how):
             stop.reason = "torchrun has ended"
-            return super().__call__(x, labels)
+            return super().__call__(x, labels, **how)
 
     with pytest.raises(UserError, match="torchrun has ended; give the command again"):
         drawn(tmp_path, Last(), world=World(0, 2))
