@@ -77,10 +77,10 @@ def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
     """Return the mean of each seed's draws; for one seed return its draws. Draws of one network
     share its errors, so they do not count as independent runs."""
-    seeds = sorted({seed for seed, _ in found})
-    if len(seeds) < 2:
-        return list(found.values())
-    return [mean(value for (own, _), value in found.items() if own == seed) for seed in seeds]
+    draws: dict[int, list[float]] = {}
+    for (seed, _), value in sorted(found.items()):
+        draws.setdefault(seed, []).append(value)
+    return list(found.values()) if len(draws) < 2 else [*map(mean, draws.values())]
 
 
 def measure_table(rows: Sequence[Row], metric: str) -> Table:
@@ -137,7 +137,7 @@ def difference_table(rows: Sequence[Row], metric: str) -> Table:
 
 def verdict(differences: Sequence[float], metric: str) -> str:
     """Return the mean difference, its standard error, and who is ahead by a t test at 5 %."""
-    from scipy.stats import t as student_t  # half a second to import
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
 
     if not differences:
         return "-"
@@ -147,7 +147,7 @@ def verdict(differences: Sequence[float], metric: str) -> str:
     if len(differences) < 2:
         return f"{middle:+.3f} (one measure)"
     error = stdev(differences) / len(differences) ** 0.5
-    if abs(middle) <= float(student_t.ppf(0.975, len(differences) - 1)) * error:
+    if abs(middle) <= float(stdtrit(len(differences) - 1, 0.975)) * error:
         word = "level"
     else:
         word = "ahead" if (middle > 0) == is_better_higher(metric) else "behind"

@@ -124,7 +124,7 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, bool, list[str]]:
         is_needed = is_plain or config.skip_broken
         return image.mode[0] in GREY, highest, _pixels(image, 3, size) if is_needed else None
 
-    for file in find_images(root):
+    for file in (files := find_images(root)):
         try:
             is_grey, highest, pixels = _decode(root, file, digest, inspect)
         except UserError:
@@ -136,7 +136,7 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, bool, list[str]]:
         if is_plain and pixels is not None:
             colour = pixels[:, :1, :1] if colour is None else colour
             is_plain = bool((pixels == colour).all())
-    files = find_images(root, broken)
+    files = find_images(root, broken) if broken else files
     counts = Counter(_folders(files))
     has_classes = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
     classes = [repr(name)[1:-1] for name in sorted(counts)] if has_classes else []  # printable
