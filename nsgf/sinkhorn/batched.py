@@ -159,10 +159,7 @@ class BatchedSolver:
                 live = [live[i] for i in going]
                 plan.keep(going)
         errors, goals = torch.tensor([error, needed], device=h.device)
-        errors, counts = (
-            torch.maximum(errors, self_error),
-            torch.tensor(iterations, device=h.device),
-        )
+        errors, counts = errors.maximum(self_error), torch.tensor(iterations, device=h.device)
         converged = errors <= goals
         self.report.record(counts, errors, converged)
         return Solution(v, speed, h + norm_y, self_potential, counts, errors, converged, omega)

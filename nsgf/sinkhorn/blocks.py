@@ -1,7 +1,7 @@
-"""Plans that do not fit into memory: each pass computes them again, by blocks of rows.
+"""Plans that do not fit into memory: each pass over a plan computes it again, by blocks of rows.
 
-The updates are those of :class:`nsgf.sinkhorn.plans.Plan`, in the log domain: each needs a pass for
-the columns and one for the rows.
+The updates are those of :class:`nsgf.sinkhorn.plans.Plan`, with logarithms of the row factors; each
+needs a pass for the columns and one for the rows.
 """
 
 import math
@@ -14,10 +14,10 @@ from nsgf.sinkhorn.plans import SELF_POWERS, Clouds, Plan
 
 LARGEST_PLAN = 2**28
 """Number of entries of a plan (N, M) or (N, N) above which it is computed in blocks: 1 GB."""
-BLOCK = 2**22
-"""Number of entries of a block: 16 MB."""
-STEEPEST, HIGHEST = 2.3, 80.0
-"""Largest change of a logarithm before over-relaxation, and largest exponent in float32."""
+BLOCK = 2**20
+"""Number of entries of a block: 4 MB, so that it stays in the cache."""
+STEEPEST, LOWEST, HIGHEST = 2.3, -60.0, 80.0
+"""Largest change of a logarithm before over-relaxation; range of exponents in float32."""
 
 
 def clouds_of(x: Tensor, y: Tensor, steps: int = 1) -> Clouds:
@@ -32,14 +32,22 @@ class BlockClouds(Clouds):
 
     def blocks(self, x: Tensor, y: Tensor, h: Tensor, scale: float = 1.0) -> Iterator[Tensor]:
         """Yield scale (x . y + h) for some rows of x (N, D), y (M, D) and h (M,) at a time."""
-        size = max(1, BLOCK // len(y))
-        memory = self.memory.get("block", size, len(y))
+        size = max(1, BLOCK // y.shape[0])
+        memory = self.memory.get("block", size, y.shape[0])
         for part in x.split(size):
             yield torch.addmm(h, part, y.T, beta=scale, alpha=scale, out=memory[: len(part)])
 
-    def projected(self, x: Tensor, y: Tensor, h: Tensor) -> Tensor:
-        """Return softmax(x . y + h) @ y for one problem.  (N, D)"""
-        return torch.cat([torch.softmax(z, 1, out=z) @ y for z in self.blocks(x, y, h)])
+    def sums(
+        self, x: Tensor, y: Tensor, log_u: Tensor, h: Tensor, dim: int, scale: float = 1.0
+    ) -> Tensor:
+        """Return the logarithms of the sums of exp(scale (x . y + h) + log_u) over rows (dim 0) or
+        columns (dim 1), for log_u (N,) and one problem."""
+        # a further coordinate, so that the product adds log_u
+        x = torch.cat([x, log_u.unsqueeze(1) / scale], 1)
+        y = torch.cat([y, torch.ones_like(y[:, :1])], 1)
+        blocks = self.blocks(x, y, h, scale)
+        parts = (z.clamp_(LOWEST, HIGHEST).exp_().sum(dim) for z in blocks)
+        return (torch.cat(list(parts)) if dim else sum(parts, torch.zeros_like(h))).log()
 
     def last_potential(self) -> Tensor:
         return torch.zeros_like(self.norm_y)
@@ -47,23 +55,20 @@ class BlockClouds(Clouds):
     def start_step(self) -> tuple[Tensor, Tensor]:
         x = self._left
         self.norm_x = 0.5 * torch.linalg.vector_norm(x, dim=2).square()
-        potential, error = self._self_potential(x, self.norm_x)
-        h = potential - self.norm_x
-        self.own = torch.stack([self.projected(x[k], x[k], h[k]) for k in range(len(x))])
+        self.own, potential = torch.empty_like(x), torch.empty_like(self.norm_x)
+        error = torch.empty_like(self.norm_x[:, 0])
+        for k, (points, norm) in enumerate(zip(x, self.norm_x, strict=True)):
+            h = -norm
+            for power in [0.5, *SELF_POWERS]:
+                h = h - power * self.sums(points, points, h, h, dim=1)
+            error[k] = (self.sums(points, points, h, h, dim=1).exp() - 1).abs().mean()
+            potential[k] = h + norm + 0.5 * math.log(self._n)
+            self.own[k] = self.projected(points, points, h)
         return potential, error
 
-    def _self_potential(self, x: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the potential (B, N) of x against itself and its error (B,)."""
-        log_w = torch.zeros_like(norm)
-        for power in [0.5, *SELF_POWERS, 0.0]:
-            h = log_w - norm
-            sums = [
-                torch.cat([torch.logsumexp(z, 1) for z in self.blocks(x[k], x[k], h[k])])
-                for k in range(len(x))
-            ]
-            log_row = torch.stack(sums) + h
-            log_w = log_w - power * log_row
-        return log_w + 0.5 * math.log(x.shape[1]), (log_row.exp() - 1).abs().mean(1)
+    def projected(self, x: Tensor, y: Tensor, h: Tensor) -> Tensor:
+        """Return softmax(x . y + h) @ y for one problem.  (N, D)"""
+        return torch.cat([torch.softmax(z, 1, out=z) @ y for z in self.blocks(x, y, h)])
 
     def plan(self, h: Tensor, live: list[int], scale: float = 1.0) -> Plan:
         return BlockPlan(self, self._left, self._right, h, live, scale)
@@ -83,42 +88,34 @@ class BlockPlan(Plan):
     ) -> None:
         self._clouds, self._x, self._y, self._scale = clouds, x, y, scale
         self._h, self._live, self._log_ratio = h[live], live, math.log(y.shape[1] / x.shape[1])
-        self._log_u = -self._log_rows()
-        self.error = self._errors()
+        rows = [
+            torch.cat([torch.logsumexp(z, 1) for z in clouds.blocks(x[k], y[k], h[k], scale)])
+            for k in live
+        ]
+        self._log_u = -torch.stack(rows)
+        self._set_errors(self._log_u)
 
-    def _log_rows(self) -> Tensor:
-        """Return the logarithms of the sums of the rows without their factors.  (B, N)"""
-        blocks = zip(self._h, self._live, strict=True)
+    def _log_sums(self, log_u: Tensor, dim: int) -> Tensor:
+        """Return the logarithms of the sums of the columns (B, M), or of the rows (B, N)."""
+        each = zip(log_u, self._h, self._live, strict=True)
+        sums = self._clouds.sums
         return torch.stack(
-            [torch.cat([torch.logsumexp(z, 1) for z in self._blocks(h, k)]) for h, k in blocks]
+            [sums(self._x[k], self._y[k], u, h, dim, self._scale) for u, h, k in each]
         )
 
-    def _log_columns(self, log_u: Tensor) -> Tensor:
-        """Return the logarithms of the sums of the columns, 0 at the optimum.  (B, M)"""
-        columns = torch.zeros_like(self._h)
-        for i, k in enumerate(self._live):
-            done = 0
-            for z in self._blocks(self._h[i], k):
-                factors = log_u[i, done : done + len(z), None]
-                columns[i] += z.add_(factors).clamp_(max=HIGHEST).exp_().sum(0)
-                done += len(z)
-        return columns.log() + self._log_ratio
-
-    def _errors(self) -> list[float]:
-        columns = self._log_columns(-self._log_rows()).exp()
-        return (columns - 1).abs().mean(1).tolist()
-
-    def _blocks(self, h: Tensor, k: int) -> Iterator[Tensor]:
-        return self._clouds.blocks(self._x[k], self._y[k], h, self._scale)
+    def _set_errors(self, exact: Tensor) -> None:
+        """Set the errors for the row factors that make the sums of the rows 1."""
+        columns = (self._log_sums(exact, dim=0) + self._log_ratio).exp()
+        self.error = (columns - 1).abs().mean(1).tolist()
 
     def update(self, omega: list[float], updates: int) -> None:
         w = torch.tensor(omega, device=self._h.device).unsqueeze(1)
         for _ in range(updates):
-            change = self._log_columns(self._log_u).clamp_(-STEEPEST, STEEPEST)
-            self._h = self._h - w / self._scale * change
-            change = (self._log_rows() + self._log_u).clamp_(-STEEPEST, STEEPEST)
-            self._log_u = self._log_u - w * change
-        self.error = self._errors()
+            change = self._log_sums(self._log_u, dim=0) + self._log_ratio
+            self._h = self._h - w / self._scale * change.clamp_(-STEEPEST, STEEPEST)
+            change = self._log_sums(self._log_u, dim=1)
+            self._log_u = self._log_u - w * change.clamp_(-STEEPEST, STEEPEST)
+        self._set_errors(self._log_u - self._log_sums(self._log_u, dim=1))
 
     def keep(self, at: list[int]) -> None:
         self._live, self.error = [self._live[k] for k in at], [self.error[k] for k in at]

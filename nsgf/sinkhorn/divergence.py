@@ -28,7 +28,7 @@ from nsgf.sinkhorn.base import (
     to_tensor,
 )
 from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
-from nsgf.sinkhorn.plans import Clouds
+from nsgf.sinkhorn.plans import LOWEST, Clouds
 from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
 
@@ -116,7 +116,8 @@ class _Divergence(torch.autograd.Function):
         value -= 0.5 * (_dual(x, x, solution.self_potential)[0] + _dual(y, y, own_y)[0])
         v_y = targets.own  # Q y
         if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
-            plan = torch.softmax(f.float().unsqueeze(1) - half_squared_distances(y, x), 2)
+            logits = f.float().unsqueeze(1) - half_squared_distances(y, x)
+            plan = torch.softmax(logits, 2).clamp_min_(LOWEST)
             v_y = plan @ x - targets.own
         ctx.save_for_backward(solution.velocity, v_y)
         return value

@@ -156,12 +156,12 @@ class Clouds:
 
 def some_of(values: Tensor, at: list[int]) -> Tensor:
     """Return values[at], without a copy if these are all."""
-    return values if len(at) == len(values) else values[at]
+    return values if len(at) == values.shape[0] else values[at]
 
 
 def with_some(values: Tensor, at: list[int], new: Tensor) -> Tensor:
     """Return values with these new ones at `at`, without a copy if these are all."""
-    if len(at) == len(values):
+    if len(at) == values.shape[0]:
         return new
     values[at] = new
     return values
