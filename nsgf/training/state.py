@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from inspect import signature
+from inspect import signature, unwrap
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +59,15 @@ class PendingStats:
         return StepStats(*self._values.tolist())
 
 
+class Adam(torch.optim.Adam):
+    """torch's Adam, without the decorators that import torch's compiler, which takes seconds."""
+
+    add_param_group = unwrap(torch.optim.Adam.add_param_group)
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+    state_dict = unwrap(torch.optim.Adam.state_dict)
+    load_state_dict = unwrap(torch.optim.Adam.load_state_dict)
+
+
 class TrainState:
     """The state of a training phase: weights, average, Adam, learning rate, loss scale, step.
 
@@ -102,7 +111,7 @@ class TrainState:
         self.step = 0
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
         self._fused = device.type in FUSED
-        self.adam = torch.optim.Adam(self._parameters, lr=config.lr, fused=self._fused)
+        self.adam = Adam(self._parameters, lr=config.lr, fused=self._fused)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.adam, lambda step: lr_factor(step, config)
         )
