@@ -251,9 +251,9 @@ def test_ablations_use_draws_of_their_own(tmp_path, run, script):
     text = (tmp_path / "ablate-2d.md").read_text()
     assert text in printed
     rows = cells(text)
-    assert [row[0] for row in rows[:3]] == labels
-    for row in rows:
-        assert_finite(row[1:])
+    assert [row[0] for row in rows[:4]] == [*labels, "floor"]
+    for row in rows[:4]:
+        assert_finite([cell.strip("*") for cell in row[1:]])
     first = script("ablate")["FIRST_SEED"]
     assert first > 100
     runs = [path.parent for path in tmp_path.glob("ablate-2d/*/moons/*/checkpoints")]
