@@ -80,6 +80,12 @@ class BlockClouds(Clouds):
         return v, (torch.linalg.vector_norm(v[at], dim=(1, 2)) / math.sqrt(self._n)).tolist()
 
 
+def _log_sums(z: Tensor) -> Tensor:
+    """Return log(exp(z).sum(1)); torch.logsumexp keeps memory of the size of z."""
+    highest = z.amax(1)
+    return z.sub_(highest.unsqueeze(1)).exp_().sum(1).log_() + highest
+
+
 class BlockPlan(Plan):
     """The plans of some flows, of which only h and the logarithms of the row factors are stored."""
 
@@ -89,8 +95,7 @@ class BlockPlan(Plan):
         self._clouds, self._x, self._y, self._scale = clouds, x, y, scale
         self._h, self._live, self._log_ratio = h[live], live, math.log(y.shape[1] / x.shape[1])
         rows = [
-            torch.cat([torch.logsumexp(z, 1) for z in clouds.blocks(x[k], y[k], h[k], scale)])
-            for k in live
+            torch.cat([_log_sums(z) for z in clouds.blocks(x[k], y[k], h[k], scale)]) for k in live
         ]
         self._log_u = -torch.stack(rows)
         self._set_errors(self._log_u)
