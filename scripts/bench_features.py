@@ -9,6 +9,7 @@ import argparse
 import csv
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from statistics import mean
 
@@ -55,9 +56,7 @@ def main() -> None:
     parser.add_argument("--scalings", nargs="+", default=["bicubic"])
     parser.add_argument("--data-root", default="data")
     options = parser.parse_args()
-    places = [
-        (s, side, how) for s in options.sets for side in options.sides for how in options.scalings
-    ]
+    places = product(options.sets, options.sides, options.scalings)
     with options.file.open("a", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         if not stream.tell():

@@ -9,6 +9,7 @@ Samples are compared with held-out points, in standardised columns. All sets hav
 
 import csv
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ Labelled = tuple[np.ndarray, np.ndarray]
 """Points (N, D) and the number of the part that each belongs to (N,)."""
 
 
-def mixture(n: int, dim: int, rng: np.random.Generator) -> Labelled:
+def mixture(n: int, rng: np.random.Generator, dim: int) -> Labelled:
     """12 Gaussians of deviation 0.5 whose centres have deviation 4."""
     centres = 4 * np.random.default_rng(dim).normal(size=(12, dim))
     part = rng.integers(12, size=n)
@@ -41,12 +42,7 @@ def pinwheel(n: int, rng: np.random.Generator) -> Labelled:
     return 2 * np.einsum("ni,nij->nj", np.stack([along, across], 1), turn.reshape(-1, 2, 2)), part
 
 
-SETS = {
-    "mixture-2": lambda n, rng: mixture(n, 2, rng),
-    "mixture-8": lambda n, rng: mixture(n, 8, rng),
-    "mixture-32": lambda n, rng: mixture(n, 32, rng),
-    "pinwheel": pinwheel,
-}
+SETS = {f"mixture-{dim}": partial(mixture, dim=dim) for dim in (2, 8, 32)} | {"pinwheel": pinwheel}
 
 
 class Judge:

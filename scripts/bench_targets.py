@@ -23,24 +23,18 @@ from nsgf.data import Data
 from nsgf.sinkhorn.batched import BatchedSolver
 
 CASES = {
-    "digits": [
-        *((n, n) for n in (64, 128, 256, 512, 1024, 1797)),
-        *((n, 1797) for n in (128, 512, 1024, 4096)),
-    ],
-    "mnist": [
-        *((n, n) for n in (64, 256, 1024, 4096, 16384)),
-        *((n, 8192) for n in (256, 1024)),
-        *((4096, 16384), (1024, 60000), (4096, 60000)),
-    ],
+    "digits": [(n, n) for n in (64, 128, 256, 512, 1024, 1797)]
+    + [(n, 1797) for n in (128, 512, 1024, 4096)],
+    "mnist": [(n, n) for n in (64, 256, 1024, 4096, 16384)]
+    + [(256, 8192), (1024, 8192), (4096, 16384), (1024, 60000), (4096, 60000)],
 }
 PROBES = 1024
 FILE = Path("docs/results/target_r2.csv")
 HEAD = "data,n,m,r_squared,known_share_of_data,processor_s_a_solve,solver_mb"
-Row = tuple[str, int, int, float, float, float, int]
 
 
-def measure(data: Data, name: str, n: int, m: int) -> Row:
-    """Return a row of the table."""
+def measure(data: Data, name: str, n: int, m: int) -> tuple:
+    """Return a row of the table, with the columns of HEAD."""
     solver, shared = BatchedSolver(SinkhornConfig(blur=0.5)), n // 16
     source, targets = data.source("r2"), [data.target("r2", str(n), str(m), side) for side in "ab"]
     rounds, busy = -(-PROBES // shared), 0.0
@@ -63,32 +57,19 @@ def measure(data: Data, name: str, n: int, m: int) -> Row:
     known = products - mean
     variance = float(targets[0].sample(10_000).flatten(1).var(0).sum())
     memory = (getrusage(RUSAGE_SELF).ru_maxrss - before) // 1024
-    seconds = round(busy / 2 / rounds, 4)
-    return (
-        name,
-        n,
-        m,
-        round(known / (squares - mean), 4),
-        round(known / variance, 4),
-        seconds,
-        memory,
-    )
+    shares = round(known / (squares - mean), 4), round(known / variance, 4)
+    return name, n, m, *shares, round(busy / 2 / rounds, 4), memory
 
 
 def main() -> None:
     """Measure all cases, print each as soon as it is known, and draw them."""
-    root, rows = sys.argv[1] if len(sys.argv) > 1 else "data", list[Row]()
+    root, rows = sys.argv[1] if len(sys.argv) > 1 else "data", []
     for name, cases in CASES.items():
         data = Data(DataConfig(name=name, root=root), seed=0)
         for n, m in sorted(cases, key=lambda case: case[0] * case[1]):  # memory is a peak so far
             rows.append(measure(data, name, n, m))
             print(*rows[-1], sep=",", flush=True)
     FILE.write_text("\n".join([HEAD, *(",".join(map(str, row)) for row in rows)]) + "\n")
-    draw(rows)
-
-
-def draw(rows: list[Row]) -> None:
-    """Draw R squared against the number of particles."""
     figure = Figure((10, 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), CASES, strict=True):
         own = [row for row in rows if row[0] == name]
@@ -97,8 +78,8 @@ def draw(rows: list[Row]) -> None:
             "more targets, fewer particles": sorted(row for row in own if row[2] > row[1]),
             "all images, more particles": sorted(row for row in own if row[2] < row[1]),
         }.items():
-            style = "o-" if label == "as many targets" else "o"
-            axes.plot([row[1] for row in line], [row[3] for row in line], style, label=label)
+            found = [row[1] for row in line], [row[3] for row in line]
+            axes.plot(*found, "o-" if label == "as many targets" else "o", label=label)
             for row in line:
                 text = "" if row[1] == row[2] else f"m {row[2]:,}"
                 axes.annotate(text, (row[1], row[3]), (4, 4), textcoords="offset points")

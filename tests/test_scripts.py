@@ -39,8 +39,9 @@ def test_no_script_has_a_librarys_name_or_imports_from_tests():
 
 
 @pytest.fixture
-def script():
+def script(monkeypatch):
     """The names in a script, which is not run."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     return lambda name: runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
 
 
