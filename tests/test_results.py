@@ -17,19 +17,23 @@ DIGITS = {"imagenet_frechet": ".1f", "1000 imagenet_kid": ".1f"}
 DIGITS |= {"imagenet_precision": ".3f", "imagenet_recall": ".3f"}
 FID = {"classifier_fid": "fid", "classifier_precision": ".3f", "classifier_recall": ".3f"}
 MEASURES = (*DIGITS, *FID, "w2", "1000 energy", "energy", "parts_off")
-METHODS = {"real images": "floor", "other points": "floor", "the same": "affine-fp32"}
-METHODS |= {"NSGF++: hand-over": "nsgf++h", "NSGF++h: `evaluate --pretrained mnist`": "nsgf++h"}
-METHODS |= {"straight flow after a linear map of the noise": "affine"}
-METHODS |= {"OT-CFM with the hand-over's pairs": "otcfm+"}
+METHODS = {
+    "real images": "floor",
+    "other points": "floor",
+    "the same": "affine-fp32",
+    "NSGF++: hand-over": "nsgf++h",
+    "NSGF++h: `evaluate --pretrained mnist`": "nsgf++h",
+    "straight flow after a linear map of the noise": "affine",
+    "OT-CFM with the hand-over's pairs": "otcfm+",
+}
 PAIRS = {
-    "2d": [("nsgf", other) for other in ("otcfm", "sbcfm", "icfm", "1rf", "2rf")],
-    "digits": [("affine", "nsgf++h"), ("affine", "otcfm+")],
-    "mnist_starts": [("affine", other) for other in ("otcfm+", "otcfm", "nsgf++h", "nsgf++")],
-    "points": [("nsgf++h", x) for x in ("nsgf", "affine", "otcfm+", "otcfm", "icfm", "nsgf++")],
+    "2d": "nsgf-otcfm nsgf-sbcfm nsgf-icfm nsgf-1rf nsgf-2rf",
+    "digits": "affine-nsgf++h affine-otcfm+ nsgf++h-otcfm+ nsgf++h-nsgf++",
+    "mnist_starts": "affine-otcfm+ affine-otcfm affine-nsgf++h affine-nsgf++ nsgf++h-otcfm+",
+    "points": "nsgf++h-nsgf nsgf++h-affine nsgf++h-otcfm+ nsgf++h-otcfm nsgf++h-icfm "
+    "nsgf++h-nsgf++",
 }
 """By file, the pairs whose tests are one family, by all measures and calls (and targets of 2d)."""
-PAIRS["digits"] += [("nsgf++h", "otcfm+"), ("nsgf++h", "nsgf++")]
-PAIRS["mnist_starts"] += [("nsgf++h", "otcfm+")]
 Part = tuple[str, str, dict[str, object]]
 """Measure, format ("fid": one decimal below 100, ±: with deviation) and lines of the file."""
 
@@ -72,10 +76,10 @@ def paired(file: str, pair: tuple, measure: str, where: dict[str, object]) -> li
 def p_values(file: str, target: str | None) -> dict[tuple, tuple[float, float]]:
     """Return p of each paired t test, before and after Holm's correction over the family."""
     cells = {(line["target"], line["nfe"]) for line in lines_of(file) if line["nfe"]}
-    cells = {cell for cell in cells if target in (None, cell[0])}
     tests, corrected, largest = {}, {}, 0.0
-    for pair, measure in ((pair, measure) for pair in PAIRS[file] for measure in MEASURES):
-        for place, nfe in cells:
+    pairs = [tuple(pair.split("-")) for pair in PAIRS[file].split()]
+    for pair, measure in ((pair, measure) for pair in pairs for measure in MEASURES):
+        for place, nfe in (cell for cell in cells if target in (None, cell[0])):
             values = paired(file, pair, measure, {"target": place, "nfe": nfe})
             if len(values) > 1:
                 t = abs(mean(values)) / stdev(values) * len(values) ** 0.5
@@ -168,35 +172,37 @@ def each(forms: dict[str, str], *calls: int) -> list[list[Part]]:
     return [[(name, form, {"nfe": nfe}) for name, form in forms.items()] for nfe in calls]
 
 
+TIME, CALLS = [("train_seconds", ".0f", {})], [("calls", ".0f", {"nfe": 1})]
 W2 = [[("w2", ".3f", {"target": x, "nfe": n}) for n in (10, 100)] for x in SETS]
+ENERGY = [[("1000 energy", ".2f±", {"target": x, "nfe": n}) for n in (10, 100)] for x in SETS]
 SIGNS = [
-    [(name, "", {"target": x, "nfe": n}) for name in ("w2", "1000 energy") for n in (10, 100)]
-    for x in SETS
+    [(m, "", at) for m, _, at in [*w2, *energy]] for w2, energy in zip(W2, ENERGY, strict=True)
 ]
-STEPS = [
-    [(name, form, {"target": x, "nfe": nfe})]
-    for x in ("8gaussians", "scurve")
-    for name, form, nfe in (("w2", ".3f±", 10), ("w2", ".3f±", 100), ("1000 energy", ".2f±", 100))
-]
-ABLATION = [[("w2", ".3f", {"target": x, "nfe": n})] for x in SETS[1:4:2] for n in (10, 100)]
-CALLS, TIME = [[("calls", ".0f", {"nfe": 1})]], [[("train_seconds", ".0f", {})]]
-ONE_CALL = CALLS + [[("w2", ".3f", {"target": x, "nfe": 1})] for x in SETS] + TIME
-SHORT = [[("updates", ".0f", {"nfe": 1})], *([part] for part in each(FID, 1)[0]), *TIME]
-RIVALS = {"affine": "digits", "otcfm+": "digits", "otcfm": "digits"}
+STEPS = [[(m, ".3f±", at)] for m, _, at in W2[0]] + [ENERGY[0][1:]]
+STEPS += [[(m, ".3f±", at)] for m, _, at in W2[2]] + [ENERGY[2][1:]]
+ABLATION = [[part] for column in (W2[1], W2[3]) for part in column]
+ONE_CALL = [CALLS, *([("w2", ".3f", {"target": x, "nfe": 1})] for x in SETS), TIME]
+SHORT = [[("updates", ".0f", {"nfe": 1})], *([part] for part in each(FID, 1)[0]), TIME]
 POINTS = each({"energy": ".1f±"}, 2, 3, 5, 10, 100)
 POINTS += each({"w2": ".2f±"}, 10) + each({"parts_off": ".1f±"}, 10)
-FRECHET = each({"imagenet_frechet": ".1f±"}, 1, 2, 3, 5, 10, 20) + TIME
-KID = each(dict([*DIGITS.items()][1:]), 2, 3, 5, 10, 20)
+FRECHET = [*each({"imagenet_frechet": ".1f±"}, 1, 2, 3, 5, 10, 20), TIME]
+KID = each({name: form for name, form in DIGITS.items() if "frechet" not in name}, 2, 3, 5, 10, 20)
 PAIRED = each({"imagenet_frechet": ".1f"}, 2, 3, 5, 10)
 PAIRED += each({"imagenet_precision": ".3f"}, 3, 10) + each({"imagenet_recall": ".3f"}, 3, 10)
-README = [[(name, form, {"nfe": 10})] for name, form in DIGITS.items()]
-GENERATOR = CALLS + [[(name, form + "±", {"nfe": 1})] for name, form in DIGITS.items()] + TIME
-PLUS = {"nsgf": "2d", "otcfm": "2d"}
-OLDER = each({"classifier_fid": "fid"}, 1, 2, 3, 4, 5, 10, 20, 60) + TIME
+README = [[part] for part in each(DIGITS, 10)[0]]
+GENERATOR = [CALLS, *([(m, form + "±", at)] for m, form, at in each(DIGITS, 1)[0]), TIME]
+SHIPPED = [
+    [("calls", ".0f", {})],
+    *([(m, form, {})] for m, form in (DIGITS | {"w2": ".3f"}).items()),
+]
+SHARED = {"files": dict.fromkeys(("affine", "otcfm+", "otcfm"), "digits")}
+PLUS = {"join": " / ", "files": {"nsgf": "2d", "otcfm": "2d"}}
+CLASSIFIER = each(FID, 2, 3, 5, 10, 20)
+OLDER = [*each({"classifier_fid": "fid"}, 1, 2, 3, 4, 5, 10, 20, 60), TIME]
 TABLES = [
-    ("W2 at 10 / 100 calls | 8gaussians", "2d", W2 + TIME, {"join": " / "}),
+    ("W2 at 10 / 100 calls | 8gaussians", "2d", [*W2, TIME], {"join": " / "}),
     ("NSGF against", "2d", SIGNS, {"join": " ", "against": "nsgf"}),
-    ("W2 at 10 / 100 calls, seed 0", "2d_plus", W2, {"join": " / ", "files": PLUS}),
+    ("W2 at 10 / 100 calls, seed 0", "2d_plus", W2, PLUS),
     ("1000 x energy distance at", "points", POINTS, {"target": "mixture-8"}),
     ("pinwheel, 1000 x energy", "points", POINTS, {"target": "pinwheel"}),
     ("W2 | moons, 10 calls", "ablations_2d", ABLATION, {}),
@@ -205,23 +211,14 @@ TABLES = [
     ("1000 x KID; precision; recall at", "digits", KID, {}),
     ("paired over seeds", "digits", PAIRED, {}),
     ("| Fréchet distance", "digits", README, {"page": "README.md"}),
-    (
-        "FID, precision, recall | 2 calls",
-        "mnist_starts",
-        each(FID, 2, 3, 5, 10, 20) + TIME,
-        {"join": ", "},
-    ),
-    ("6,000 updates, seed 0", "mnist_affine", each(FID, 2, 3, 5, 10, 20, 60), {"join": ", "}),
+    ("FID, precision, recall | 2", "mnist_starts", [*CLASSIFIER, TIME], {"join": ", "}),
+    ("6,000 updates, seed 0", "mnist_affine", CLASSIFIER + each(FID, 60), {"join": ", "}),
     ("classifier FID at", "mnist", OLDER, {}),
-    (
-        "FID, precision, recall on CIFAR",
-        "cifar10",
-        each(FID, 2, 3, 5, 10, 20) + TIME,
-        {"join": ", "},
-    ),
-    ("digits, seeds 0 to 4", "digits_onecall", GENERATOR, {"files": RIVALS}),
+    ("FID, precision, recall on CIFAR", "cifar10", [*CLASSIFIER, TIME], {"join": ", "}),
+    ("digits, seeds 0 to 4", "digits_onecall", GENERATOR, SHARED),
     ("W2, seed 0 | calls", "2d_onecall", ONE_CALL, {}),
     ("MNIST, one call", "mnist_onecall", SHORT, {}),
+    ("name | calls | Fréchet", "shipped", SHIPPED, {}),
 ]
 
 
@@ -232,18 +229,16 @@ def test_table(head, file, columns, how):
 
 def test_table_of_known_shares():
     text = plain((ROOT / "docs/results.md").read_text())
-    with (ROOT / "docs/results/target_r2.csv").open() as stream:
-        measured = [
-            (
-                line["data"],
-                *map(float, (line["n"], line["m"], f"{r:.2f}", f"{known:.2f}", f"{s:.3g}")),
-            )
-            for line in csv.DictReader(stream)
-            for r, known, s in [[*map(float, [*line.values()][3:6])]]
-        ]
     rows = re.findall(r"^\| (digits|MNIST)" + r" \| ([\d.]+)" * 5 + r" \|$", text, re.M)
+    with (ROOT / "docs/results/target_r2.csv").open() as stream:
+        lines = {tuple(line[:3]): [*map(float, line[3:6])] for line in [*csv.reader(stream)][1:]}
     assert len(rows) == 17
-    assert not {(row[0].lower(), *map(float, row[1:])) for row in rows} - {*measured}
+    for name, n, m, *texts in rows:
+        r_squared, known, seconds = lines[name.lower(), n, m]
+        assert [*map(float, texts)] == [
+            *(float(f"{share:.2f}") for share in (r_squared, known)),
+            float(f"{seconds:.3g}"),
+        ]
 
 
 def test_figures_in_sentences():
@@ -254,44 +249,33 @@ def test_figures_in_sentences():
         return [points(("nsgf++h", other), **how) for other in others]
 
     def digits(who, nfe, file="digits"):
-        parts = (
-            ("imagenet_frechet", ".1f", {"nfe": nfe}),
-            ("imagenet_precision", ".3f", {"nfe": nfe}),
-        )
-        return " / ".join(shown(file, who, part) for part in parts)
+        kept = [each(DIGITS, nfe)[0][place] for place in (0, 2)]
+        return " / ".join(shown(file, who, part) for part in kept)
 
-    pinwheel = {"target": "pinwheel"}
-    tests = {key: p for key, (p, _) in p_values("2d", None).items()}
-    own = sorted(tests[key] for key in tests if key[:2] == (("nsgf", "otcfm"), "w2"))
-    stay = sum(p * (len(own) - place) < 0.05 for place, p in enumerate(own))
-    said = {
-        "README.md": [
-            "{} for the hand-over, {} for `affine` and {} for OT-CFM with as many pairs. Held-out "
-            "points have {}.".format(*map(points, ("nsgf++h", "affine", "otcfm+", "floor"))),
-            f"in {('four', stay)[stay != 4]} of ten tests after Holm's correction",
-        ],
-        "docs/one-call.md": [
-            f"{digits('onecall', 1, 'digits_onecall')} at 1 call | {digits('nsgf++h', 5)} at 5, "
-            f"{digits('nsgf++h', 10)} at 10"
-        ],
-        "docs/results.md": [
-            "minus NSGF is {}, minus Affine {}, OT-CFM+ {}, OT-CFM {}, I-CFM {}, NSGF++ {};".format(
-                *minus("nsgf", "affine", "otcfm+", "otcfm", "icfm", "nsgf++")
-            ),
-            "at 5 calls minus Affine {}, as at 2 and 3.".format(*minus("affine", nfe=5)),
-            "minus Affine is {}, minus OT-CFM+ {}, minus OT-CFM {}, minus NSGF {};".format(
-                *minus("affine", "otcfm+", "otcfm", "nsgf", **pinwheel)
-            ),
-            "W2 minus NSGF {}.".format(*minus("nsgf", measure="w2", form=".3f", **pinwheel)),
-            f"{len(p_values('points', 'mixture-8'))} tests of six pairs",
-            f"{len(p_values('digits', None))} tests of these four pairs",
-            f"{len(p_values('mnist_starts', None))} tests of five pairs",
-            f"Over all {len(tests)} tests below",
-            "+ and NSGF++h: {}, {}, {}.".format(
-                *(f"{shown('mnist_starts', 'floor', (name, FID[name], {}))}" for name in FID)
-            ),
-        ],
-    }
-    for page, texts in said.items():
-        content = " ".join(plain((ROOT / page).read_text()).split())
-        assert not [text for text in texts if plain(text) not in content]
+    own = [
+        p for key, (p, _) in p_values("2d", None).items() if key[0][1] == "otcfm" and key[1] == "w2"
+    ]
+    assert sum(p * (len(own) - place) < 0.05 for place, p in enumerate(sorted(own))) == 4
+    families = {"2d": None, "digits": None, "mnist_starts": None, "points": "mixture-8"}
+    assert [len(p_values(*family)) for family in families.items()] == [100, 80, 72, 105]
+    said = [
+        ("README.md", "{} for the hand-over, {} for `affine` and {} for OT-CFM with as many pairs"),
+        ("docs/one-call.md", "{} at 1 call | {} at 5, {} at 10"),
+        ("docs/results.md", "{}, minus Affine {}, OT-CFM+ {}, OT-CFM {}, I-CFM {}, NSGF++ {};"),
+        ("docs/results.md", "at 5 calls minus Affine {}, as"),
+        ("docs/results.md", "Affine is {}, minus OT-CFM+ {}, minus OT-CFM {}, minus NSGF {}; W2"),
+        ("docs/results.md", "W2 minus NSGF {}."),
+        ("docs/results.md", "+ and NSGF++h: {}, {}, {}."),
+    ]
+    measured = [
+        [*map(points, ("nsgf++h", "affine", "otcfm+"))],
+        [digits("onecall", 1, "digits_onecall"), digits("nsgf++h", 5), digits("nsgf++h", 10)],
+        minus("nsgf", "affine", "otcfm+", "otcfm", "icfm", "nsgf++"),
+        minus("affine", nfe=5),
+        minus("affine", "otcfm+", "otcfm", "nsgf", target="pinwheel"),
+        minus("nsgf", measure="w2", form=".3f", target="pinwheel"),
+        [shown("mnist_starts", "floor", part) for part in each(FID, 10)[0]],
+    ]
+    for (page, sentence), values in zip(said, measured, strict=True):
+        text = " ".join(plain((ROOT / page).read_text()).split())
+        assert plain(sentence.format(*values)) in text
