@@ -47,7 +47,7 @@ def cases(root="data"):
     mnist = Data(DataConfig(name="mnist", root=root), seed=0).target("bench").sample(4000)
     for name, n, m, data, blur in (
         ("mixture", 200, 333, parts, 0.5),
-        ("mixture, standardised", 200, 333, parts / parts.std(0), 0.5),
+        ("standardised mixture", 200, 333, parts / parts.std(0), 0.5),
         ("pinwheel", 300, 400, pinwheel(4000, rng)[0], 0.3),
         ("digits", 192, 192, interpolate(digits[:, None], size=16, mode="bilinear"), 1.0),
         ("two spirals", 512, 512, arms + 0.05 * rng.normal(size=arms.shape), 0.25),
@@ -58,7 +58,7 @@ def cases(root="data"):
         other, y = points[torch.stack(chosen)].split((n, m), 1)
         way = torch.linspace(0, 0.25, PROBLEMS).view(-1, 1, 1)
         x = torch.lerp(torch.tensor(rng.normal(size=other.shape)).float(), other, way)
-        yield f"{name}, {n} x {m} x {y.shape[2]}", x, y.contiguous(), blur
+        yield f"{name} {n} x {m} x {y.shape[2]}", x, y.contiguous(), blur
 
 
 def debiased(plan, stop, x, y):
@@ -266,7 +266,8 @@ def main():
     head = "case,solver,setting,largest_error,problems,repeat,processor_ms"
     file.write_text("\n".join([head, *lines]) + "\n")
     figure = Figure((13, 8), layout="constrained")
-    for axes, (name, rows) in zip(figure.subplots(2, 3).flat, table.items(), strict=True):
+    panels = figure.subplots(2, 3, sharex=True, sharey=True)
+    for axes, (name, rows) in zip(panels.flat, table.items(), strict=True):
         for solver in ("nsgf", *rivals):
             errors = sorted({float(row[3]) for row in rows if row[1] == solver})
             least = [best(rows, solver, PROBLEMS, error)[0] for error in errors]
