@@ -73,9 +73,8 @@ def generate(
         if world.size > 1 and stop.reason:
             raise UserError(f"sampling: {stop.reason}; give the command again")
         cut = cuts[number]
-        part = sampler(
-            source.at(cut).to(device), sampler.labels(cut), keep_path=path > 0 and number == 0
-        )
+        how = {"keep_path": True} if path and number == 0 else {}
+        part = sampler(source.at(cut).to(device), sampler.labels(cut), **how)
         if part.path:
             shown |= {"path": [x[:path].cpu() for x in part.path], "marks": part.marks}
         floats = None if keep is None else max(0, keep - cut.start)

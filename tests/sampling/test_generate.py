@@ -79,7 +79,7 @@ def test_path_is_that_of_the_first_samples():
 
 def test_samples_that_are_not_finite_are_noticed():
     class Broken(Copies):
-        def __call__(self, x, labels=None, **_):
+        def __call__(self, x, labels=None):
             return Samples(x=x / (len(x) - 4), nfe=1.0)  # the last batch of all
 
     assert drawn(None)[0].finite
@@ -172,9 +172,9 @@ def test_processes_stop_after_the_current_batch_when_torchrun_ends(monkeypatch, 
     monkeypatch.setattr("nsgf.sampling.generate.StopRequest", lambda: stop)
 
     class Last(Copies):
-        def __call__(self, x, labels=None, **how):
+        def __call__(self, x, labels=None):
             stop.reason = "torchrun has ended"
-            return super().__call__(x, labels, **how)
+            return super().__call__(x, labels)
 
     with pytest.raises(UserError, match="torchrun has ended; give the command again"):
         drawn(tmp_path, Last(), world=World(0, 2))
