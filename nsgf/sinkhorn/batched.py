@@ -179,7 +179,7 @@ class BatchedSolver:
             )
 
     def _annealed(self, clouds: Clouds, spread: list[float]) -> tuple[Tensor, list[int]]:
-        """Return a first h (B, M), by eps that falls from about the spread of C, and its updates."""
+        """Return a first h (B, M), by eps that falls from near the spread of C, and its updates."""
         h = -clouds.norm_y
         stages = [int(math.log(max(s, 1.0), ANNEALING_RATIO)) for s in spread]
         for stage in range(max(stages), 0, -1):
