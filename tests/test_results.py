@@ -260,6 +260,10 @@ def test_figures_in_sentences():
     assert [len(p_values(*family)) for family in families.items()] == [100, 80, 72, 105]
     said = [
         ("README.md", "{} for the hand-over, {} for `affine` and {} for OT-CFM with as many pairs"),
+        (
+            "README.md",
+            "have a distance of {} and a precision of {} at 10 calls, real images {} and {}",
+        ),
         ("docs/one-call.md", "{} at 1 call | {} at 5, {} at 10"),
         ("docs/results.md", "{}, minus Affine {}, OT-CFM+ {}, OT-CFM {}, I-CFM {}, NSGF++ {};"),
         ("docs/results.md", "at 5 calls minus Affine {}, as"),
@@ -269,6 +273,11 @@ def test_figures_in_sentences():
     ]
     measured = [
         [*map(points, ("nsgf++h", "affine", "otcfm+"))],
+        [
+            shown("shipped", who, (f"imagenet_{name}", form, {}))
+            for who, digit in (("mnist", 0), ("real images of MNIST", 1))
+            for name, form in (("frechet", f".{digit}f"), ("precision", ".2f"))
+        ],
         [digits("onecall", 1, "digits_onecall"), digits("nsgf++h", 5), digits("nsgf++h", 10)],
         minus("nsgf", "affine", "otcfm+", "otcfm", "icfm", "nsgf++"),
         minus("affine", nfe=5),
