@@ -14,10 +14,11 @@ def configure_allocator() -> None:
     """Let CUDA memory segments grow, since phases allocate different sizes, and let the C library
     keep freed memory, whose pages take a tenth of an update to get again. Call it before torch is
     imported."""
-    with suppress(AttributeError, OSError, TypeError):  # only glibc has it
-        set_option = ctypes.CDLL(None).mallopt
-        set_option(TRIM_THRESHOLD, 2**30)
-        set_option(MMAP_THRESHOLD, 2**25)
+    if not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
+        with suppress(AttributeError, OSError, TypeError):  # only glibc has it
+            set_option = ctypes.CDLL(None).mallopt
+            set_option(TRIM_THRESHOLD, 2**30)
+            set_option(MMAP_THRESHOLD, 2**25)
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 

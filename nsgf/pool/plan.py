@@ -9,7 +9,7 @@ import torch
 from nsgf.config.schema import Config
 from nsgf.pool.trajectories import matching_header, positions_files
 from nsgf.run.folder import RunFolder
-from nsgf.sinkhorn.blocks import LARGEST_PLAN
+from nsgf.sinkhorn.blocks import BLOCK, LARGEST_PLAN
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, name_setting, suggest
 from nsgf.system.hardware import available_bytes, free_disk_bytes
@@ -24,8 +24,8 @@ BUILD_BYTES, BUILD_BYTES_CUDA = 80 * 10**6, 4 * 10**9
 BUILD_SHARE_CUDA = 0.25
 """Largest share of the graphics card's memory that they may take."""
 SHARED_BY = 12
-"""The number of groups of flows is a multiple of it, so the parts of 2, 3, 4, 6 or 12 processes
-divide no group."""
+"""On a CPU, the number of groups of flows is a multiple of it, so the parts of 2, 3, 4, 6 or 12
+processes divide no group."""
 CLOUDS, MATRICES = 10, 10
 """Number of clouds and matrices that one flow allocates: 1.4 to 2 times the measured peak."""
 
@@ -56,7 +56,7 @@ def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
     """Return about twice the peak memory of simulating one flow, in bytes."""
     n, m = config.sinkhorn.batch_size, config.sinkhorn.targets
     larger = max(n, m)
-    matrix = min(n * larger, LARGEST_PLAN)
+    matrix = n * larger if n * larger <= LARGEST_PLAN else BLOCK
     if config.sinkhorn.solver == "geomloss":  # it also solves y to y
         matrix = larger**2
     positions = 2 * (config.flow.steps + 1)  # the computed positions and a converted copy
@@ -68,7 +68,8 @@ def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) ->
     flows, most = range(config.pool.num_batches), build_batch(config, shape, device)
     if config.pool.build_batch != "auto":
         return [flows[first : first + most] for first in range(0, len(flows), most)]
-    count = min(len(flows), SHARED_BY * -(-len(flows) // (SHARED_BY * most)))
+    shared = SHARED_BY if device.type == "cpu" else 1  # a card is fastest with large groups
+    count = min(len(flows), shared * -(-len(flows) // (shared * most)))
     return [World(number, count).share(flows) for number in range(count)]
 
 

@@ -50,7 +50,7 @@ FLOAT32_LIMIT = 0.1 * 2**24
 class Solution:
     """Solution of the transport problems (x, y) of B flows; potentials are in units of blur^2."""
 
-    velocity: Tensor  # (B, N, D)
+    velocity: Tensor  # (B, N, D); in `flows` with further columns, and used again by the next step
     speed: list[float]  # root mean square of |v_i|, one for each flow
     g: Tensor  # (B, M) potential of the targets
     self_potential: Tensor  # (B, N) potential of the particles against themselves

@@ -90,7 +90,8 @@ class Clouds:
         if not self._is_wide:
             own_inner = torch.bmm(x, x.mT, out=self.memory.get("self", len(x), n, n))
         self._inner: Tensor | None = None
-        self.norm_x = 0.5 * own_inner.diagonal(dim1=1, dim2=2)
+        # products that moved with the particles may end a rounding error below 0
+        self.norm_x = (0.5 * own_inner.diagonal(dim1=1, dim2=2)).clamp_min_(0.0)
         self._own_plan, potential, error = self._self_plan(own_inner)
         self.own = x  # Q x, with the further columns
         if self._own_plan is not None:

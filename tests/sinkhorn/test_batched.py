@@ -238,3 +238,10 @@ def test_plans_in_blocks_give_the_same_flows(clouds, blur, monkeypatch):
     flows = solver(blur=blur, tolerance=1e-4)
     assert relative_error(flows.flows(x, y, [0.5] * 3), expected) < 2e-3
     assert flows.report.unconverged == 0
+
+
+def test_single_particles_with_many_coordinates_reach_their_target():
+    """Products move with the particle, and end with rounding errors around 0."""
+    x, y = noise(8, 1, 100), noise(8, 2, 100, seed=1)
+    end = solver().flows(x, y, [0.5] * 40)[:, 0, -1]
+    torch.testing.assert_close(end, y.mean(1), atol=1e-4, rtol=0)
