@@ -205,6 +205,7 @@ TABLES = [
     ("W2 at 10 / 100 calls, seed 0", "2d_plus", W2, PLUS),
     ("1000 x energy distance at", "points", POINTS, {"target": "mixture-8"}),
     ("pinwheel, 1000 x energy", "points", POINTS, {"target": "pinwheel"}),
+    ("32 dimensions, 1000 x energy", "points", POINTS, {"target": "mixture-32"}),
     ("W2 | moons, 10 calls", "ablations_2d", ABLATION, {}),
     ("minus configs/2d.yaml", "ablations_2d_steps", STEPS, {"against": "configs/2d.yaml"}),
     ("Fréchet distance at | 1 call", "digits", FRECHET, {}),
