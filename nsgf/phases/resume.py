@@ -68,12 +68,13 @@ def pending_phases(
 def keep_precision(config: Config, run: RunFolder, device: torch.device) -> Config:
     """Return the settings with the precision that a run began with, for ``auto`` and a device that
     supports it; else the settings."""
-    for phase in filter(run.has_checkpoint, config.phases):
-        began = checkpoint.read_good_header(run.checkpoint_file(phase)).get("precision")
-        if config.train.precision == "auto" and supported_precision(began, device) == began:
-            return replace(config, train=replace(config.train, precision=began))
-        break
-    return config
+    first = next(filter(run.has_checkpoint, config.phases), None)
+    if first is None or config.train.precision != "auto":
+        return config
+    began = checkpoint.read_good_header(run.checkpoint_file(first)).get("precision")
+    if supported_precision(began, device) != began:
+        return config
+    return replace(config, train=replace(config.train, precision=began))
 
 
 def _needs(phase: PhaseName, others: list[PhaseName], config: Config) -> bool:

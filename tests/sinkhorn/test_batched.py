@@ -79,7 +79,7 @@ def test_marginals_hold_within_the_tolerance(blur, n, m):
     errors = (plan.sum(1) - 1 / m).abs().sum(1)
     assert (errors < DEFAULT.tolerance * 1.01).all()
     assert solution.converged.all()
-    assert (errors <= solution.error + 5e-5).all()  # the reported error is this one or Q's
+    assert (errors <= solution.error + 1e-5).all()  # the reported error is this one or Q's
 
 
 def test_tolerance_sets_the_error():
@@ -101,15 +101,15 @@ def test_tolerance_sets_the_error():
     ("clouds", "blur"), [(points(6, 64), 0.5), (points(6, 64), 0.1), (images(6, 32, 784), 1.0)]
 )
 def test_chunks_change_nothing(clouds, blur):
-    """Six flows at once, or four and two; some converge long before others. Rounding may add a
-    few updates, which change less than the tolerance."""
+    """Six flows at once, or four and two; some converge long before others. The tolerance
+    is fine, because rounding may add a few updates."""
     x, y = clouds
     x = x * torch.linspace(0.2, 3.0, 6).view(6, 1, 1)
-    whole = solver(blur=blur)
+    whole = solver(blur=blur, tolerance=1e-4)
     expected = whole.flows(x, y, [0.5] * 4)
-    parts = solver(blur=blur)
+    parts = solver(blur=blur, tolerance=1e-4)
     positions = torch.cat([parts.flows(x[k], y[k], [0.5] * 4) for k in (slice(4), slice(4, 6))])
-    torch.testing.assert_close(positions, expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(positions, expected, atol=1e-4, rtol=1e-5)
     assert parts.report.iterations == pytest.approx(whole.report.iterations, rel=0.02)
 
 

@@ -11,7 +11,6 @@ from nsgf.config.schema import OptimConfig, SamplingConfig, SinkhornConfig, Trai
 from nsgf.run.checkpoint import is_finite
 from nsgf.sampling import solvers
 from nsgf.sampling.sampler import NSGFSteps, OneCall, StraightFlow
-from nsgf.sinkhorn import plans
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.training.loop import PhaseLoop
@@ -119,20 +118,16 @@ def test_weights_are_looked_through_in_one_wait(card):
 
 
 def test_waits_of_a_flow_step_do_not_grow_with_the_flows(card):
-    """Loops branch on values, so the number of turns depends on the clouds; here all are equal. In
-    each turn the potentials are updated several times."""
+    """Loops branch on values, so the number of turns depends on the clouds; here all are equal."""
     solver, cloud = BatchedSolver(SinkhornConfig(blur=0.5)), torch.randn(1, 16, 2).to(CARD)
     found = []
     for flows in (1, 8):
-        with (
-            card.counted(BatchedSolver, "flows") as counts,
-            card.counted(plans.Plan, "update") as turns,
-        ):
+        with card.counted(BatchedSolver, "flows") as counts:
             x = cloud.expand(flows, -1, -1)
             solver.flows(x, 3 + x.square(), [0.5, 0.5])
         found.append(counts.waits)
     assert found[0] == found[1]
-    assert sum(found[1].values()) < 6 * turns.calls
+    assert sum(found[1].values()) <= 2 * 17
 
 
 # --- faults that must be found ---
