@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import DATA_SETS
+from nsgf.data import DATA_SETS, ImageSet
 from nsgf.metrics import features
 from nsgf.metrics.features import SIDE, FeatureMetrics, ImageNet
 from nsgf.metrics.measures import keys_of, measures_in
@@ -70,13 +70,14 @@ def main() -> None:
 def measures(config: DataConfig, side: int, scaling: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield the measures of real images, then of each kind of pictures."""
     kind = DATA_SETS[config.name]
+    assert isinstance(kind, ImageSet)
     images = kind.images(config)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
     chosen = order[: 2 * features.MOST]
     with tempfile.TemporaryDirectory() as folder:
         network, place = ImageNet(side, scaling), Path(folder)
         metrics = FeatureMetrics(network, config, images[chosen], place, torch.device("cpu"), print)
-        floors = metrics.floors(COUNT)
+        floors = [metrics.floor(COUNT, split) for split in range(features.SPLITS)]
         yield "real", {key: mean(floor[key] for floor in floors) for key in MEASURES}
         numbers = {image.numpy().tobytes(): n for n, image in enumerate(images)}
         rows = [numbers[image.numpy().tobytes()] for image in metrics.rest]

@@ -137,9 +137,9 @@ def solvers(blur):
     """Solvers (setting, x, y) -> v by name and kind, this solver first."""
     found = {("nsgf", "tolerance"): lambda s, x, y: nsgf.sinkhorn_velocity(x, y, blur, tolerance=s)}
     for method in ("sinkhorn", "sinkhorn_stabilized", "sinkhorn_log", "solve_batch"):
-        for dtype in ("float32", "float64") if method == "sinkhorn" else ("float32",):
-            plan = partial(pot_plan, blur, method, dtype)
-            found["POT", f"{method} {dtype}"] = partial(debiased, plan)
+        for kind in ("float32", "float64") if method == "sinkhorn" else ("float32",):
+            plan = partial(pot_plan, blur, method, kind)
+            found["POT", f"{method} {kind}"] = partial(debiased, plan)
     found |= ott_solvers(blur) if find_spec("ott") else {}
     for dtype in (torch.float32, torch.float64) if find_spec("mdot_tnt") else ():
         found["mdot-tnt", str(dtype)[6:]] = partial(debiased, partial(mdot_plan, blur, dtype))
@@ -223,7 +223,7 @@ def measure(name, x, y, blur):
 
 def best(rows, solver, problems, most):
     """The least median time of a solver's settings with an error up to `most`, and the setting."""
-    times = {}
+    times: dict[str, list[float]] = {}
     for _, name, setting, error, count, _, ms in rows:
         if name == solver and count == problems and float(error) <= most:
             times.setdefault(setting, []).append(ms)
@@ -268,10 +268,10 @@ def main():
     figure = Figure((13, 8), layout="constrained")
     panels = figure.subplots(2, 3, sharex=True, sharey=True)
     for axes, (name, rows) in zip(panels.flat, table.items(), strict=True):
-        for solver in ("nsgf", *rivals):
-            errors = sorted({float(row[3]) for row in rows if row[1] == solver})
-            least = [best(rows, solver, PROBLEMS, error)[0] for error in errors]
-            axes.loglog(least, [100 * error for error in errors], "o-", ms=4, label=solver)
+        for label in ("nsgf", *rivals):
+            errors = sorted({float(row[3]) for row in rows if row[1] == label})
+            least = [best(rows, label, PROBLEMS, error)[0] for error in errors]
+            axes.loglog(least, [100 * error for error in errors], "o-", ms=4, label=label)
         axes.set(title=name, xlabel="processor ms, of eight at once", ylabel="largest error, %")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=5)
     figure.savefig(file.with_suffix(".png"), dpi=110)

@@ -16,13 +16,14 @@ import time
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 
+import torch
 from matplotlib.figure import Figure
 
-from nsgf.config.schema import DataConfig, SinkhornConfig
+from nsgf.config.schema import DataConfig, ImageName, SinkhornConfig
 from nsgf.data import Data
 from nsgf.sinkhorn.batched import BatchedSolver
 
-CASES = {
+CASES: dict[ImageName, list[tuple[int, int]]] = {
     "digits": [(n, n) for n in (64, 128, 256, 512, 1024, 1797)]
     + [(n, 1797) for n in (128, 512, 1024, 4096)],
     "mnist": [(n, n) for n in (64, 256, 1024, 4096, 16384)]
@@ -38,7 +39,7 @@ def measure(data: Data, name: str, n: int, m: int) -> tuple:
     solver, shared = BatchedSolver(SinkhornConfig(blur=0.5)), n // 16
     source, targets = data.source("r2"), [data.target("r2", str(n), str(m), side) for side in "ab"]
     rounds, busy = -(-PROBES // shared), 0.0
-    products, squares, total = 0.0, 0.0, 0.0
+    products, squares, total = 0.0, 0.0, torch.zeros(())
     before = getrusage(RUSAGE_SELF).ru_maxrss
     for _ in range(rounds):
         x, both = source.sample(n), []

@@ -212,7 +212,7 @@ class Operations:
         sys.addaudithook(self._audit)
         for name in self.SILENT:
             function = getattr(os, name)
-            setattr(os, name, lambda *given, do=function: (self._pass(), do(*given))[1])
+            setattr(os, name, lambda *given, do=function: (self._pass(), do(*given))[1])  # type: ignore[func-returns-value]
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event not in self.AUDITED or not str(arguments[0]).startswith(self._inside):
