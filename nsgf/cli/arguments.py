@@ -53,6 +53,8 @@ FLAG_NAMES = {keys[0]: flag for flag, keys in SHORT_FLAGS.items()}
 """Short flags by the key of their setting, for messages."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
+OF_COMPARE = {"--methods": ("compare.methods",)}
+"""Short flags of ``compare`` only."""
 WITH_RUN = tuple(name for name in COMMANDS if name not in WITHOUT_RUN)
 OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "config": (COMMANDS, str, "FILE", "YAML file instead of --exp; over a run: on top"),
@@ -76,7 +78,8 @@ ONE_OF = {"pretrained": "run", "resume_phase": "resume"}
 
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Return the short flags of a command, with the settings that each changes."""
-    return {**SHORT_FLAGS, **(OF_SAMPLING if command in ON_SAMPLES else {})}
+    own = OF_SAMPLING if command in ON_SAMPLES else {}
+    return {**SHORT_FLAGS, **(OF_COMPARE if command == "compare" else own)}
 
 
 class _Parser(ArgumentParser):
@@ -129,8 +132,7 @@ def command_parser(command: str, *, has_help: bool = False) -> ArgumentParser:
             how = {"action": "store_true"} if kind is bool else {"metavar": metavar}
             how["help"] = meaning.replace("{pretrained}", ", ".join(pretrained_runs()))
             place.add_argument(f"--{name.replace('_', '-')}", dest=f"@{name}", **how)
-    methods = {"--methods": ("compare.methods",)} if command == "compare" else {}
-    for flag, keys in {**short_flags(command), **methods}.items():
+    for flag, keys in short_flags(command).items():
         meaning = _shorten(docs[keys[0]]) if docs else SUPPRESS
         meaning += ", of every phase" if docs and keys[0].startswith("optim.") else ""
         group.add_argument(flag, dest=flag, metavar="X", help=meaning)
@@ -161,7 +163,7 @@ def parse(argv: list[str]) -> Request:
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     for flag in flags:
         if flag not in known:
-            refuse_unknown(flag, known, command)
+            refuse_unknown(flag, known, command, FLAG_NAMES)
         if flags.count(flag) > 1:
             raise UserError(f"{flag}: given twice")
     short, fanned, settings, options = short_flags(command), Layer(), Layer(), Layer()
@@ -169,9 +171,6 @@ def parse(argv: list[str]) -> Request:
         if name.startswith("@"):
             flag = name[1:].replace("_", "-")
             options[name[1:]] = read_value(flag, OPTIONS[name[1:]][1], text)
-        elif name == "--methods":
-            names = [part.strip() for part in text.strip("[]").split(",")]
-            settings["compare.methods"] = list(filter(None, names))
         elif name in short:
             value = read_value(name[2:], KEYS[short[name][0]].kind, text)
             fanned |= spread_optim(dict.fromkeys(short[name], value))

@@ -1,6 +1,7 @@
 """Read files of experiments, methods and runs as layers of settings, with dotted keys."""
 
 import difflib
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -14,6 +15,54 @@ from nsgf.system.errors import UserError, cause, name_setting, one_line
 REMOVED = {"evaluation.classifier", "evaluation.inception", *FACTS}
 """Keys that files of earlier runs have, and that are no settings. They are ignored."""
 FACTS_FILE = "facts.json"
+OTHER_NAMES = {
+    "optim.iterations": "iters n_iters num_iters max_iters train_iters epochs n_epochs num_epochs "
+    "max_epochs num_train_epochs duration total_kimg total_steps max_steps max_train_steps",
+    "optim.iterations flow.steps": "num_steps n_steps",
+    "sampling.straight_steps": "num_steps n_steps integration_steps num_inference_steps "
+    "ddpm_num_inference_steps sampling_steps",
+    "optim.batch_size": "batch batchsize bs batch_gpu train_batch_size per_device_train_batch_size",
+    "sampling.batch_size": "batch batchsize bs max_batch_size eval_batch_size batch_size_fid",
+    "optim.lr": "learning_rate base_lr",
+    "optim.schedule": "lr_scheduler lr_schedule scheduler",
+    "optim.warmup_steps": "warmup lr_warmup_steps num_warmup_steps",
+    "optim.clip_norm": "grad_clip max_grad_norm gradient_clip_val",
+    "optim.ema_decay": "ema use_ema ema_rate ema_max_decay",
+    "train.precision": "mixed_precision amp fp16 bf16 use_fp16",
+    "train.accumulate": "gradient_accumulation_steps accumulate_grad_batches accum_iter",
+    "train.checkpoint_every": "save_step save_steps save_every save_interval save_model_epochs "
+    "checkpointing_steps snap dump",
+    "train.log_every": "log_interval logging_steps tick",
+    "train.preview": "save_images_epochs validation_epochs",
+    "model.checkpoint_activations": "gradient_checkpointing",
+    "model.unet.channels": "num_channel num_channels model_channels base_channels cbase",
+    "model.unet.mult": "channel_mult dim_mults cres",
+    "model.unet.res_blocks": "num_res_blocks layers_per_block",
+    "model.unet.attention": "attention_resolutions attn_resolutions",
+    "model.unet.heads": "num_heads",
+    "model.mlp.width": "hidden_dim hidden_size",
+    "data.name": "dataset dataset_name",
+    "data.path": "data data_dir train_data_dir",
+    "data.size": "resolution image_size img_size",
+    "data.flip": "xflip random_flip augment",
+    "data.conditional": "cond class_cond",
+    "sinkhorn.blur": "eps epsilon reg",
+    "sinkhorn.batch_size": "sinkhorn_batch particles n_particles num_particles",
+    "sampling.num_samples": "n samples n_samples num_images num_gen",
+    "sampling.label": "class class_idx class_labels",
+    "sampling.guidance": "guidance_scale cfg_scale",
+    "sampling.solver": "integration_method ode_solver",
+    "sampling.tolerance": "tol rtol atol",
+    "tracking.tracker": "report_to log_with logger wandb use_wandb tensorboard",
+    "method": "model",
+    "device": "gpu gpus gpu_id cuda",
+    "seed": "seeds random_seed random_state",
+    "out_dir": "output output_dir save_dir log_dir logging_dir results_dir",
+    "run": "network ckpt checkpoint input_dir",
+    "resume": "resume_from_checkpoint",
+    "print-config": "dry_run",
+}
+"""Names in other programs of settings and options; the first line that fits a command holds."""
 
 
 class Experiment(NamedTuple):
@@ -165,23 +214,47 @@ def from_arguments(arguments: Mapping[str, Any], overrides: Any = None) -> Layer
     return read_layer({str(key): to_plain(str(key), value) for key, value in given.items()})
 
 
-def refuse_unknown(name: str, known: Collection[str], command: str = "train") -> NoReturn:
+def refuse_unknown(
+    name: str,
+    known: Collection[str],
+    command: str = "train",
+    flags: Mapping[str, str] | None = None,
+) -> NoReturn:
     """Raise UserError for an unknown flag, which begins with dashes, or an unknown key of a file.
-    ``known``: all flags or keys."""
+
+    Args:
+        name: the flag or the key.
+        known: all flags that the command uses, or all keys.
+        command: the command whose help lists the flags.
+        flags: short flags by key, to suggest in place of ``--KEY``.
+    """
     dashes, kind = ("--", "flag") if name.startswith("--") else ("", "key")
     key = name.removeprefix("--")
+    section, _, last = key.rpartition(".")
     keys = [each.removeprefix("--") for each in known]
-    if any(each.startswith(f"{key}.") for each in keys):
+    likely = [each for each in keys if not is_inherited(each)]
+    nearest = [each for each in keys if _letters(each) == _letters(key)]
+    nearest = nearest or [each for each in likely if each.endswith(f".{key.replace('-', '_')}")]
+    for ours, names in OTHER_NAMES.items():
+        if not nearest and _letters(last) in map(_letters, names.split()):
+            meant = [
+                re.sub(r".*\.", f"{section}.", each) if section else each for each in ours.split()
+            ]
+            nearest = [each for each in keys if each in meant]
+    if not nearest and any(each.startswith(f"{key}.") for each in keys):
         raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")
-    likely = [
-        each
-        for each in keys
-        if not is_inherited(each) and (command == "compare" or not each.startswith("compare."))
-    ]
-    nearest = [each for each in likely if each.endswith(f".{key}")]
-    for among in (likely, keys):
-        nearest = nearest or difflib.get_close_matches(key, among, 1)
-    hint = f"did you mean {' or '.join(dashes + each for each in nearest)}?"
-    raise UserError(
-        f"{name}: unknown {kind}; {hint if nearest else f'nsgf {command} --help lists them'}"
+    within = [each for each in keys if each.startswith(f"{section}.")] if section else likely
+    parts = {_letters(each.rpartition(".")[2]): each for each in within}
+    for text, among in ((last, parts), (key, {_letters(each): each for each in keys})):
+        close = difflib.get_close_matches(_letters(text), among, 1, 0.8)
+        nearest = nearest or [among[each] for each in close]
+    shown = dict.fromkeys((flags or {}).get(each, dashes + each) for each in nearest)
+    hint = (
+        f"did you mean {' or '.join(shown)}?" if shown else f"nsgf {command} --help all lists them"
     )
+    raise UserError(f"{name}: unknown {kind}; {hint}")
+
+
+def _letters(name: str) -> str:
+    """Return a name in small letters without dots, dashes and underscores."""
+    return re.sub("[-_.]", "", name).lower()

@@ -137,6 +137,8 @@ def _convert(kind: Any, value: Any) -> Any:
         if is_text and (kind is str or value in parts):
             return value
         raise ValueError
+    if is_text and get_origin(kind) is list and not value.startswith("["):
+        value = f"[{value}]"
     if is_text:
         value = WORDS.get(value.lower()) if kind is bool else load_yaml(value)
     if get_origin(kind) is list and isinstance(value, list):

@@ -9,7 +9,7 @@ import yaml
 
 from nsgf.cli import main
 from nsgf.cli.arguments import COMMANDS, SHORT_FLAGS, parse, setting_docs
-from nsgf.config.files import config_folder, methods
+from nsgf.config.files import config_folder, from_arguments, methods
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import KEYS, SETTINGS, is_inherited
 from nsgf.run.folder import RunFolder, dump_config
@@ -196,6 +196,57 @@ def test_wrong_command_lines_end_in_one_line(command, flags, words, tmp_path, mo
         parse([command, *flags.split()])
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+OTHERS = {  # flags of EDM, torchcfm and diffusers, ours, the same as a key; "": there is none
+    "outdir": "--out-dir out_dir",
+    "duration": "--train-iters optim.iterations",
+    "batch": "--batch-size optim.batch_size",
+    "batch-gpu": "--batch-size optim.batch_size",
+    "cond": "--data.conditional data.conditional",
+    "xflip": "--data.flip data.flip",
+    "fp16": "--precision train.precision",
+    "snap": "--train.checkpoint_every train.checkpoint_every",
+    "workers": "",
+    "arch": "",
+    "output_dir": "--out-dir out_dir",
+    "num_channel": "--model.unet.channels model.unet.channels",
+    "grad_clip": "--optim.clip_norm optim.clip_norm",
+    "total_steps": "--train-iters optim.iterations",
+    "warmup": "--optim.warmup_steps optim.warmup_steps",
+    "save_step": "--train.checkpoint_every train.checkpoint_every",
+    "integration_steps": "--sampling.straight_steps sampling.straight_steps",
+    "num_gen": "--num-samples sampling.num_samples",
+    "train_batch_size": "--batch-size optim.batch_size",
+    "max_train_steps": "--train-iters optim.iterations",
+    "mixed_precision": "--precision train.precision",
+    "gradient_accumulation_steps": "--accumulate train.accumulate",
+    "learning_rate": "--lr optim.lr",
+    "resolution": "--data.size data.size",
+    "adam_weight_decay": "",
+    "push_to_hub": "",
+    # slips of the hand
+    "train_iters": "--train-iters optim.iterations",
+    "nsf.learning_rate": "--nsf.lr nsf.lr",
+    "nsgf.batchsize": "--nsgf.batch_size nsgf.batch_size",
+    "epochs": "--train-iters optim.iterations",
+    "gpu": "--device device",
+    "n_samples": "--num-samples sampling.num_samples",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_names_of_other_programs_lead_to_ours(name):
+    """Also in Python and in files, where keys have no dashes."""
+    ours, _, key = OTHERS[name].partition(" ")
+    for call, words in (
+        (lambda: parse(["train", "--exp", "2d", f"--{name}", "4"]), ours),
+        (lambda: from_arguments({}, {name: 4}), key),
+    ):
+        with pytest.raises(UserError) as caught:
+            call()
+        hint = str(caught.value).partition("; ")[2]
+        assert hint.partition("did you mean ")[2] == (f"{words}?" if ours else "")
 
 
 def test_settings_of_a_run_are_the_base_of_later_commands(tiny):

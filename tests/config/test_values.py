@@ -19,7 +19,10 @@ GOOD = [
     ("train.precision", "auto", "auto"),
     ("pool.build_batch", "7", 7),
     ("model.unet.mult", "[1, 2]", [1, 2]),
+    ("model.unet.mult", "1, 2", [1, 2]),
+    ("model.unet.mult", "3", [3]),
     ("model.unet.attention", "[]", []),
+    ("compare.methods", "nsgf++h,2rf", ["nsgf++h", "2rf"]),
     ("data.root", "5", "5"),
     ("data.root", "[1", "[1"),
     ("data.path", "null", None),
@@ -27,7 +30,7 @@ GOOD = [
 ]
 BAD = [
     *(("seed", "5.0"), ("seed", "true"), ("data.flip", "1"), ("nsgf.lr", "x"), ("nsgf.lr", "true")),
-    *(("model.unet.mult", "[1, x]"), ("model.unet.mult", "[null]"), ("model.unet.mult", "3")),
+    *(("model.unet.mult", "[1, x]"), ("model.unet.mult", "[null]"), ("model.unet.mult", "1,x")),
     *(("seed", "!!timestamp x"), ("seed", "9" * 5000), ("nsgf.lr", "1" + "0" * 400)),
     *(("seed", "{a: 1}"), ("seed", "null"), ("pool.dtype", "b"), ("seed", ""), ("nsgf.lr", ".inf")),
 ]
