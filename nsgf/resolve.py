@@ -48,6 +48,8 @@ SMOKE: Layer = {
     **{"compare.seeds": 1, "compare.nfe": [1, 2, 4], "compare.updates": []},
 }
 """What --smoke sets in a new run besides ``smoke``; explicit flags win."""
+LEAST_FLOWS = 16
+"""Smallest pool for fewer updates than the recipe has."""
 
 
 @dataclass
@@ -118,7 +120,8 @@ def resolve(
     elif not own.settings:
         raise UserError(f"use {suggest('exp', 'NAME')} ({', '.join(experiments())}) or {hint}")
     method = given.pop("method", None) if run is None else None
-    config = _configure(own, method, given, run is None, keeps_total, notes)
+    is_shipped = command != "compare" and "config" not in options
+    config = _configure(own, method, given, run is None, keeps_total, notes, is_shipped)
     from nsgf.checks import check_training
 
     if command in ("train", "preflight"):
@@ -231,12 +234,14 @@ def _configure(
     is_new: bool,
     keeps_total: bool,
     notes: list[str],
+    fits_pool: bool = False,
 ) -> Config:
     """Return the checked configuration of a run, or of one method of an experiment. Add what the
-    inspection of own data finds to ``given``, and lines for the user to ``notes``."""
+    inspection of own data finds to ``given``, and lines for the user to ``notes``. A pool that is
+    chosen for own data, or with ``fits_pool`` the experiment's, is smaller for fewer updates."""
     # these load torch; typos are reported before
     from nsgf.checks import check, check_values, fit_to_classes
-    from nsgf.data import INSPECTORS, target_set
+    from nsgf.data import INSPECTORS, data_classes, target_set
     from nsgf.data.choices import choose_for_own_data
     from nsgf.data.own import data_path
 
@@ -248,7 +253,7 @@ def _configure(
         chosen, found, lines = choose_for_own_data(draft)
         given |= found
         notes += lines
-    base = {**below, **chosen, **own}
+    base, pool = {**below, **chosen, **own}, "pool.num_batches"
     smoke = spread_optim(SMOKE) if given.get("smoke") and is_new else {}
     config = build({**base, **smoke, **given})
     if method and method.endswith((".yaml", ".yml")):
@@ -263,17 +268,25 @@ def _configure(
         fitted, lines = fit_to_classes(config)
         config = build({**base, **smoke, **fitted, **given})
         notes += lines
-    if keeps_total and not (smoke or "pool.num_batches" in given):
+    if keeps_total and not (smoke or pool in given):
         particles, flows = (
-            base.get(key, SETTINGS[key].default)
-            for key in ("sinkhorn.batch_size", "pool.num_batches")
+            base.get(key, SETTINGS[key].default) for key in ("sinkhorn.batch_size", pool)
         )
         config.pool.num_batches = -(-particles * flows // max(1, config.sinkhorn.batch_size))
         notes.append(
-            f"pool.num_batches {flows} -> {config.pool.num_batches} keeps the pool's total of "
-            f"{particles * flows} trajectories (use {suggest('pool.num_batches')} for another)"
+            f"{pool} {flows} -> {config.pool.num_batches} keeps the pool's total of "
+            f"{particles * flows} trajectories (use {suggest(pool)} for another)"
         )
     check(config)
+    recipe = base.get("nsgf.iterations", config.nsgf.iterations)
+    is_free = (fits_pool if pool in own else pool in chosen) and not (smoke or pool in given)
+    if is_new and is_free and config.nsgf.iterations < recipe and "nsgf" in config.phases:
+        flows = config.pool.num_batches
+        wanted = -(-flows * config.nsgf.iterations // recipe)  # each pair is drawn as often
+        least = max(LEAST_FLOWS, data_classes(config.data))
+        config.pool.num_batches = min(flows, max(wanted, least))
+        what = f"{pool} {flows} -> {config.pool.num_batches} for {config.nsgf.iterations} updates"
+        notes.append(f"{what} in place of {recipe} (use {suggest(pool)} for another)")
     if "data.download" in given and "download" not in target_set(config.data).uses:
         raise UserError(f"data.download: has no effect for {config.data.name}; leave it out")
     if config.data.path is not None:  # later commands may start in another folder

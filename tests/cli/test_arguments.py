@@ -94,6 +94,26 @@ def test_smaller_sinkhorn_batch_keeps_the_total_of_the_pool():
         assert request.notes == []
 
 
+def test_fewer_updates_than_the_recipe_have_a_smaller_pool(own_data, tmp_path):
+    """Each pair is drawn as often, unless the pool would be tiny; the user's own number wins."""
+    flows = {
+        ("2d", "--train-iters=5000"): 25,  # of 100 for 20,000 updates
+        ("2d", "--train-iters=40000"): 100,
+        ("2d", "--train-iters=5000", "--sinkhorn-batch=512"): 50,
+        ("2d", "--train-iters=5000", "--pool-batches=90"): 90,
+        ("2d", "--train-iters=5000", "--method=otcfm"): 100,
+        ("digits", "--nsgf.iterations=1"): 16,
+        ("points", *own_data["points"], "--train-iters=10000"): 1280,  # of 102,400 / 40
+    }
+    for (exp, *flags), expected in flows.items():
+        assert parse(["train", "--exp", exp, *flags]).config.pool.num_batches == expected, flags
+    compare = ["compare", "--exp=2d", "--train-iters=5000"]  # its trained cells are used again
+    assert parse(compare).config.pool.num_batches == 100
+    (file := tmp_path / "own.yaml").write_text("exp: own\npool: {num_batches: 70}\n")
+    config = parse(["train", f"--config={file}", "--phases=[nsgf]", "--train-iters=5"]).config
+    assert config.pool.num_batches == 70
+
+
 def test_smoke_is_small_and_explicit_flags_win():
     config = shipped("cifar10", "--smoke")
     assert of_phases(config, "iterations") == [5] * 6
