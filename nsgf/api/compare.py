@@ -24,7 +24,7 @@ from nsgf.system.seeding import keep_random_numbers
 
 
 class Compared(NamedTuple):
-    """The measures of a comparison."""
+    """Result of a comparison."""
 
     folder: Path
     """Folder with ``table.md``, ``table.csv``, ``table.tex``, pictures and ``report.html``."""
@@ -51,29 +51,29 @@ def compare(
     overrides: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Compared:
-    """Measure your own methods, and train and measure those of the package, on equal terms: from
-    the same noise, against the same samples, at the same numbers of network calls.
+    """Measure your own methods beside those of the package, which are trained first, on equal
+    terms: from the same noise, against the same samples, at the same numbers of network calls.
 
         nsgf.compare("digits", methods={"mine": draw}, against=["nsgf++h", "otcfm"], nfe=[5, 10])
 
-    The same call trains nothing again. Your functions are measured at each call.
+    If you call it again, nothing is trained twice, but your functions are measured anew.
 
     Args:
-        exp: the name of an experiment, as ``2d``.
-        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is (B, *shape); the function
-            returns as many samples, in the units of the networks (images in [-1, 1]), after
-            ``nfe`` calls of its network for each sample. It runs without gradients.
+        exp: name of an experiment, such as ``2d``.
+        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``. The function
+            returns B samples in the units of the networks (images in [-1, 1]), after ``nfe`` calls
+            of its network for each sample. It runs without gradients.
         against: methods of the package, or YAML files; None: those of the experiment.
-        dataset: ``data.name``, as ``moons``.
+        dataset: name of the data set (``data.name``), such as ``moons``.
         nfe: numbers of network calls; None: those of the experiment.
-        seeds: trainings of each method; your functions meet the noise of each seed.
-        out_dir: folder of the comparison's folder; None: ``runs``.
-        overrides: other settings by dotted key, as ``{"compare.updates": [1000]}``.
-        quiet: print nothing.
+        seeds: number of trainings of each method. Your functions get the noise of each seed.
+        out_dir: folder for the comparison's folder; None: ``runs``.
+        overrides: other settings by key, such as ``{"compare.updates": [1000]}``.
+        quiet: whether to print nothing.
 
     Raises:
         UserError: an argument or a setting is wrong, a function returned something other than
-            samples, or ``train.max_hours`` are over.
+            samples, or ``train.max_hours`` is over.
     """
     named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}

@@ -23,11 +23,11 @@ Draw = Callable[[int, torch.Generator], Array]
 
 
 class SinkhornPool:
-    """Batches (x, v, t) of Sinkhorn gradient flows from a source to a target.
+    """Training batches (x, v, t) of Sinkhorn gradient flows: points, their velocities and times.
 
-    The flows are simulated when the pool is made. A network that learns v from x and t carries new
-    points of the source to the target by ``x = x + pool.time_step * network(x, t)``, ``steps``
-    times, with t = 0, 1 / steps, 2 / steps, ... ::
+    The flows lead from a source to a target; the constructor simulates them. A network that learns
+    v from x and t carries new points of the source to the target, in ``steps`` steps
+    ``x = x + pool.time_step * network(x, t)`` with t = 0, 1 / steps, 2 / steps, ...:
 
         pool = nsgf.SinkhornPool(torch.randn(2000, 2), data, blur=0.5, steps=5)
         network = nn.Sequential(nn.Linear(3, 64), nn.SiLU(), nn.Linear(64, 2))
@@ -36,20 +36,21 @@ class SinkhornPool:
             loss = (network(torch.cat([x, t.unsqueeze(1)], dim=1)) - v).square().mean()
             optimizer.zero_grad(), loss.backward(), optimizer.step()
 
-    Iterating passes once over all pairs, in an order from torch's global generator.
+    One loop passes once over all pairs, in an order drawn from torch's global generator.
 
     Args:
-        source: points of mu0, a tensor or array (N, *shape), or a function ``draw(n, generator)``
-            that returns n of them; the generator is a CPU generator.
-        target: points of mu*, likewise.
+        source: points to start from, a tensor or array ``(N, *shape)``, or a function
+            ``draw(n, generator)`` that returns n of them; the generator is on the CPU.
+        target: points to reach, given in the same way.
         blur: square root of the regularization eps, in units of the points.
-        steps: steps T of a flow.
-        eta: size of a step of the constant schedule; ``harmonic`` has 1/T, 1/(T-1), ..., 1.
+        steps: number T of steps of a flow.
+        eta: size of a step, for the schedule ``constant``.
+        schedule: ``constant``, or ``harmonic`` with steps of size 1/T, 1/(T-1), ..., 1.
         num_batches: number of flows.
-        batch_size: particles of a flow, and pairs of a batch.
-        target_batch: targets of a flow; None: as many as particles.
-        device: of simulation and batches, as ``cuda``. The pool stays in main memory.
-        seed: for the order of the points, and for the generators of functions.
+        batch_size: number of particles of a flow, and of pairs of a batch.
+        target_batch: number of targets of a flow; None: as many as particles.
+        device: device of simulation and batches, such as ``cuda``. The pool stays in main memory.
+        seed: seed of the order of the points, and of the generators that functions are given.
 
     Raises:
         UserError: an argument is out of its range, points are not finite or of different shapes,
@@ -107,8 +108,8 @@ class SinkhornPool:
             yield self._pairs(indices)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> PoolBatch:
-        """Return n random pairs (x, v) and their times t in [0, 1), (n,), float32 on ``device``.
-        ``generator`` is of the CPU; None: torch's global one."""
+        """Return n random pairs (x, v) and their times t (n,) in [0, 1), float32 on ``device``.
+        ``generator`` is on the CPU; None: torch's global one."""
         n = positive_number("n", n, is_whole=True)
         if not isinstance(generator, torch.Generator | None):
             raise UserError(f"generator is a {type(generator).__name__}: must be a torch.Generator")

@@ -52,15 +52,15 @@ class Run:
     device: torch.device
     """Device of the networks."""
     progress: dict[str, str]
-    """Training progress by phase: ``{"nsgf": "300 of 100000"}``."""
+    """Updates done in each phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
-    """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*, not clamped, with the
-    network calls, the times and, with ``keep_path=True``, the states on the way. With classes,
-    labels (B,) may be the second argument."""
+    """Call it with noise ``(B, *shape)`` on ``device``, and with labels (B,) if there are classes.
+    It returns samples, not clamped, with the number of network calls, the times and, with
+    ``keep_path=True``, the states on the way."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
-    """The networks that sampling calls, by phase, in eval mode and without gradients: velocities
-    as (x, t), with classes as (x, t, labels), a time predictor as (x). With an affine start noise
-    must pass ``sampler.legs[0].network`` first."""
+    """The networks of sampling by phase, in eval mode and without gradients. Velocity networks take
+    (x, t), or (x, t, labels) with classes; a time predictor takes (x). With an affine start, noise
+    must pass through ``sampler.legs[0].network`` first."""
     folder: RunFolder = field(repr=False)
     """The run's files."""
 
@@ -80,23 +80,24 @@ class Run:
         batch_size: int | None = None,
         raw: bool = False,
     ) -> Tensor:
-        """Draw samples as ``nsgf sample`` does, new ones at each call unless ``seed`` is given:
-        sample i follows only from the seed and i, except with ``sampling.solver: dopri5``, which
-        chooses its steps for each batch, so that a sample also depends on the others of its batch.
+        """Draw samples as ``nsgf sample`` does. Each call draws new ones unless ``seed`` is given.
+
+        Sample i depends only on the seed and on i. With ``sampling.solver: dopri5`` it also depends
+        on its batch, for which that solver chooses the steps.
 
         Args:
             n: number of samples.
-            seed: of the samples of mu0; None: one from torch's global generator.
+            seed: seed of the noise; None: one from torch's global generator.
             label: class of all samples, its name or its number; None: use ``sampling.label``, or
                 each class in turn.
             nfe: network calls for each sample, or the nearest possible number below; None: what
                 the settings of sampling imply.
-            batch_size: number of samples that go through the networks together, which changes only
-                rounding, and the steps of dopri5; None: that of the settings.
-            raw: whether images keep the values of the networks, which may leave [-1, 1].
+            batch_size: number of samples that go through the networks together. It changes only
+                rounding, and the steps of dopri5. None: that of the settings.
+            raw: whether images keep the networks' values outside [-1, 1], instead of being clamped.
 
         Returns:
-            (N, *shape), float32, on the CPU; own points float64 in the units of their file.
+            ``(n, *shape)``, float32, on the CPU. Own points are float64 in the units of their file.
 
         Raises:
             UserError: an argument is out of its range, or the card is full.
@@ -120,13 +121,13 @@ class Run:
 
     @from_python({})
     def evaluate(self) -> dict[str, Any]:
-        """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``;
-        raise UserError for the same reasons as the command."""
+        """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``.
+        Raise UserError for the same reasons as the command."""
         return evaluate_run(self.config, self.folder)[1]
 
     @from_python({})
     def report(self, file: str | PathLike[str]) -> Path:
-        """Write the page of ``nsgf report``; errors as for :meth:`evaluate`."""
+        """Write the page of ``nsgf report``, and return its path; errors as for the command."""
         copy = expand_path("file", file)
         if copy.is_dir():
             raise UserError(f"file = {file}: is a folder")
@@ -137,16 +138,16 @@ class Run:
 
     @from_python({})
     def export(self, to: str | PathLike[str]) -> Path:
-        """Write the folder of ``nsgf export``, which must be new or empty; errors as for
-        :meth:`evaluate`."""
+        """Write the folder of ``nsgf export``, which must be new or empty, and return its path;
+        errors as for the command."""
         folder = expand_path("to", to)
         export_run(self.config, self._checkpoints("export"), folder)
         return folder
 
     @from_python({})
     def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
-        """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square; raise UserError for other
-        tensors, or a file that does not end in .png."""
+        """Write images (N, C, H, W) in [-1, 1] as a grid into one PNG file, and return its path.
+        Raise UserError for other tensors, or a file that does not end in .png."""
         images, png = to_tensor("samples", samples), expand_path("file", file)  # type: ignore[arg-type]
         is_right = images.ndim == 4 and images.shape[1] in (1, 3) and images.numel() > 0
         if not is_right or not images.is_floating_point():
@@ -177,13 +178,13 @@ def load(
     Args:
         path: a run folder, a folder that ``nsgf export`` wrote, the name of a pretrained run
             (``mnist``), or ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``).
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: as the run is configured.
-        network: the one that the run was trained with, if that was yours; weights may be any.
-        overrides: other settings by dotted key, as ``{"sampling.solver": "heun"}``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: that of the run's settings.
+        network: the network of your own that the run was trained with, with any weights.
+        overrides: other settings by key, such as ``{"sampling.solver": "heun"}``.
 
     Raises:
-        UserError: there is no such run, its files are missing, damaged or foreign, a setting is
-            wrong or does not fit its networks, or the device does not exist.
+        UserError: there is no such run, its files are missing or damaged, or they are not those of
+            this run; a setting is wrong or does not fit its networks; the device does not exist.
     """
     settings = from_arguments({"device": device_name(device)}, overrides)
     run = open_run(find_folder(path))

@@ -66,24 +66,24 @@ def train(
             floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
             samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``.
         labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is true.
-        network: a module with forward(x, t), with classes forward(x, t, labels), that returns x's
-            shape; t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no class. Every
-            velocity network of the run starts as a copy of it, or is made by it if it is a function
-            or class. Only weights are saved: resuming and loading need it again.
-        method: as ``nsgf++h``, or a YAML file; None: the experiment's own.
-        iterations: updates of every phase.
-        dataset: ``data.name``, as ``moons``.
-        config: a YAML file in place of ``exp``, or on top of ``resume``.
-        resume: a run folder to resume. ``data`` is only needed if its file is gone.
-        out_dir: folder of the run folders; None: ``runs``.
-        device: as for :func:`load`.
-        seed: of every random number of the run; None: the experiment's.
-        overrides: settings by dotted key, as ``{"nsgf.iterations": 2000}``; ``optim.*`` apply to
+        network: a module whose ``forward(x, t)``, with classes ``forward(x, t, labels)``, returns a
+            tensor of x's shape, or a function or class that makes one. t (B,) is in [0, 1); labels
+            (B,) are integers from 0 to K, where K means no class. Velocity networks start as copies
+            of it. Only weights are saved: pass it again to resume and to load.
+        method: a name such as ``nsgf++h``, or a YAML file; None: the experiment's method.
+        iterations: number of updates of every phase.
+        dataset: name of the data set (``data.name``), such as ``moons``.
+        config: a YAML file instead of ``exp``; with ``resume``, settings to change.
+        resume: a run folder to continue. ``data`` is needed only if its file is gone.
+        out_dir: folder for the run folders; None: ``runs``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: the experiment's.
+        seed: seed of all random numbers of the run; None: the experiment's.
+        overrides: other settings by key, such as ``{"nsgf.iterations": 2000}``. ``optim.*`` sets
             every phase.
-        quiet: print nothing.
+        quiet: whether to print nothing.
 
     Raises:
-        UserError: as the command; or ``train.max_hours`` are over.
+        UserError: an argument or a setting is wrong, or ``train.max_hours`` is over.
     """
     named = {"exp": exp, "data.name": dataset, "method": method, "optim.iterations": iterations}
     where = {"out_dir": out_dir, "device": device_name(device), "seed": seed}

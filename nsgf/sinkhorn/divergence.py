@@ -51,15 +51,15 @@ def sinkhorn_velocity(
 ) -> Tensor:
     """Return the velocity v of the particles x in the flow that decreases S_eps(x, y).
 
-    It has no gradient; differentiate :func:`sinkhorn_divergence` instead.
+    A full step moves x to x + v. v has no gradient: differentiate ``sinkhorn_divergence`` instead.
 
     Args:
-        x: particles, a tensor or array (N, D), or images (N, C, H, W); several problems at once as
+        x: particles, a tensor or array (N, D), or images (N, C, H, W). Several problems at once are
             (B, N, D) or (B, N, C, H, W).
-        y: targets with M in place of N.
+        y: targets, with M points in place of N.
         blur: square root of eps, in units of the data, for the cost 1/2 |x - y|^2.
-        tolerance: largest L1 error of a plan's marginals; it shrinks in proportion where particles
-            move by less than the blur.
+        tolerance: largest L1 error of a plan's marginals. Where particles move by less than the
+            blur, the bound shrinks in proportion.
         max_iterations: number of updates after which an unconverged problem ends with a
             RuntimeWarning.
 
@@ -68,7 +68,7 @@ def sinkhorn_velocity(
 
     Raises:
         UserError: shapes, dtypes or devices do not match, values are not finite, an argument is out
-            of range, or the blur is too small or too large for these clouds in float32.
+            of range, or the blur is too small or too large for these points in float32.
     """
     with torch.no_grad():
         x, clouds, blur, solver = _checked(x, y, blur, tolerance, max_iterations)
@@ -86,16 +86,14 @@ def sinkhorn_divergence(
     tolerance: float = SinkhornConfig.tolerance,
     max_iterations: int = MAX_ITERATIONS,
 ) -> Tensor:
-    """Return the debiased Sinkhorn divergence S_eps(x, y) with uniform weights.
+    """Return the debiased Sinkhorn divergence S_eps(x, y) of two sets of points of equal weight.
 
-    Its gradient in x and in y is exact for converged potentials: -N times it is
-    :func:`sinkhorn_velocity`. A second derivative is refused.
-
-    Args, raises: as for :func:`sinkhorn_velocity`.
+    It can be differentiated once, in x and in y. The gradient is exact for converged potentials;
+    in x, it is -1/N times ``sinkhorn_velocity``. Arguments and errors are as there.
 
     Returns:
-        A scalar, or (B,) for several problems; computed in float32, in the type of x, or float32
-        for 16 bit.
+        A scalar, or (B,) for several problems, with the dtype of x, or float32 if x has 16 bit. It
+        is computed in float32.
     """
     x, clouds, blur, solver = _checked(x, y, blur, tolerance, max_iterations)
     value: Tensor = _Divergence.apply(*clouds, solver) * blur**2
