@@ -1,8 +1,11 @@
 """Training on samples and with a network of the caller."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import StackDataset, TensorDataset
 
@@ -24,6 +27,15 @@ def train(folder, overrides=None, **how):
     return nsgf.train(out_dir=folder, overrides=settings, quiet=True, **how)
 
 
+class TextTable:
+    """What is used of a DataFrame of pandas with a column of names."""
+
+    def select_dtypes(self, exclude):
+        assert exclude == "number"
+        return {"kind": ["a", "b"]}
+
+
+PICTURES = [Image.fromarray(one[0]) for one in PIXELS]
 FLOATS = np.random.default_rng(0).uniform(-1, 1, (40, 1, 8, 8)).astype("f4")
 MASKED = np.ma.masked_less(POINTS.numpy(), -5)
 
@@ -90,6 +102,34 @@ def test_a_refused_call_leaves_the_data_of_others(tmp_path, monkeypatch):
     assert runs[0].config.data.path == str(file)
 
 
+def test_data_may_be_a_place_and_the_first_argument(tmp_path, monkeypatch):
+    """As ``--data.path`` takes them: images or points by what is there."""
+    monkeypatch.chdir(tmp_path)
+    np.save("own.npy", POINTS.numpy())
+    np.savez("points.npz", points=POINTS, other=PIXELS)
+    np.savez("own.npz", images=PIXELS, labels=LABELS)
+    Path("2d").mkdir()  # names of experiments win
+    Path("faces").mkdir()
+    for number, picture in enumerate(PICTURES):
+        picture.save(f"faces/{number}.png")
+    ours = train("runs", exp=POINTS, iterations=2)
+    for place in ("own.npy", Path("own.npy"), "points.npz"):
+        other = nsgf.train(place, out_dir="runs", overrides=SMALL, iterations=2, quiet=True)
+        assert torch.equal(ours.sample(9, seed=0), other.sample(9, seed=0))
+    for how in ({"data": "own.npz"}, {"exp": "images", "data": "faces"}):
+        run = train("runs", {"data.size": 8}, **how)
+        assert (run.shape, run.config.exp) == ((1, 8, 8), "images")
+    assert training.split_data("2d", None) == ("2d", None)
+
+
+def test_names_of_classes_may_be_objects():
+    """As those of pandas."""
+    for names in (["b", "a"] * 20, np.array(["b", "a"] * 20, dtype=object)):
+        assert _arrays(PIXELS, names)["labels"].tolist() == ["b", "a"] * 20
+    data = StackDataset(torch.from_numpy(PIXELS), ["b", "a"] * 20)
+    assert _arrays(data, None)["labels"].tolist() == ["b", "a"] * 20
+
+
 def test_labels_make_a_run_conditional(tmp_path):
     run = train(tmp_path, data=TensorDataset(torch.from_numpy(PIXELS) / 127.5 - 1, LABELS))
     assert (run.config.data.conditional, run.config.method) == (True, "nsgf++h")
@@ -102,7 +142,11 @@ def test_labels_make_a_run_conditional(tmp_path):
 @pytest.mark.parametrize(
     ("how", "key"),
     [
-        ({"data": POINTS, "exp": "points"}, "data: "),
+        ({"data": POINTS, "exp": "images"}, "data: "),
+        ({"data": POINTS, "exp": __file__}, "data: .*twice"),
+        ({"data": __file__, "exp": "2d"}, "data: "),
+        ({"data": "nothing.csv"}, r"data = .*nothing\.csv: no such file"),
+        ({"data": "nothing", "labels": LABELS}, "labels: "),
         ({"exp": "2d", "labels": [1]}, "labels: "),
         ({"data": POINTS.log()}, "data: nan in row"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
@@ -115,7 +159,12 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": MASKED}, "data: .*masked"),
         ({"data": [*MASKED]}, "data: .*masked"),
         ({"data": StackDataset(MASKED)}, "data: .*masked"),
-        ({"data": PIXELS, "labels": np.ma.masked_equal(LABELS.numpy(), 1)}, "data: .*masked"),
+        ({"data": PIXELS, "labels": np.ma.masked_equal(LABELS.numpy(), 1)}, "labels: .*masked"),
+        ({"data": PIXELS, "labels": ["cat", np.nan] * 20}, "labels: nan"),
+        ({"data": StackDataset(PICTURES)}, "data: .*Image.*transform="),
+        ({"data": StackDataset(PICTURES, LABELS)}, "data: .*Image.*transform="),
+        ({"data": StackDataset([torch.ones(1, n, 8) for n in range(40)])}, "data: .*transform="),
+        ({"data": TextTable()}, r"data: .*drop\(columns=\['kind'\]\)"),
         ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
         ({"data": TensorDataset(POINTS, LABELS, LABELS)}, "data: .*pairs"),
         (
@@ -172,6 +221,13 @@ class Flat(nn.Linear):
 
     def forward(self, x, t):
         return super().forward(x.flatten(1))
+
+
+class TimeFirst(MyUNet):
+    """As networks of other libraries."""
+
+    def forward(self, t, x):
+        return super().forward(x, t)
 
 
 def with_norm(norm):
@@ -264,6 +320,7 @@ def test_a_network_is_given_classes(tmp_path):
         (MyUNet(classes=2), "network: fails with x .*NoneType"),
         (nn.Conv2d(1, 1, 3), "network: fails"),
         (lambda: MyUNet().up, "network: fails"),
+        (TimeFirst(), r"network: .*forward\(t, x\) must be forward\(x, t\)"),
         (Flat(), r"network: .* returns \[2, 64\]"),
         (3, "network: int"),
         (lambda x, t: x, "network: .*arguments"),

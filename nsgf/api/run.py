@@ -4,6 +4,7 @@ Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,)
 """
 
 import copy
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -38,6 +39,8 @@ from nsgf.system.files import ensure_writable, write_text
 from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.seeding import keep_random_numbers, make_generator
 
+TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
+"""Names of a first argument that show that a network takes the time before x."""
 _OF_SAMPLE = {f"sampling.{key}": key for key in ("label", "batch_size")}
 
 
@@ -230,6 +233,11 @@ def check_network(
     try:
         with keep_random_numbers([device] if device.type == "cuda" else []):
             model = make_own(network).to(device)
+            if next(iter(inspect.signature(model.forward).parameters), "") in TIME_NAMES:
+                raise ValueError(
+                    "forward(t, x) must be forward(x, t); wrap it in a module whose "
+                    "forward(self, x, t) returns self.network(t, x)"
+                )
             weights = dict(model.named_parameters(remove_duplicate=False))
             for name, part in model.state_dict().items():  # as a checkpoint and an export hold it
                 if part.dtype == torch.float16 or (name in weights and part.dtype != torch.float32):

@@ -1,8 +1,9 @@
 """Train as ``nsgf train`` does."""
 
 import hashlib
+import os
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset, default_collate
 
 from nsgf import experiment
 from nsgf.api.run import Run, check_network, class_name, load
-from nsgf.config.files import from_arguments, read_experiment
+from nsgf.config.files import experiments, from_arguments, read_experiment
 from nsgf.config.schema import Config
 from nsgf.config.settings import Layer
 from nsgf.config.values import expand_path, read_flag
@@ -34,14 +35,14 @@ from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import keep_random_numbers
 
-Samples = Tensor | ArrayLike | Dataset[Any]
-"""Points or images."""
+Samples = Tensor | ArrayLike | Dataset[Any] | str | PathLike[str]
+"""Points or images, or where they are."""
 _NAMES = {"data.name": "dataset", "optim.iterations": "iterations", "run": "resume"}
 
 
 @from_python(_NAMES)
 def train(
-    exp: str | None = None,
+    exp: str | Samples | None = None,
     *,
     data: Samples | None = None,
     labels: ArrayLike | None = None,
@@ -61,10 +62,11 @@ def train(
     random numbers stay as they were. Ctrl-C loses what came after the last checkpoint.
 
     Args:
-        exp: the name of an experiment, as ``2d``; or give ``data``.
-        data: tensor or array of points (N, D) in any units, or of images (N, C, S, S), uint8 or
-            floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
-            samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``.
+        exp: the name of an experiment, as ``2d``; or ``data``.
+        data: tensor, array or table of points (N, D) in any units, or images (N, C, S, S), uint8
+            or floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
+            samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``. Or a
+            folder of images or a file, as for ``data.path``.
         labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is true.
         network: a module whose ``forward(x, t)``, with classes ``forward(x, t, labels)``, returns a
             tensor of x's shape, or a function or class that makes one. t (B,) is in [0, 1); labels
@@ -85,6 +87,7 @@ def train(
     Raises:
         UserError: an argument or a setting is wrong, or ``train.max_hours`` is over.
     """
+    exp, data = split_data(exp, data)
     named = {"exp": exp, "data.name": dataset, "method": method, "optim.iterations": iterations}
     where = {"out_dir": out_dir, "device": device_name(device), "seed": seed}
     settings = from_arguments({**named, **where}, overrides) | class_name(network)
@@ -92,7 +95,7 @@ def train(
     files = {key: expand_path(key, file) for key, file in named_files.items() if file is not None}
     is_quiet = read_flag("quiet", quiet)
     if data is not None:
-        wanted = _request(data, labels, files, settings)
+        wanted = request_with_data("train", data, labels, files, settings)
     elif labels is not None:
         raise UserError("labels: belong to data, which is missing")
     else:
@@ -115,25 +118,42 @@ def train(
     return load(run.path, device=place, network=network)
 
 
-def _request(
-    data: Samples, labels: ArrayLike | None, files: dict[str, Path], settings: Layer
+def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:
+    """Return the name of an experiment and the data, either of which may be the first argument."""
+    if exp is None or (isinstance(exp, str) and (exp in experiments() or not os.path.exists(exp))):
+        return exp, data
+    if data is not None:
+        raise UserError("data: given twice; leave the first argument out")
+    return None, exp
+
+
+def request_with_data(
+    command: str,
+    data: Samples,
+    labels: ArrayLike | None,
+    files: dict[str, Path],
+    settings: Layer,
 ) -> Request:
-    """Return the request of a training on samples. They are written to
+    """Return the request of a command on data. Samples are written to
     ``OUT_DIR/.data/NAME-CHECKSUM.npz``, which a refused request does not leave."""
-    if {"exp", "data.name"} & {*settings}:
-        raise UserError("data: cannot be given beside exp or dataset; leave one out")
+    if isinstance(data, str | PathLike):
+        if labels is not None:
+            raise UserError("labels: belong to samples; the folder or file of data has the classes")
+        path = expand_path("data", data)
+        kind = settings.get("exp") or _kind_of_data(path)
+        own = {} if "run" in files else _own_layer(kind, files, settings)
+        with naming({**_NAMES, "data.path": "data"}):
+            return resolve(command, {**own, "data.path": str(path), **settings}, files)
     arrays, digest = _arrays(data, labels), hashlib.sha256()
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
     name, resumed = next(iter(arrays)), files.get("run")
+    own = _own_layer(name, files, settings)
+    own |= {} if resumed else {"data.conditional": "labels" in arrays}
     base = read_experiment(files["config"]).settings if "config" in files else {}
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
-    own: Layer = {"data.name": name}
-    if not resumed:
-        own |= {"data.conditional": "labels" in arrays}
-        own |= {} if "config" in files else {"exp": name}
     with (
         TemporaryDirectory(prefix=".", dir=folder) as private,  # other calls may use `file`
         naming({**_NAMES, "data.path": "data"}),
@@ -142,7 +162,7 @@ def _request(
         if place != file:
             with replacing(place) as stream:
                 np.savez(stream, **arrays)  # type: ignore[arg-type]
-        wanted = resolve("train", {**own, "data.path": str(place), **settings}, files)
+        wanted = resolve(command, {**own, "data.path": str(place), **settings}, files)
         section = wanted.config.data
         if resumed:
             check_same_data(section, INSPECTORS[name](section)[0].checksum)
@@ -154,21 +174,67 @@ def _request(
     return wanted
 
 
+def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
+    """Return the settings that follow from a kind of own data."""
+    if settings.get("exp", name) != name or name not in INSPECTORS or "data.name" in settings:
+        raise UserError("data: cannot be given beside another exp or dataset; leave one out")
+    return {"data.name": name} | ({} if files else {"exp": name})
+
+
+def _kind_of_data(path: Path) -> str:
+    """Return ``images`` or ``points`` by what is at a path. Whoever reads it checks the rest."""
+    if path.suffix.lower() in (".npy", ".npz"):
+        with suppress(Exception):  # numpy raises many types for damaged files
+            content = np.load(path, mmap_mode="r", allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                return "images" if content.ndim > 2 else "points"
+            with content:
+                is_points = "points" in content or all(part.ndim < 3 for part in content.values())
+                return "points" if is_points and "images" not in content else "images"
+    return "images" if path.is_dir() or not path.suffix else "points"
+
+
 def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
     """Return ``images``, perhaps with ``labels``, or ``points``; who reads them checks the rest."""
+    name = "data"
     try:
         if isinstance(data, Dataset):
-            items = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
-            refuse_masks(items)
-            data = default_collate(items)
-            if isinstance(data, list | tuple):
-                if len(data) + (labels is not None) > 2:
-                    raise ValueError("its items must be samples or pairs; labels belong to samples")
-                data, labels = (*data, labels)[:2]
+            data, labels = _read_items(data, labels)
+        if hasattr(data, "select_dtypes") and (others := [*data.select_dtypes(exclude="number")]):
+            raise ValueError(f"columns {others} are no numbers; use data.drop(columns={others})")
         samples = to_array(data)
         if samples.ndim < 3 and labels is not None:
             raise ValueError("points have no classes; leave labels out")
         arrays = {"points": samples} if samples.ndim < 3 else {"images": image_bytes(samples)}
-        return arrays if labels is None else {**arrays, "labels": to_array(labels)}
+        name = "labels"
+        return arrays if labels is None else {**arrays, "labels": _label_array(labels)}
     except Exception as error:  # a Dataset may raise any type
-        raise UserError(f"data: {one_line(error)}") from error
+        raise UserError(f"{name}: {one_line(error)}") from error
+
+
+def _read_items(data: Dataset[Any], labels: ArrayLike | None) -> tuple[Any, Any]:
+    """Return the samples of a data set, and their labels; raise ValueError for other items."""
+    items = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
+    refuse_masks(items)
+    try:
+        columns = default_collate(items)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"its items must be tensors of one shape, or pairs (tensor, label) ({one_line(error)})"
+            "; of torchvision use transform=Compose([Resize((32, 32)), PILToTensor()])"
+        ) from error
+    if not isinstance(columns, list | tuple):
+        return columns, labels
+    if len(columns) + (labels is not None) > 2:
+        raise ValueError("its items must be samples or pairs; labels belong to samples")
+    return (*columns, labels)[:2]
+
+
+def _label_array(labels: ArrayLike) -> np.ndarray:
+    """Return labels as numbers or names, which pandas keeps as objects."""
+    array = to_array(labels) if isinstance(labels, Tensor) else np.asarray(labels, dtype=object)
+    names = [one for one in array.flat if isinstance(one, str)]
+    if names and len(names) < array.size:
+        other = next(one for one in array.flat if not isinstance(one, str))
+        raise ValueError(f"{other} among names; all must be names, or all numbers")
+    return array.astype(str) if names else to_array(labels)

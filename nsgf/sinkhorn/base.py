@@ -120,7 +120,7 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     array = np.asarray(values)
     if array.dtype.kind == "O":
-        raise ValueError("holds objects, must be numbers, or names as labels")
+        raise ValueError(f"{type(values).__name__} holds objects, must be an array of numbers")
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
