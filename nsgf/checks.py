@@ -217,6 +217,8 @@ def _for_classes(config: Config) -> dict[str, Any]:
             wanted["nsf.coupling_batch"] = None
     if classes and "peer" in config.phases:
         wanted["peer.coupling_batch"] = None
+    if classes and "reflow" in config.phases:
+        wanted["reflow.pairs"] = nearest_multiple(config.reflow.pairs, classes)
     if classes and "generator" in config.phases:
         unit = 2 * count_groups(config)
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):

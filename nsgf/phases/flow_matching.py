@@ -13,7 +13,6 @@ and the network is trained again on the straight lines between them.
 Shapes: B batch, *shape one sample.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
-from nsgf.data import INDICES, Data, PointSampler
+from nsgf.data import INDICES, Data, PointSampler, class_labels, data_classes
 from nsgf.phases.base import Phase, starting_network
-from nsgf.phases.lines import LineTask, NSFTask, Pairs, load_euler_steps
+from nsgf.phases.lines import LineTask, NSFTask, Pairs, Transport, load_euler_steps
 from nsgf.run.folder import RunFolder
 from nsgf.run.progress import count_progress
 from nsgf.run.session import Session
@@ -126,15 +125,19 @@ TRIAL_PATHS = 64
 
 
 class StoredPairs(Pairs):
-    """Starts Z0 and ends Z1 of trained paths, in random order."""
+    """Starts Z0 and ends Z1 of trained paths, in random order.
 
-    def __init__(self, starts: Tensor, ends: Tensor, seed: int) -> None:
+    With K classes stored pair i has class i mod K, as pair i of the batches. N is a multiple of K.
+    """
+
+    def __init__(self, starts: Tensor, ends: Tensor, seed: int, classes: int = 0) -> None:
         """``starts`` and ``ends``: each (N, *shape), on the CPU."""
-        self._ends = starts, ends
+        self._ends, self._classes = (starts, ends), classes or 1
         self._indices = PointSampler(INDICES, derive_seed(seed, "pairs"))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
-        index = self._indices.at(positions) % len(self._ends[0])
+        turns = self._indices.at(positions) % (len(self._ends[0]) // self._classes)
+        index = turns * self._classes + class_labels(positions, self._classes)
         start, end = (part.index_select(0, index) for part in self._ends)
         return start, end
 
@@ -143,6 +146,7 @@ class Reflow(Phase):
     """Train the peer's network again, on straight lines between the ends of its paths."""
 
     name, title = "reflow", "reflow"
+    takes_classes = True
     follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:
@@ -150,12 +154,13 @@ class Reflow(Phase):
         computes the same paths again."""
         student = starting_network(self, session, Peer())
         starts = data.source(self.name).at(range(session.config.reflow.pairs))
-        ends = path_ends(starts, load_euler_steps(Peer(), session, STEPS, 1.0), session)
+        steps, classes = load_euler_steps(Peer(), session, STEPS, 1.0), data.classes
+        ends = path_ends(starts, steps, session, classes)
         seed = derive_seed(session.config.seed, self.name)
-        return NSFTask(student, StoredPairs(starts, ends, seed), seed)
+        return NSFTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
-        pairs = min(config.reflow.pairs, TRIAL_PATHS)
+        pairs = min(config.reflow.pairs, max(TRIAL_PATHS, data_classes(config.data)))
         short = replace(config, reflow=replace(config.reflow, pairs=pairs))
         return short, config.reflow.pairs / pairs
 
@@ -163,17 +168,19 @@ class Reflow(Phase):
         return (Peer(),)
 
 
-def path_ends(starts: Tensor, carry: Callable[[Tensor], Tensor], session: Session) -> Tensor:
-    """Return the ends Z1 = ``carry``(Z0) for starts Z0 (N, *shape), both on the CPU.
+def path_ends(starts: Tensor, carry: Transport, session: Session, classes: int = 0) -> Tensor:
+    """Return the ends Z1 = ``carry``(Z0) for starts Z0 (N, *shape), both on the CPU. With K classes
+    start i has class i mod K.
 
     Raises:
         Stopped: a stop was requested; no path is kept.
     """
     session.log.write(f"reflow: {len(starts)} paths of {STEPS} steps")
     ends = torch.empty_like(starts)
-    batches = list(zip(starts.split(PATHS), ends.split(PATHS), strict=True))
-    for start, end in count_progress(batches, "reflow paths", "batch", session.log.progress):
+    labels = [class_labels(range(len(starts)), classes)] if classes else []
+    batches = list(zip(*(part.split(PATHS) for part in (ends, starts, *labels)), strict=True))
+    for end, *own in count_progress(batches, "reflow paths", "batch", session.log.progress):
         if session.should_stop():
             raise Stopped("reflow: before its first step")
-        end.copy_(carry(start.to(session.device)))
+        end.copy_(carry(*(part.to(session.device) for part in own)))
     return ends

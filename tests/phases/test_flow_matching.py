@@ -10,7 +10,7 @@ from nsgf.config.schema import PeerConfig
 from nsgf.data import Data, PointSampler
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import get_phase, load_sampler
+from nsgf.phases import flow_matching, get_phase, load_sampler
 from nsgf.phases.flow_matching import PeerTask, StoredPairs, build_matcher, path_ends
 from nsgf.phases.lines import NSFTask, Pairs
 from nsgf.run.log import RunLog
@@ -203,3 +203,22 @@ def test_pairs_and_times_of_reflow_are_unchanged():
     assert start.tolist() == [48, 35, 15, 7]
     assert torch.equal(end, start + 100)
     torch.testing.assert_close(t, torch.tensor([0.474256, 0.601518, 0.286646, 0.243692]))
+
+
+def test_reflow_learns_paths_within_their_class(monkeypatch, tiny_run):
+    """Stored path i, pair i and label i have class i mod K; a tenth of the labels is left out."""
+
+    def carry(x, labels):
+        return labels.view(-1, 1, 1, 1) + x / 100
+
+    monkeypatch.setattr(flow_matching, "starting_network", lambda *_: nn.Identity())
+    monkeypatch.setattr(flow_matching, "load_euler_steps", lambda *_: carry)
+    config = shipped("digits/2rf", "--data.conditional=true", "--reflow.pairs=50")
+    session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
+    task = get_phase("reflow").task(session, Data(config.data, 0))
+    start, end, _, labels = task.draw(range(3, 203))
+    classes = torch.arange(3, 203) % 10
+    torch.testing.assert_close(end, carry(start, classes))
+    assert torch.equal(labels[labels < 10], classes[labels < 10].int())
+    assert 0 < int((labels == 10).sum()) < 50
+    assert len(start[:, 0, 0, 0].unique()) > 40  # all turns of a class, not one
