@@ -1,31 +1,24 @@
 """The commands, their flags, and how a command line becomes a :class:`Request`."""
 
-import ast
-import inspect
-import textwrap
-from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Collection
-from functools import partial
-from itertools import pairwise
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn
 
-from nsgf.config import schema
-from nsgf.config.files import experiments, pretrained_runs, refuse_unknown
-from nsgf.config.schema import OF_PHASES
-from nsgf.config.settings import KEYS, SECTIONS, Layer, is_inherited, spread_optim
-from nsgf.config.values import format_value, read_value
+from nsgf.config.files import refuse_unknown
+from nsgf.config.settings import KEYS, Layer, spread_optim
+from nsgf.config.values import read_value
 from nsgf.resolve import ON_EXPORTS, WITHOUT_RUN, Request, resolve
 from nsgf.system.errors import UserError
 
 COMMANDS = {
-    "train": "train the phases of an experiment, or resume them",
-    "sample": "draw samples and pictures from a trained run",
-    "evaluate": "measure a trained run: W2, FID, precision and recall",
-    "report": "write a page about a trained run, or about a comparison",
-    "list": "list the runs in --out-dir, how far they are and what they take",
-    "compare": "train and measure NSGF and other methods on equal terms, resumable",
-    "export": "write the averaged weights of a run as a folder to share",
-    "preflight": "say what training would take on this machine, without training",
+    "train": "Train the phases of an experiment, or resume them.",
+    "sample": "Draw samples and pictures from a trained run.",
+    "evaluate": "Measure a trained run: W2, FID, precision and recall.",
+    "report": "Write a page about a trained run, or about a comparison.",
+    "list": "List the runs in --out-dir, with progress, last loss, time and size.",
+    "compare": "Train and measure NSGF and other methods on equal terms. Resumable.",
+    "export": "Write the averaged weights of a run as a folder to share.",
+    "preflight": "Say what training would take on this machine, without training.",
 }
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
@@ -55,21 +48,38 @@ OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
 OF_COMPARE = {"--methods": ("compare.methods",)}
 """Short flags of ``compare`` only."""
-WITH_RUN = tuple(name for name in COMMANDS if name not in WITHOUT_RUN)
+WITH_RUN = tuple(name for name in COMMANDS if name not in (*WITHOUT_RUN, "list"))
+HAS_SETTINGS = tuple(name for name in COMMANDS if name != "list")
 OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
-    "config": (COMMANDS, str, "FILE", "YAML file instead of --exp; over a run: on top"),
-    "print_config": (COMMANDS, bool, "", "print all settings that hold, and stop"),
-    "run": (WITH_RUN, str, "DIR", "run folder; default: the newest of --exp that can be used"),
-    "pretrained": (ON_EXPORTS, str, "NAME", "a run that comes with the program: {pretrained}"),
-    "nfe": (["sample"], int, "N", "network calls for each sample, or the nearest number below"),
-    "out": (["sample"], str, "PATH", "write only FILE.csv, FILE.npz, or DIR/ for PNG files; new"),
-    "resume": (["train"], bool, "", "resume the run from its newest checkpoint"),
-    "resume_phase": (["train"], int, "N", "resume at phase N, anew if phase N is finished"),
-    "to": (["export"], str, "DIR", "folder that is written"),
-    "half": (["export"], bool, "", "write weights as float16: half the bytes"),
-    "session_hours": (["preflight"], float, "H", "hours of a session (default: 12)"),
-    "compare": (["report"], str, "DIR", "write a page about this comparison"),
-    "figures": (["report"], Literal["png", "svg", "pdf"], "KIND", "also png (default), svg or pdf"),
+    "help": (COMMANDS, str, "KEY", "Explain a flag, a setting or a section; all: every setting."),
+    "config": (
+        HAS_SETTINGS,
+        str,
+        "FILE",
+        "YAML file to read instead of --exp, or over --run.",
+    ),
+    "print_config": (HAS_SETTINGS, bool, "", "Print the settings that hold, and stop."),
+    "run": (WITH_RUN, str, "DIR", "Run folder. Without it, the newest run of --exp is used."),
+    "pretrained": (ON_EXPORTS, str, "NAME", "Run that comes with the program."),
+    "nfe": (["sample"], int, "N", "Largest number of network calls for each sample."),
+    "out": (
+        ["sample"],
+        str,
+        "PATH",
+        "Write only this new FILE.csv, FILE.npz, or DIR/ of PNG files.",
+    ),
+    "resume": (["train"], bool, "", "Resume the run from its newest checkpoint."),
+    "resume_phase": (["train"], int, "N", "Resume at phase N, or repeat it if it is finished."),
+    "to": (["export"], str, "DIR", "Folder to write. It must be new or empty."),
+    "half": (["export"], bool, "", "Write weights as float16, in half the bytes."),
+    "session_hours": (["preflight"], float, "H", "Hours of one session; default: 12."),
+    "compare": (["report"], str, "DIR", "Write a page about the comparison in this folder."),
+    "figures": (
+        ["report"],
+        Literal["png", "svg", "pdf"],
+        "KIND",
+        "Write figures in this format too.",
+    ),
 }
 """Flags that are no settings: their commands, type, placeholder and meaning."""
 ONE_OF = {"pretrained": "run", "resume_phase": "resume"}
@@ -82,20 +92,30 @@ def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     return {**SHORT_FLAGS, **(OF_COMPARE if command == "compare" else own)}
 
 
+_TRAINING = " ".join({key.partition(".")[0] for key in KEYS} - {"evaluation", "compare"})
+_RUN = "exp method smoke seed device out_dir data.root data.path data.download train.precision "
+USES = {
+    **{"train": _TRAINING, "preflight": _TRAINING},
+    "compare": f"{_TRAINING} evaluation compare".replace("tracking", ""),
+    **{"sample": f"{_RUN} sampling", "evaluate": f"{_RUN} sampling evaluation"},
+    **{"report": f"{_RUN} sampling", "export": "exp out_dir smoke sampling", "list": "out_dir"},
+}
+"""The settings and sections that each command uses."""
+
+
+def flags_of(command: str) -> dict[str, tuple[str, ...]]:
+    """Return the flags that a command uses, without dashes, and the settings that each changes:
+    none for an option that is no setting."""
+    options = [name.replace("_", "-") for name in OPTIONS if command in OPTIONS[name][0]]
+    flags = {flag[2:]: keys for flag, keys in short_flags(command).items()}
+    flags |= {"fake-data": ("data.fake",), **{key: (key,) for key in KEYS if key != "out_dir"}}
+    used = tuple(f"{each}." for each in USES[command].split())
+    flags = {name: keys for name, keys in flags.items() if f"{keys[0]}.".startswith(used)}
+    return {**dict.fromkeys(options, ()), **flags}
+
+
 class _Parser(ArgumentParser):
     """A parser that raises UserError, and returns only what was given."""
-
-    def __init__(self, command: str) -> None:
-        super().__init__(
-            prog=f"nsgf {command}",
-            usage=f"nsgf {command} [flags]",
-            description=f"{COMMANDS[command]}.",
-            allow_abbrev=False,
-            argument_default=SUPPRESS,
-            formatter_class=partial(  # one line for each flag
-                RawDescriptionHelpFormatter, max_help_position=38, width=100
-            ),
-        )
 
     def error(self, message: str) -> NoReturn:
         stray = message.removeprefix("unrecognized arguments: ")
@@ -104,47 +124,24 @@ class _Parser(ArgumentParser):
         raise UserError(message.removeprefix("argument "))
 
 
-def command_parser(command: str, *, has_help: bool = False) -> ArgumentParser:
+def command_parser(command: str) -> ArgumentParser:
     """Return the parser of a command. Values stay texts. The name of each is its setting, its
-    short flag, or ``@NAME`` for an option that is no setting. Only ``has_help`` adds texts, grouped
-    by section; settings that phases inherit are shown only once, under ``optim``."""
-    parser, docs = _Parser(command), setting_docs() if has_help else {}
-    groups: dict[str, Any] = {}
-    for key, item in KEYS.items():
-        section, how = key.rpartition(".")[0], dict[str, Any](help=SUPPRESS)
-        if docs and section not in groups:
-            title = f"{section} ({_shorten(docs[section], 75)})" if section else "flags"
-            if section == "optim":
-                title = f"optim (of one phase only, as --nsgf.lr: {', '.join(OF_PHASES)})"
-            groups[section] = parser.add_argument_group(title)
-        if docs and not is_inherited(key):
-            how = {"help": _shorten(docs[key]), "metavar": format_value(item.default) or "NAME"}
-            how["choices"] = get_args(item.kind) if get_origin(item.kind) is Literal else None
-        if docs and key == "exp":
-            how["help"] = f"experiment: {', '.join(experiments())}"
-        extra = {"nargs": "?", "const": True} if key == "smoke" else {}
-        groups.get(section, parser).add_argument(f"--{key}", dest=key, **extra, **how)
-    group, either = groups.get("", parser), dict[str, Any]()
-    for name, (commands, kind, metavar, meaning) in OPTIONS.items():
+    short flag, or ``@NAME`` for an option that is no setting."""
+    parser = _Parser(allow_abbrev=False, argument_default=SUPPRESS, add_help=False)
+    for key in KEYS:
+        how: dict[str, Any] = {"nargs": "?", "const": True} if key == "smoke" else {}
+        parser.add_argument(f"--{key}", dest=key, **how)
+    either = dict[str, Any]()
+    for name, (commands, kind, *_) in OPTIONS.items():
         if command in commands:
             place = ONE_OF.get(name, name)
-            place = either.setdefault(place, group.add_mutually_exclusive_group())
-            how = {"action": "store_true"} if kind is bool else {"metavar": metavar}
-            how["help"] = meaning.replace("{pretrained}", ", ".join(pretrained_runs()))
-            place.add_argument(f"--{name.replace('_', '-')}", dest=f"@{name}", **how)
-    for flag, keys in short_flags(command).items():
-        meaning = _shorten(docs[keys[0]]) if docs else SUPPRESS
-        meaning += ", of every phase" if docs and keys[0].startswith("optim.") else ""
-        group.add_argument(flag, dest=flag, metavar="X", help=meaning)
-    fake = "random images in place of the image set"
-    group.add_argument("--fake-data", dest="data.fake", action="store_true", help=fake)
+            place = either.setdefault(place, parser.add_mutually_exclusive_group())
+            action = "store_true" if kind is bool else "store"
+            place.add_argument(f"--{name.replace('_', '-')}", dest=f"@{name}", action=action)
+    for flag in short_flags(command):
+        parser.add_argument(flag, dest=flag)
+    parser.add_argument("--fake-data", dest="data.fake", action="store_true")
     return parser
-
-
-def _shorten(meaning: str, width: int = 60) -> str:
-    """Return the first sentence of a description, shortened to ``width`` characters."""
-    sentence = meaning.split(". ")[0].rstrip(".").replace("%", "%%")
-    return textwrap.shorten(sentence, width, placeholder=" ...")
 
 
 def parse(argv: list[str]) -> Request:
@@ -163,7 +160,7 @@ def parse(argv: list[str]) -> Request:
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     for flag in flags:
         if flag not in known:
-            refuse_unknown(flag, known, command, FLAG_NAMES)
+            refuse_unknown(flag, [f"--{name}" for name in flags_of(command)], command, FLAG_NAMES)
         if flags.count(flag) > 1:
             raise UserError(f"{flag}: given twice")
     short, fanned, settings, options = short_flags(command), Layer(), Layer(), Layer()
@@ -180,44 +177,3 @@ def parse(argv: list[str]) -> Request:
     request = resolve(command, {**fanned, **settings}, options, keeps_total=keeps_total)
     request.words = words
     return request
-
-
-def completion(shell: str) -> str:
-    """Return the script that completes commands and flags in a shell, made by shtab. Raise
-    UserError if shtab is missing or knows no such shell."""
-    program = ArgumentParser(prog="nsgf")
-    commands = program.add_subparsers()
-    for name, meaning in COMMANDS.items():
-        parent = command_parser(name, has_help=True)
-        commands.add_parser(name, help=meaning, parents=[parent], add_help=False)
-    try:
-        import shtab
-
-        return shtab.complete(program, shell).rstrip("\n")
-    except (ImportError, NotImplementedError) as error:
-        raise UserError(f"--print-completion {shell}: {error}") from error
-
-
-def setting_docs() -> dict[str, str]:
-    """Return the docstrings of sections and settings by dotted key, in the order of the schema.
-
-    The empty key is the configuration itself. Settings that phases inherit appear once, under
-    ``optim``."""
-    below = {
-        node.name: {
-            ast.unparse(this.target): " ".join(ast.literal_eval(text.value).split())
-            for this, text in pairwise(node.body)
-            if isinstance(this, ast.AnnAssign) and isinstance(text, ast.Expr)
-        }
-        for node in ast.parse(inspect.getsource(schema)).body
-        if isinstance(node, ast.ClassDef)
-    }
-    found = {}
-    for section, kind in SECTIONS.items():
-        if kind is schema.OptimConfig and section != "optim":
-            found[section] = "The keys of optim, for this phase only."
-            continue
-        found[section] = inspect.cleandoc(kind.__doc__ or "").replace("\n", " ")
-        for name, text in below[kind.__name__].items():
-            found[f"{section}.{name}".lstrip(".")] = text
-    return found

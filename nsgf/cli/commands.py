@@ -11,7 +11,8 @@ from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 
-from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, command_parser, completion, parse
+from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, parse
+from nsgf.cli.help import completion, help_parser, help_topic
 from nsgf.resolve import Request
 from nsgf.system.errors import UserError, naming, one_line, unusable
 from nsgf.system.output import (
@@ -80,8 +81,8 @@ def _explains(words: list[str]) -> bool:
         show("\n".join([*lines, "", "nsgf COMMAND --help lists the flags of a command."]))
     elif words[0] == "--version":
         show(__version__)
-    elif words[0] in COMMANDS and {"-h", "--help"} & set(words):
-        show(command_parser(words[0], has_help=True).format_help().rstrip("\n"))
+    elif words[0] in COMMANDS and (topic := help_topic(words)) is not None:
+        show(help_parser(words[0], topic).format_help().strip("\n"))
     elif words[0].startswith("--print-completion"):
         show(completion(words[0].partition("=")[2] or " ".join(words[1:])))
     else:

@@ -237,9 +237,8 @@ def refuse_unknown(
     nearest = nearest or [each for each in likely if each.endswith(f".{key.replace('-', '_')}")]
     for ours, names in OTHER_NAMES.items():
         if not nearest and _letters(last) in map(_letters, names.split()):
-            meant = [
-                re.sub(r".*\.", f"{section}.", each) if section else each for each in ours.split()
-            ]
+            meant = [f"{section}.{each.rpartition('.')[2]}".lstrip(".") for each in ours.split()]
+            meant = meant if section else ours.split()
             nearest = [each for each in keys if each in meant]
     if not nearest and any(each.startswith(f"{key}.") for each in keys):
         raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")

@@ -62,7 +62,7 @@ class DataConfig(Facts):
     """Source mu0 and target mu*."""
 
     name: Literal[PointName, ImageName, "images", "points"] = "8gaussians"
-    """Target mu*: a 2D set, an image set, or the images or points at data.path."""
+    """Target mu*: a 2D set, an image set, or your own images or points at data.path."""
     source: Literal["gaussian", "8gaussians"] = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
     root: Annotated[str, MACHINE_PATH, FREE_ON_RESUME] = "data"
@@ -76,8 +76,8 @@ class DataConfig(Facts):
     conditional: bool = False
     """Give networks the class of each sample: images with labels, or own images in subfolders."""
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
-    """images: a folder, or a file .npz with images (N, C, H, W) or (N, H, W, C) and perhaps labels
-    (N,); points: a file .npz, .npy or .csv."""
+    """Your own data. For images: a folder, or a file .npz with images (N, C, H, W) or (N, H, W, C)
+    and perhaps labels (N,). For points: a file .npz, .npy or .csv."""
     size: Annotated[int | None, Range(4, 1024)] = None
     """images: pixels of a side, to which the middle square of each image is scaled; null: 32, or as
     they are in a file."""
@@ -122,7 +122,7 @@ class FlowConfig:
     """The discretized Sinkhorn gradient flow (Algorithm 1)."""
 
     steps: Annotated[int, Range(1)] = 5
-    """Steps T of the flow, and of sampling with the velocity network."""
+    """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6)] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
     schedule: Literal["constant", "harmonic"] = "constant"
@@ -134,7 +134,7 @@ class PoolConfig:
     """The trajectory pool."""
 
     num_batches: Annotated[int, Range(1)] = 200
-    """Flows of sinkhorn.batch_size particles that fill the pool."""
+    """Number of flows that fill the pool, each of sinkhorn.batch_size particles."""
     storage: Annotated[Literal["memory", "disk"], FREE_ON_RESUME] = "memory"
     """memory: main memory; disk: a file in the run folder, which a resumed run completes."""
     dtype: Literal["auto", "float32", "float16"] = "auto"
@@ -190,7 +190,7 @@ class ModelConfig(Facts):
 
 @dataclass
 class OptimConfig:
-    """Adam, warm-up and EMA. A phase may override each value in its own section."""
+    """Adam, warm-up and EMA of every phase. A phase's own section wins, as nsf.lr over optim.lr."""
 
     iterations: Annotated[int, Range(0)] = 20_000
     """Number of optimizer updates."""
@@ -229,7 +229,7 @@ class NSFConfig(OptimConfig):
 
 @dataclass
 class PeerConfig(OptimConfig):
-    """Phase ``peer``: a flow-matching method to compare NSGF with (extra `compare`)."""
+    """Phase peer: a flow-matching method to compare NSGF with (extra `compare`)."""
 
     method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
     """torchcfm's independent pairs (icfm), exact transport in the batch (otcfm) or Schroedinger
@@ -243,7 +243,7 @@ class PeerConfig(OptimConfig):
 
 @dataclass
 class ReflowConfig(OptimConfig):
-    """Phase ``reflow``: train the peer's network again, on the end points of its paths (2-RF)."""
+    """Phase reflow: train the peer's network again, on the end points of its paths (2-RF)."""
 
     pairs: Annotated[int, Range(1)] = 65_536
     """Number of paths whose end points are kept in memory."""
@@ -251,7 +251,7 @@ class ReflowConfig(OptimConfig):
 
 @dataclass
 class GeneratorConfig(OptimConfig):
-    """Phase ``generator``: one network call from noise to data, trained with Sinkhorn velocities
+    """Phase generator: one network call from noise to data, trained with Sinkhorn velocities
     inside each batch. With phases [nsgf, generator] it starts from the velocity network."""
 
     targets: Annotated[int | None, Range(4)] = None
@@ -275,15 +275,16 @@ class TrainConfig:
     checkpoint_every: Annotated[int, Range(1)] = 1000
     """Number of updates between two checkpoints of a phase."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Precision of the networks' layers; weights and losses stay float32. auto: that of the run's
-    checkpoints; else bf16 if the card, or for images the CPU, has units for it; fp16 on a T4; else
-    fp32."""
+    """Precision of the networks' layers. Weights and losses stay float32. auto continues in the
+    precision of the run's checkpoints. A new run uses bf16 if the card, or for images the CPU, has
+    units for it; fp16 on a T4; and fp32 elsewhere."""
     accumulate: Annotated[int, Range(1)] = 1
-    """Number of parts of each batch: less memory, same update. Doubled when memory is full."""
+    """Number of parts into which a batch is split: less memory, same update. Doubles if memory is
+    full."""
     compile: bool = False
     """Compile networks with torch.compile: the first update takes minutes, later ones less."""
     max_hours: Annotated[float | None, Range(above=0)] = None
-    """Hours after which training saves, prints how to resume, and ends; null: no limit."""
+    """Hours after which training saves, prints how to resume, and ends. null: no limit."""
     preview: bool = True
     """Save a picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
 
@@ -293,8 +294,8 @@ class TrackingConfig:
     """Experiment tracker, in addition to the files in the run folder."""
 
     tracker: Literal["none", "wandb", "wandb-offline", "tensorboard"] = "none"
-    """wandb: upload to Weights & Biases; wandb-offline: keep files in the run folder for `wandb
-    sync`; tensorboard: write files in the run folder. W&B reads WANDB_PROJECT and WANDB_ENTITY."""
+    """Experiment tracker. wandb uploads to Weights & Biases. wandb-offline writes files for `wandb
+    sync` into the run folder, and tensorboard its own. W&B reads WANDB_PROJECT and WANDB_ENTITY."""
 
 
 @dataclass
@@ -302,17 +303,17 @@ class SamplingConfig:
     """Sampling (Algorithms 2 and 4)."""
 
     num_samples: Annotated[int, Range(1)] = 64
-    """Number of samples to draw; --num-samples also sets evaluation.num_samples."""
+    """Number of samples to draw."""
     batch_size: Annotated[int, Range(1)] = 256
     """Number of samples in one network call; halved when the card's memory is full."""
     label: Annotated[str | int | None, Range(0)] = None
-    """With data.conditional: name or number (from 0) of the class of all samples; null: class i mod
-    K for sample i."""
+    """Class of all samples, with data.conditional: its name, or its number from 0 on. null: class
+    i mod K for sample i."""
     guidance: Annotated[float, Range(0, 1000)] = 1.0
     """With data.conditional: weight w in a + w (b - a), where a is the network's output without the
     class and b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
     nsgf_steps: Annotated[int | None, Range(1)] = None
-    """Number of Euler steps with the velocity network; null: flow.steps."""
+    """Number of Euler steps with the velocity network. null: as many as flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow; null: the predicted time of each."""
     solver: SolverName = "euler"
@@ -335,11 +336,11 @@ class EvaluationConfig:
     w2_samples: Annotated[int, Range(1)] = 4096
     """Largest number of samples for the exact W2; the time grows with the cube of this number."""
     features: Literal["auto", "imagenet", "inception", "none"] = "auto"
-    """Network in whose features images are compared: imagenet (EfficientNet-Lite0; extra
-    `features`), inception (for comparison with published figures), or none; auto: imagenet, or
-    none if its package is missing."""
+    """Network whose features are compared for images. imagenet: EfficientNet-Lite0, with the extra
+    `features`. inception: for comparison with published figures. none: no such measures. auto:
+    imagenet, or none if its package is missing."""
     inception_weights: Annotated[str | None, MACHINE_PATH] = None
-    """File with torch-fidelity's Inception weights; null: download them."""
+    """File with torch-fidelity's Inception weights. null: download them."""
 
 
 @dataclass
@@ -370,20 +371,20 @@ class Config:
     """One experiment."""
 
     exp: str = "2d"
-    """Name of the experiment: configs/NAME.yaml, and the first part of the run folder's name."""
+    """Experiment, a file configs/NAME.yaml. The names of its run folders begin with it."""
     method: str = ""
-    """Name of a file in configs/methods, or your own YAML file."""
+    """Method, a file configs/methods/NAME.yaml, or the path of your own YAML file."""
     phases: list[PhaseName] = field(default_factory=lambda: ["nsgf", "nsf", "predictor"])
-    """Phases to train, in order: nsgf; nsgf, nsf; or nsgf, nsf, predictor; with nsf.source affine:
+    """Phases to train, in order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. With nsf.source affine:
     nsf. One call: generator; or nsgf, generator. Flow matching: peer; or peer, reflow."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of every random number of the run."""
     device: str = "auto"
-    """auto (cuda if torch can use one, else cpu), cpu, cuda, cuda:N."""
+    """Device: cpu, cuda, cuda:N, or auto, which selects cuda if torch can use it."""
     out_dir: Annotated[str, MACHINE_PATH] = "runs"
-    """Folder in which run folders are made."""
+    """Folder that holds the run folders."""
     smoke: bool = False
-    """Make a small run to test the installation. Only commands with --smoke find this run."""
+    """Make a small run to test the installation. Later commands find it only with --smoke."""
     data: DataConfig = field(default_factory=DataConfig)
     sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)

@@ -1,17 +1,14 @@
 """From a command line to the settings that hold."""
 
-import runpy
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import yaml
 
-from nsgf.cli import main
-from nsgf.cli.arguments import COMMANDS, SHORT_FLAGS, parse, setting_docs
+from nsgf.cli.arguments import parse
 from nsgf.config.files import config_folder, from_arguments, methods
 from nsgf.config.schema import OF_PHASES, Config
-from nsgf.config.settings import KEYS, SETTINGS, is_inherited
+from nsgf.config.settings import SETTINGS
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -25,21 +22,6 @@ def value(config: Config, key: str):
 
 def of_phases(config: Config, name: str, phases=OF_PHASES):
     return [getattr(getattr(config, phase), name) for phase in phases]
-
-
-@pytest.mark.parametrize("command", ["train", "sample", "compare"])
-def test_help_has_one_line_for_each_setting_and_short_flag(command, capsys):
-    assert main([command, "--exp", "2d", "--help", "--nonsense"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 100
-    flags = [line.split()[0] for line in lines if line.startswith("  --")]
-    for key in KEYS:
-        assert flags.count(f"--{key}") == (not is_inherited(key)), key
-    assert {*SHORT_FLAGS, "--fake-data", "--config"} < set(flags)
-    for argv in (["--version"], ["--help"], []):
-        assert main(argv) == 0
-    text = capsys.readouterr().out
-    assert all(command in text for command in COMMANDS)
 
 
 FLAGS = [
@@ -363,27 +345,3 @@ def test_a_data_set_takes_the_place_of_the_targets_of_a_comparison(flag):
     assert (config.data.name, config.compare.targets) == ("moons", [])
     assert config.compare.methods == ["nsgf", "otcfm"]
     assert parse([*argv, "--compare.targets=[scurve]"]).config.compare.targets == ["scurve"]
-
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_every_setting_is_described_once_and_inherited_ones_under_optim():
-    inherited = set(filter(is_inherited, KEYS))
-    assert {"nsgf.lr", "generator.iterations"} < inherited
-    assert not {"optim.lr", "nsf.coupling", "generator.tolerance"} & inherited
-    sections = {key.rpartition(".")[0] for key in KEYS}
-    found = setting_docs()
-    assert found.keys() - {"model"} == (KEYS.keys() | sections) - inherited - {"model"}
-    assert all(text.endswith(".") for text in found.values())
-
-
-def test_configuration_page_is_up_to_date_with_the_schema():
-    script = runpy.run_path(str(ROOT / "scripts" / "write_configuration_doc.py"))
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == script["document"](), "python scripts/write_configuration_doc.py"
-    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
-    ends = {key: row.rpartition(" | ")[2].strip(" |") for key, row in rows.items()}
-    assert ends["seed"] == ends["model.unet.mult"] == ends["nsf.coupling"] == "no"
-    assert ends["optim.lr"] == "after the phase"
-    assert ends["data.root"] == ends["train.log_every"] == ends["optim.iterations"] == "yes"

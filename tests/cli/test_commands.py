@@ -242,12 +242,3 @@ def test_own_data_are_trained_resumed_sampled_measured_and_compared(exp, tmp_pat
     assert metrics["w2"] > 0
     assert ("nearest_real" in metrics) is (exp == "images")
     assert "| floor" in nsgf("compare", *flags, *NARROW_OWN[exp])
-
-
-def test_completion_knows_commands_flags_and_values(capsys):
-    assert main(["--print-completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    for word in ("preflight", "--train-iters", "--sampling.solver", "dopri5", "cifar10"):
-        assert word in script
-    assert main(["--print-completion", "cmd"]) == 2
-    assert "--print-completion cmd" in capsys.readouterr().err
