@@ -137,9 +137,9 @@ def test_lines_for_python_run(tmp_path, monkeypatch):
     page, train, runs = (ROOT / "docs/extending.md").read_text(), nsgf.train, []
     loop, network = map(textwrap.dedent, re.findall(r"(?:^ {4}\S.*\n)+", page, re.M))
 
-    def short_train(**how):
+    def short_train(*data, **how):
         small = {} if "resume" in how else SMALL | {"nsf.starts": 20, "pool.num_batches": 10}
-        runs.append(train(**how, overrides=small))
+        runs.append(train(*data, **how, overrides=small))
         return runs[-1]
 
     monkeypatch.chdir(tmp_path)
