@@ -1,6 +1,9 @@
 """Training on samples and with a network of the caller."""
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from signal import SIGINT, default_int_handler, getsignal, raise_signal, signal
 
 import numpy as np
 import pytest
@@ -294,6 +297,43 @@ def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
         for other in (None, MyUNet(16), nn.Linear(1, 1), hooked(lambda x, t: (x.mul_(2), t))):
             with pytest.raises(UserError, match="network"):
                 nsgf.load(place, network=other)
+
+
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
+    """In the main thread, unless the caller handles it; resumed bit for bit as if undisturbed."""
+
+    def interrupted():
+        model = MyUNet()
+
+        def count(*_):
+            seen.append(1)
+            if model.training and len(seen) == 4:
+                raise_signal(SIGINT)
+
+        model.register_forward_pre_hook(count)
+        return model
+
+    whole, seen, ours = train_own(tmp_path / "whole", MyUNet), [], getsignal(SIGINT)
+    with pytest.raises(KeyboardInterrupt, match=r"nsgf: step 2 of 4\); .*network=") as caught:
+        train_own(tmp_path, interrupted)
+    folder = re.search("resume='(.*)'", str(caught.value))[1]
+    run = nsgf.train(resume=folder, network=MyUNet(), quiet=True)
+    assert torch.equal(run.sample(5, seed=0), whole.sample(5, seed=0))
+    assert getsignal(SIGINT) is ours is default_int_handler
+
+    def refuse(*_):
+        raise RuntimeError("the caller's own handler")
+
+    seen.clear()
+    signal(SIGINT, refuse)
+    try:
+        with pytest.raises(RuntimeError, match="own handler"):
+            train_own(tmp_path, interrupted)
+    finally:
+        signal(SIGINT, ours)
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(train, tmp_path, data=POINTS).result()
+    assert other.progress["nsgf"] == "4 of 4"
 
 
 def test_random_numbers_of_the_caller_stay(tmp_path):

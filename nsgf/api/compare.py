@@ -16,7 +16,7 @@ from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.config.files import from_arguments
 from nsgf.config.values import read_flag
 from nsgf.resolve import resolve
-from nsgf.run.stop import Stopped
+from nsgf.run.stop import stop_of_caller
 from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError
 from nsgf.system.output import show, silence
@@ -78,26 +78,28 @@ def compare(
     named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
     methods, is_quiet = {} if methods is None else methods, read_flag("quiet", quiet)
-    try:
-        wanted = resolve("compare", from_arguments(named, overrides), {})
-        comparison = Comparison.of(wanted.config, wanted.methods)
-        if not isinstance(methods, Mapping):
-            must = "must be a dictionary of functions; name methods of the package in against"
-            raise UserError(f"methods: {must}")
-        taken = [*comparison.methods, *map(method_title, comparison.methods)]
-        for name, draw in methods.items():
-            is_name = isinstance(name, str) and NAME.fullmatch(name) and name not in taken
-            if not callable(draw) or not is_name:
-                must = f"must be a function draw(noise, nfe), its name {NAMES}, none of {taken}"
-                raise UserError(f'methods["{name}"]: {must}')
-        cards = range(torch.cuda.device_count())
-        with silence() if is_quiet else nullcontext(), keep_random_numbers(cards):
-            for note in wanted.notes:
-                show(note)
-            files = comparing.compare(replace(comparison, functions=methods))
-            report_comparison(comparison.folder, wanted.config.out_dir)
-    except Stopped as stopped:
-        raise UserError(f"train.max_hours is over, {stopped}; the same call continues") from stopped
+    wanted = resolve("compare", from_arguments(named, overrides), {})
+    comparison = Comparison.of(wanted.config, wanted.methods)
+    if not isinstance(methods, Mapping):
+        must = "must be a dictionary of functions; name methods of the package in against"
+        raise UserError(f"methods: {must}")
+    taken = [*comparison.methods, *map(method_title, comparison.methods)]
+    for name, draw in methods.items():
+        is_name = isinstance(name, str) and NAME.fullmatch(name) and name not in taken
+        if not callable(draw) or not is_name:
+            must = f"must be a function draw(noise, nfe), its name {NAMES}, none of {taken}"
+            raise UserError(f'methods["{name}"]: {must}')
+    cards = range(torch.cuda.device_count())
+    max_hours = wanted.config.train.max_hours
+    with (
+        silence() if is_quiet else nullcontext(),
+        keep_random_numbers(cards),
+        stop_of_caller(max_hours, lambda _: "the same call continues") as stop,
+    ):
+        for note in wanted.notes:
+            show(note)
+        files = comparing.compare(replace(comparison, functions=methods), stop)
+        report_comparison(comparison.folder, wanted.config.out_dir)
     rows = read_rows(comparison.folder / TABLE)
     cells = [dict(zip(COLUMNS, row, strict=False)) | dict(row.values) for row in rows]
     return Compared(comparison.folder, files[0].read_text("utf-8"), cells)

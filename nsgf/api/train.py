@@ -26,7 +26,7 @@ from nsgf.data.own import check_same_data
 from nsgf.data.own_images import image_bytes
 from nsgf.models import OwnNetwork
 from nsgf.resolve import Request, resolve
-from nsgf.run.stop import Stopped
+from nsgf.run.stop import stop_of_caller
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError, naming, one_line
@@ -59,7 +59,7 @@ def train(
     quiet: bool = False,
 ) -> Run:
     """Train an experiment or your own data as ``nsgf train`` does, and open the run. The caller's
-    random numbers stay as they were. Ctrl-C loses what came after the last checkpoint.
+    random numbers stay as they were.
 
     Args:
         exp: the name of an experiment, as ``2d``; or ``data``.
@@ -86,6 +86,7 @@ def train(
 
     Raises:
         UserError: an argument or a setting is wrong, or ``train.max_hours`` is over.
+        KeyboardInterrupt: Ctrl-C; a checkpoint is saved, and the message says how to resume.
     """
     exp, data = split_data(exp, data)
     named = {"exp": exp, "data.name": dataset, "method": method, "optim.iterations": iterations}
@@ -100,6 +101,11 @@ def train(
         raise UserError("labels: belong to data, which is missing")
     else:
         wanted = resolve("train", settings, files)
+
+    def how_to_resume(folder: Path | None) -> str:
+        own = "" if network is None else ", network=..."
+        return f"continue with nsgf.train(resume={str(folder)!r}{own})"
+
     place = pick_device(wanted.config.device)
     cards = [place] if place.type == "cuda" else []
     with silence() if is_quiet else nullcontext(), keep_random_numbers(cards):
@@ -107,14 +113,8 @@ def train(
             check_network(network, wanted.config, place)
         for note in wanted.notes:
             show(note)
-        try:
-            run = experiment.train(wanted.config, wanted.run, network=network)
-        except Stopped as stopped:
-            own = "" if network is None else ", network=..."
-            raise UserError(
-                f"train.max_hours = {wanted.config.train.max_hours} is over, {stopped}; continue "
-                f"with nsgf.train(resume={str(stopped.folder)!r}{own})"
-            ) from stopped
+        with stop_of_caller(wanted.config.train.max_hours, how_to_resume) as stop:
+            run = experiment.train(wanted.config, wanted.run, stop=stop, network=network)
     return load(run.path, device=place, network=network)
 
 

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
+from nsgf.system.errors import UserError
 from nsgf.system.output import STARTED_BY, is_launched
 
 SIGNALS = [
@@ -50,13 +52,13 @@ class StopRequest:
             self._signal = "another process stops"
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, signals: Sequence[int] = SIGNALS) -> Iterator[None]:
         """Context in which SIGINT (Ctrl-C), SIGTERM and SIGHUP are requests to stop. A Ctrl-C after
         a request interrupts at once. An ignored SIGHUP (nohup) stays ignored. Needs the main
         thread."""
         before = {
             number: signal.signal(number, self._take)
-            for number in SIGNALS
+            for number in signals
             if signal.Signals(number).name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
         }
         try:
@@ -74,3 +76,23 @@ class StopRequest:
         line = f"\nnsgf: {name}: saving and ending after this step; Ctrl-C ends without saving\n"
         with suppress(OSError):  # stderr is closed
             os.write(2, line.encode())
+
+
+@contextmanager
+def stop_of_caller(
+    max_hours: float | None, remedy: Callable[[Path | None], str]
+) -> Iterator[StopRequest]:
+    """Context of a Python function that Ctrl-C and a time limit end after a checkpoint. Ctrl-C is
+    left alone outside the main thread, and where the caller handles it.
+
+    ``remedy`` returns how to continue with a run folder, for the message of the KeyboardInterrupt
+    or the UserError.
+    """
+    stop, is_main = StopRequest(max_hours), threading.current_thread() is threading.main_thread()
+    takes = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        with stop.listening([signal.SIGINT]) if takes else nullcontext():
+            yield stop
+    except Stopped as stopped:
+        text = f"{stop.reason}, all is saved ({stopped}); {remedy(stopped.folder)}"
+        raise (KeyboardInterrupt if stop.reason == "SIGINT" else UserError)(text) from None
