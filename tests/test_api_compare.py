@@ -7,11 +7,13 @@ import torch
 
 import nsgf
 from nsgf import UserError
+from nsgf.cli import main
 from nsgf.comparison import compare as engine
 from nsgf.comparison.results import read_rows
 from nsgf.data import build_source
 from nsgf.metrics.yardstick import Yardstick
 from tests.conftest import shipped
+from tests.data.own_files import own_points
 from tests.pool.conftest import CPU
 
 SMALL = {
@@ -24,10 +26,11 @@ SMALL = {
 }
 
 
-def compare(out_dir, draw, name="mine", **how):
+def compare(out_dir, draw, name="mine", num_samples=32, **how):
     how = {"against": ["nsgf", "1rf"], "nfe": [2, 3], "dataset": "moons", **how}
+    small = {**SMALL, "evaluation.num_samples": num_samples}
     return nsgf.compare(
-        "2d", methods={name: draw}, out_dir=out_dir, overrides=SMALL, quiet=True, **how
+        "2d", methods={name: draw}, out_dir=out_dir, overrides=small, quiet=True, **how
     )
 
 
@@ -73,6 +76,39 @@ def test_own_method_is_compared_on_several_targets(tmp_path):
     found = nsgf.compare("2d", methods={"mine": lambda noise, _: noise}, **how)
     measured = {(row["target"], row["method"]) for row in found.rows}
     assert measured == {(to, by) for to in ("moons", "scurve") for by in ("mine", "nsgf", "floor")}
+
+
+def test_measures_of_own_methods_stay_in_later_tables(tmp_path, monkeypatch):
+    """Of calls and commands with the same numbers of samples, behind the methods of these."""
+    first = compare(tmp_path, lambda noise, _: noise, against=["nsgf"])
+    monkeypatch.setattr(engine, "train", None)
+    second = compare(tmp_path, lambda noise, _: 2 * noise, "other", against=["nsgf"], nfe=[2])
+    words = ["compare", "--exp=2d", "--dataset=moons", "--methods=nsgf", "--compare.nfe=[2,3]"]
+    words += [f"--{key}={value}" for key, value in SMALL.items() if key != "smoke"]
+    assert main([*words, "--smoke", f"--out-dir={tmp_path}"]) == 0
+    kept = read_rows(first.folder / "table.csv")
+    assert [*dict.fromkeys(row.method for row in kept)] == ["nsgf", "mine", "other", "floor"]
+    own = {(row["method"], row["nfe"]): row["w2"] for row in [*first.rows, *second.rows]}
+    assert {(row.method, row.nfe): row.values["w2"] for row in kept} == own
+    fewer = compare(tmp_path, lambda noise, _: noise, "other", against=["nsgf"], num_samples=16)
+    assert {row["method"] for row in fewer.rows} == {"other", "nsgf", "floor"}
+
+
+def test_methods_are_compared_on_tensors(tmp_path, monkeypatch):
+    """Each data have their own measures, of one folder too."""
+    data = torch.from_numpy(own_points(40, 3))
+    how = {"methods": {"mine": lambda noise, _: noise}, "nfe": [2], "out_dir": tmp_path}
+    how |= {"overrides": SMALL, "quiet": True}
+    found = nsgf.compare(data, against=["nsgf"], **how)
+    assert {row["method"] for row in found.rows} == {"mine", "nsgf", "floor"}
+    other = nsgf.compare(data=data.numpy() * 9, against=["otcfm"], **how)
+    w2 = [{row["method"]: row["w2"] for row in one.rows} for one in (found, other)]
+    assert w2[1]["mine"] == pytest.approx(9 * w2[0]["mine"])
+    assert w2[1]["floor"] == pytest.approx(9 * w2[0]["floor"])
+    monkeypatch.setattr(engine, "train", None)
+    assert nsgf.compare(data=data, against=["nsgf"], **how).rows[0]["w2"] == w2[0]["mine"]
+    with pytest.raises(UserError, match=r"^data: nan in row"):
+        nsgf.compare(data=data.log(), **how)
 
 
 @pytest.mark.parametrize(

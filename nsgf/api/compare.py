@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nsgf.api.train import Samples, request_with_data, split_data
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.page import report_comparison
 from nsgf.comparison.results import COLUMNS, TABLE, read_rows
@@ -35,13 +36,14 @@ class Compared(NamedTuple):
 
 
 _NAMES = {"data.name": "dataset", "compare.methods": "against"}
-_NAMES |= {"compare.nfe": "nfe", "compare.seeds": "seeds"}
+_NAMES |= {"compare.nfe": "nfe", "compare.seeds": "seeds", "data.path": "data"}
 
 
 @from_python(_NAMES)
 def compare(
-    exp: str | None = None,
+    exp: str | Samples | None = None,
     *,
+    data: Samples | None = None,
     methods: Mapping[str, Draw] | None = None,
     against: Sequence[str] | None = None,
     dataset: str | None = None,
@@ -59,10 +61,13 @@ def compare(
     If you call it again, nothing is trained twice, but your functions are measured anew.
 
     Args:
-        exp: name of an experiment, such as ``2d``.
+        exp: name of an experiment, such as ``2d``; or ``data``.
+        data: your own points or images, as in :func:`nsgf.train`, without classes.
         methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``. The function
-            returns B samples in the units of the networks (images in [-1, 1]), after ``nfe`` calls
-            of its network for each sample. It runs without gradients.
+            returns B samples in the units of the networks (images in [-1, 1]; own points with mean
+            0 and standard deviation 1 in each coordinate), after ``nfe`` calls of its network for
+            each sample. It runs without gradients. Later comparisons in the same folder show its
+            last measures, until you remove ``TARGET/functions.jsonl``.
         against: methods of the package, or YAML files; None: those of the experiment.
         dataset: name of the data set (``data.name``), such as ``moons``.
         nfe: numbers of network calls; None: those of the experiment.
@@ -74,11 +79,17 @@ def compare(
     Raises:
         UserError: an argument or a setting is wrong, a function returned something other than
             samples, or ``train.max_hours`` is over.
+        KeyboardInterrupt: Ctrl-C; a checkpoint is saved, and the same call continues.
     """
+    exp, data = split_data(exp, data)
     named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
     methods, is_quiet = {} if methods is None else methods, read_flag("quiet", quiet)
-    wanted = resolve("compare", from_arguments(named, overrides), {})
+    settings = from_arguments(named, overrides)
+    if data is None:
+        wanted = resolve("compare", settings, {})
+    else:
+        wanted = request_with_data("compare", data, None, {}, settings)
     comparison = Comparison.of(wanted.config, wanted.methods)
     if not isinstance(methods, Mapping):
         must = "must be a dictionary of functions; name methods of the package in against"

@@ -29,7 +29,7 @@ from nsgf.resolve import Request, resolve
 from nsgf.run.stop import stop_of_caller
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.defaults import from_python
-from nsgf.system.errors import UserError, naming, one_line
+from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, sync_folder
 from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.output import show, silence
@@ -38,6 +38,7 @@ from nsgf.system.seeding import keep_random_numbers
 Samples = Tensor | ArrayLike | Dataset[Any] | str | PathLike[str]
 """Points or images, or where they are."""
 _NAMES = {"data.name": "dataset", "optim.iterations": "iterations", "run": "resume"}
+_NAMES |= {"data.path": "data"}
 
 
 @from_python(_NAMES)
@@ -142,8 +143,7 @@ def request_with_data(
         path = expand_path("data", data)
         kind = settings.get("exp") or _kind_of_data(path)
         own = {} if "run" in files else _own_layer(kind, files, settings)
-        with naming({**_NAMES, "data.path": "data"}):
-            return resolve(command, {**own, "data.path": str(path), **settings}, files)
+        return resolve(command, {**own, "data.path": str(path), **settings}, files)
     arrays, digest = _arrays(data, labels), hashlib.sha256()
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
@@ -154,22 +154,20 @@ def request_with_data(
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
-    with (
-        TemporaryDirectory(prefix=".", dir=folder) as private,  # other calls may use `file`
-        naming({**_NAMES, "data.path": "data"}),
-    ):
+    with TemporaryDirectory(prefix=".", dir=folder) as private:  # other calls may use `file`
         place = file if file.exists() else Path(private) / file.name
         if place != file:
             with replacing(place) as stream:
                 np.savez(stream, **arrays)  # type: ignore[arg-type]
         wanted = resolve(command, {**own, "data.path": str(place), **settings}, files)
-        section = wanted.config.data
         if resumed:
+            section = wanted.config.data
             check_same_data(section, INSPECTORS[name](section)[0].checksum)
         if place != file:
             place.replace(file)
             sync_folder(folder)
-    section.path = str(file)
+    for config in (wanted.config, *wanted.methods):
+        config.data.path = str(file)
     wanted.notes = [note.replace(str(place), str(file)) for note in wanted.notes]
     return wanted
 

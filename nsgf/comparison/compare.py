@@ -1,5 +1,6 @@
 """Run a comparison: train and measure the missing trials, then report."""
 
+import json
 import math
 import tempfile
 import time
@@ -209,11 +210,37 @@ class Work:
         """Measure the caller's functions, which may have changed since the last call."""
         for trial in self._comparison.function_trials:
             measures = self._yardsticks[trial.target].compared
+            file = self._functions_file(trial.target)
             for nfe, draw in product(trial.nfe, range(trial.config.compare.draws)):
                 self.check_stop()
-                calls, seconds, values = self._measure(trial, nfe, draw, measures)
-                place = (trial.target, trial.method, trial.seed, draw, nfe)
-                self._of_functions.append(Row(*place, calls, 0, 0.0, seconds, values))
+                measured = self._measure(trial, nfe, draw, measures)
+                place = {"method": trial.method, "seed": trial.seed, "nfe": nfe, "draw": draw}
+                file.parent.mkdir(parents=True, exist_ok=True)
+                add_measure(file, measure_key(self._comparison.config, **place), measured)
+        self._of_functions = self._rows_of_functions()
+
+    def _functions_file(self, target: str) -> Path:
+        return self._comparison.folder / target / "functions.jsonl"
+
+    def _rows_of_functions(self) -> list[Row]:
+        """Return the newest measures of the caller's functions, then those of earlier calls."""
+        config, methods, rows = self._comparison.config, self._comparison.methods, list[Row]()
+        seeds = range(config.seed, config.seed + config.compare.seeds)
+        places = [*product(seeds, config.compare.nfe, range(config.compare.draws))]
+        for target, yardstick in self._yardsticks.items():
+            file = self._functions_file(target)
+            known = read_measures(file) if file.exists() else {}
+            names, saved = keys_of(yardstick.compared), [json.loads(key) for key in known]
+            earlier = [own["method"] for own in saved if isinstance(own.get("method"), str)]
+            for method in dict.fromkeys([*self._comparison.functions, *earlier]):
+                for seed, nfe, draw in places if method not in methods else ():
+                    place = {"method": method, "seed": seed, "nfe": nfe, "draw": draw}
+                    found = known.get(measure_key(config, **place))
+                    if found and found.values.keys() >= {*names}:
+                        values = {name: found.values[name] for name in names}
+                        costs = (found.calls, 0, 0.0, found.seconds)
+                        rows.append(Row(target, method, seed, draw, nfe, *costs, values))
+        return rows
 
     def _measure(self, trial: Trial, nfe: int, draw: int, measures: Sequence[Measure]) -> Measured:
         """Draw samples with ``nfe`` network calls each, and measure them. All methods start from
@@ -238,11 +265,13 @@ class Work:
 
     def rows(self) -> list[Row]:
         """Return all measures so far, and the floors, which are measured if missing."""
-        rows = [*self._of_functions]
+        ours = self._comparison.functions
+        rows = [row for row in self._of_functions if row.method in ours]
         for trial in self._comparison.trials:
             if len(self._rows.get(trial, [])) < len(trial.keys):
                 self._rows[trial] = self._find_rows(trial)
             rows += self._rows.get(trial, [])
+        rows += [row for row in self._of_functions if row.method not in ours]
         for target in dict.fromkeys(row.target for row in rows):
             yardstick = self._yardsticks[target]
             places = dict.fromkeys((row.seed, row.draw) for row in rows if row.target == target)

@@ -1,5 +1,6 @@
 """The measures of a comparison: lines of ``table.csv``, and of the files that each is appended to,
-``measures.jsonl`` in the run folder of a trial and ``floors.jsonl`` in the folder of a target."""
+``measures.jsonl`` in the run folder of a trial, and in the folder of a target ``floors.jsonl`` and
+``functions.jsonl``, of a caller's own methods."""
 
 import csv
 import io

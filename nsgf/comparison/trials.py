@@ -243,6 +243,8 @@ class Trial:
 def measure_key(config: Config, **own: Any) -> str:
     """Return the key of a measure: the numbers of samples, and what else determines it."""
     counts = {name: getattr(config.evaluation, name) for name in ("num_samples", "w2_samples")}
+    if config.data.found:
+        own["data"] = config.data.found["checksum"]
     return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)
 
 

@@ -41,11 +41,11 @@ def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[Non
 
 def name_setting(key: str, value: Any) -> str:
     """Return ``KEY = VALUE``, which begins a message. For samples as the argument ``data``, which
-    lie in a file of the program, return only the name."""
+    lie in a hidden file, return only the name."""
     names, are_flags = _names.get()
     name = key if are_flags else names.get(key, key)
     try:
-        return name if name == "data" and "/.data/" in str(value) else f"{name} = {value}"
+        return name if name == "data" and "/.data/." in str(value) else f"{name} = {value}"
     except Exception:  # an integer of 5,000 digits, or an object of the caller
         return f"{name} = {type(value).__name__}"
 
