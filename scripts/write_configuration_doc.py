@@ -4,9 +4,9 @@ from pathlib import Path
 
 from nsgf.cli.arguments import OF_SAMPLING, SHORT_FLAGS
 from nsgf.cli.help import setting_docs
-from nsgf.config.schema import OF_PHASES
+from nsgf.config.schema import MANY, OF_PHASES
 from nsgf.config.settings import KEYS
-from nsgf.config.values import format_value
+from nsgf.config.values import describe_type, format_value
 from nsgf.phases import get_phases
 from nsgf.resolve import SMOKE
 
@@ -36,7 +36,10 @@ _TABLE = ["| Key | Allowed | Default | Meaning | On resume |", "| --- | --- | --
 
 def _row(key: str, meaning: str) -> str:
     item = KEYS[key]
-    cells = [f"`{key}`", item.allowed, f"`{format_value(item.default)}`", meaning, _on_resume(key)]
+    allowed = describe_type(item.kind)
+    if item.range:
+        allowed += f", {item.range}".removesuffix(f" and <= {MANY}")
+    cells = [f"`{key}`", allowed, f"`{format_value(item.default)}`", meaning, _on_resume(key)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

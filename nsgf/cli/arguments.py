@@ -8,7 +8,7 @@ from nsgf.config.files import refuse_unknown
 from nsgf.config.settings import KEYS, Layer, spread_optim
 from nsgf.config.values import read_value
 from nsgf.resolve import ON_EXPORTS, WITHOUT_RUN, Request, resolve
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, naming
 
 COMMANDS = {
     "train": "Train the phases of an experiment, or resume them.",
@@ -52,34 +52,19 @@ WITH_RUN = tuple(name for name in COMMANDS if name not in (*WITHOUT_RUN, "list")
 HAS_SETTINGS = tuple(name for name in COMMANDS if name != "list")
 OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "help": (COMMANDS, str, "KEY", "Explain a flag, a setting or a section; all: every setting."),
-    "config": (
-        HAS_SETTINGS,
-        str,
-        "FILE",
-        "YAML file to read instead of --exp, or over --run.",
-    ),
+    "config": (HAS_SETTINGS, str, "FILE", "YAML file instead of --exp, or on top of --run."),
     "print_config": (HAS_SETTINGS, bool, "", "Print the settings that hold, and stop."),
     "run": (WITH_RUN, str, "DIR", "Run folder. Without it, the newest run of --exp is used."),
     "pretrained": (ON_EXPORTS, str, "NAME", "Run that comes with the program."),
     "nfe": (["sample"], int, "N", "Largest number of network calls for each sample."),
-    "out": (
-        ["sample"],
-        str,
-        "PATH",
-        "Write only this new FILE.csv, FILE.npz, or DIR/ of PNG files.",
-    ),
+    "out": (["sample"], str, "PATH", "Write only FILE.csv, FILE.npz, or DIR/ of PNG files."),
     "resume": (["train"], bool, "", "Resume the run from its newest checkpoint."),
     "resume_phase": (["train"], int, "N", "Resume at phase N, or repeat it if it is finished."),
     "to": (["export"], str, "DIR", "Folder to write. It must be new or empty."),
     "half": (["export"], bool, "", "Write weights as float16, in half the bytes."),
     "session_hours": (["preflight"], float, "H", "Hours of one session; default: 12."),
     "compare": (["report"], str, "DIR", "Write a page about the comparison in this folder."),
-    "figures": (
-        ["report"],
-        Literal["png", "svg", "pdf"],
-        "KIND",
-        "Write figures in this format too.",
-    ),
+    "figures": (["report"], Literal["png", "svg", "pdf"], "KIND", "Format of figures beside PNG."),
 }
 """Flags that are no settings: their commands, type, placeholder and meaning."""
 ONE_OF = {"pretrained": "run", "resume_phase": "resume"}
@@ -144,6 +129,7 @@ def command_parser(command: str) -> ArgumentParser:
     return parser
 
 
+@naming(FLAG_NAMES, are_flags=True)
 def parse(argv: list[str]) -> Request:
     """Return the request of a command line.
 
@@ -160,7 +146,7 @@ def parse(argv: list[str]) -> Request:
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     for flag in flags:
         if flag not in known:
-            refuse_unknown(flag, [f"--{name}" for name in flags_of(command)], command, FLAG_NAMES)
+            refuse_unknown(flag, flags_of(command), command)
         if flags.count(flag) > 1:
             raise UserError(f"{flag}: given twice")
     short, fanned, settings, options = short_flags(command), Layer(), Layer(), Layer()

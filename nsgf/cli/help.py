@@ -4,35 +4,29 @@ import ast
 import inspect
 import textwrap
 from argparse import SUPPRESS, ArgumentParser, HelpFormatter
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
-from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, OPTIONS, flags_of
+from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, flags_of
 from nsgf.config import schema
 from nsgf.config.files import experiments, methods, pretrained_runs, refuse_unknown
 from nsgf.config.settings import KEYS, SECTIONS, is_inherited
-from nsgf.config.values import format_value
+from nsgf.config.values import describe_type, format_value
 from nsgf.system.errors import UserError
 
-FIRST = {
-    "train": "exp method dataset data.path train-iters batch-size sinkhorn-batch max-hours device "
-    "out-dir resume smoke",
-    "sample": "exp run pretrained num-samples nfe label steps seed device out",
-    "evaluate": "exp run pretrained num-samples evaluation.features inception-weights data-root "
-    "seed device out-dir",
-    "report": "exp run compare figures device out-dir",
-    "list": "out-dir help",
-    "compare": "exp methods dataset compare.nfe compare.seeds compare.updates max-hours device "
-    "out-dir smoke",
-    "export": "exp run to half",
-    "preflight": "exp method dataset data.path session-hours train-iters batch-size "
-    "sinkhorn-batch device out-dir",
-}
-"""The flags of each command that people need first."""
-CHOICES = {
-    **{"exp": experiments, "method": methods, "compare.methods": methods},
-    "pretrained": pretrained_runs,
-}
+ON_TRAINING = (
+    "exp method methods dataset data.path session-hours compare.nfe compare.seeds compare.updates "
+    "train-iters batch-size sinkhorn-batch max-hours device out-dir resume smoke"
+)
+"""The flags that people need first, in commands that train."""
+ON_RUNS = (
+    "exp run pretrained compare figures to half num-samples nfe label steps evaluation.features "
+    "inception-weights data-root seed device out out-dir"
+)
+"""The flags that people need first, in commands on a trained run."""
+CHOICES: dict[str, Any] = {"exp": experiments, "method": methods, "methods": methods}
+CHOICES["pretrained"] = pretrained_runs
 """Functions that return the choices of a flag whose type is a text."""
 METAVARS = {"an integer": "N", "a number": "X", "true or false": "BOOL", "a list": "LIST"}
 """Placeholders of values, by the beginning of the description of their type."""
@@ -41,14 +35,8 @@ METAVARS = {"an integer": "N", "a number": "X", "true or false": "BOOL", "a list
 class _Formatter(HelpFormatter):
     """Wraps texts to the width of the terminal, and only between words."""
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30)
-
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return textwrap.indent("\n".join(self._split_lines(text, width - len(indent))), indent)
 
 
 def help_topic(words: list[str]) -> str | None:
@@ -63,71 +51,61 @@ def help_topic(words: list[str]) -> str | None:
 def help_parser(command: str, topic: str = "") -> ArgumentParser:
     """Return a parser that shows or completes flags, and parses nothing.
 
-    Args:
-        command: the command whose flags are shown.
-        topic: empty for short flags and options; ``all`` for all settings too; or the name of a
-            flag, a setting or a section to explain.
-
-    Raises:
-        UserError: there is no such topic.
+    ``topic``: empty for short flags and options; ``all`` for all settings too; or the name of a
+    flag, a setting or a section to explain. Raise UserError if there is no such name.
     """
-    docs, flags, first = setting_docs(), flags_of(command), FIRST[command].split()
+    docs, flags = setting_docs(), flags_of(command)
+    words = ON_RUNS if command in (*ON_SAMPLES, "export") else ON_TRAINING
+    # of --method and --methods in compare, people need the second
+    first = [name for name in words.split() if name in flags and f"{name}s" not in flags]
     about: dict[str, Any] = {"description": COMMANDS[command], "usage": f"nsgf {command} [flags]"}
+    about["epilog"] = "--help all lists every setting, and --help KEY explains one."
     if topic in ("", "all"):
-        shown = [name for name in flags if name not in first and (topic or "." not in name)]
-        shown = [*first, *(name for name in shown if not is_inherited(name))]
-        about["epilog"] = f"nsgf {command} --exp NAME --print-config prints the settings that hold."
-        if not topic:
-            about["epilog"] = (
-                f"nsgf {command} --help all lists every setting that the command uses, and "
-                f"nsgf {command} --help KEY explains a flag, a setting or a section."
-            )
+        others = [name for name in flags if name not in first and (topic or "." not in name)]
+        shown = first + [name for name in others if not is_inherited(name)]
     else:
-        flags |= {key: (key,) for key in KEYS}
+        about, first, flags = {"usage": SUPPRESS}, [], flags | {key: (key,) for key in KEYS}
         begin = f"{topic}."
         shown = [name for name in flags if topic in (name, *flags[name]) or name.startswith(begin)]
-        about, first = {"usage": SUPPRESS}, []
         if not shown:
-            refuse_unknown(f"--{topic}", flags, command, FLAG_NAMES)
-    parser = ArgumentParser(prog="", formatter_class=_Formatter, add_help=False, **about)
+            refuse_unknown(f"--{topic}", flags, command)
+    form = partial(_Formatter, max_help_position=30)
+    parser = ArgumentParser(prog="", formatter_class=form, add_help=False, **about)
     groups: dict[str, Any] = {}
     for name in shown:
-        title = name.rpartition(".")[0] or ("other flags" if first else "")
-        title = "most used flags" if name in first else title
+        title = "most used flags" if name in first else name.rpartition(".")[0]
+        title = title or ("other flags" if first else "")
         if title not in groups:
-            groups[title] = parser.add_argument_group(
-                title or None, docs.get(title) if title else None
-            )
-        groups[title].add_argument(f"--{name}", **_explain(name, flags[name], docs, topic))
+            groups[title] = parser.add_argument_group(title or None, title and docs.get(title))
+        groups[title].add_argument(f"--{name}", **_explain(name, flags[name], docs, bool(topic)))
     return parser
 
 
-def _explain(name: str, keys: tuple[str, ...], docs: dict[str, str], topic: str) -> dict[str, Any]:
+def _explain(
+    name: str, keys: tuple[str, ...], docs: dict[str, str], is_full: bool
+) -> dict[str, Any]:
     """Return text, placeholder and choices of a flag that sets ``keys``, as arguments of
-    ``add_argument``. With a topic the text also says what is allowed, and the default."""
-    key, more = (*keys, name)[0], ""
-    is_full = topic not in ("", "all") or (topic == "all" and name == key)
-    if keys:
-        item, source = KEYS[key], f"optim.{key.rpartition('.')[2]}" if is_inherited(key) else key
-        kind, text = item.kind, docs[source]
-        marks = [mark for begin, mark in METAVARS.items() if item.allowed.startswith(begin)]
-        metavar = "PATH" if item.is_path else (*marks, "NAME")[0]
-        if name != key:
-            more += " It holds for every phase." if key.startswith("optim.") else ""
-            more += f" It sets {' and '.join(keys)}." if is_full or len(keys) > 1 else ""
-        if is_full:
-            default = f"; default: {format_value(item.default)}" if item.default != "" else ""
-            more += f" ({item.allowed}{default})"
-    else:
+    ``add_argument``. ``is_full``: the text also says what is allowed, and the default."""
+    if not keys:
         _, kind, metavar, text = OPTIONS[name.replace("-", "_")]
-    choices = get_args(kind) if get_origin(kind) is Literal else [*CHOICES.get(key, tuple)()]
-    if any(choice not in text + more for choice in choices):
-        more = f" Choices: {', '.join(choices)}.{more}"
-    how: dict[str, Any] = {"help": (text + more).replace("%", "%%")}
+    else:
+        key, item = keys[0], KEYS[keys[0]]
+        text = docs[f"optim.{key.rpartition('.')[2]}" if is_inherited(key) else key]
+        kind, allowed = item.kind, describe_type(item.kind)
+        marks = [mark for begin, mark in METAVARS.items() if allowed.startswith(begin)]
+        metavar = "PATH" if item.is_path else (*marks, "NAME")[0]
+        text += " It holds for every phase." if key.startswith("optim.") and name != key else ""
+        text += f" It sets {' and '.join(keys)}." if is_full and name != key else ""
+        allowed += f", {item.range}".removesuffix(f" and <= {schema.MANY}") if item.range else ""
+        text += f" ({allowed}; default: {format_value(item.default)})" if is_full else ""
+    names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, tuple)())
+    if any(each not in text for each in names):
+        text += f" Choices: {', '.join(names)}."
     if name == "fake-data" or (kind is bool and not keys):
-        return {**how, "action": "store_true"}
-    how |= {"nargs": "?"} if name in ("smoke", "help") else {}
-    return {**how, "metavar": metavar, "choices": choices or None}
+        return {"action": "store_true", "help": text}
+    number = "?" if name in ("smoke", "help") else None
+    text = text.replace("%", "%%")
+    return {"metavar": metavar, "nargs": number, "choices": names or None, "help": text}
 
 
 def completion(shell: str) -> str:

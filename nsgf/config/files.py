@@ -10,59 +10,11 @@ import yaml
 
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value, to_plain
-from nsgf.system.errors import UserError, cause, name_setting, one_line
+from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
 
 REMOVED = {"evaluation.classifier", "evaluation.inception", *FACTS}
 """Keys that files of earlier runs have, and that are no settings. They are ignored."""
 FACTS_FILE = "facts.json"
-OTHER_NAMES = {
-    "optim.iterations": "iters n_iters num_iters max_iters train_iters epochs n_epochs num_epochs "
-    "max_epochs num_train_epochs duration total_kimg total_steps max_steps max_train_steps",
-    "optim.iterations flow.steps": "num_steps n_steps",
-    "sampling.straight_steps": "num_steps n_steps integration_steps num_inference_steps "
-    "ddpm_num_inference_steps sampling_steps",
-    "optim.batch_size": "batch batchsize bs batch_gpu train_batch_size per_device_train_batch_size",
-    "sampling.batch_size": "batch batchsize bs max_batch_size eval_batch_size batch_size_fid",
-    "optim.lr": "learning_rate base_lr",
-    "optim.schedule": "lr_scheduler lr_schedule scheduler",
-    "optim.warmup_steps": "warmup lr_warmup_steps num_warmup_steps",
-    "optim.clip_norm": "grad_clip max_grad_norm gradient_clip_val",
-    "optim.ema_decay": "ema use_ema ema_rate ema_max_decay",
-    "train.precision": "mixed_precision amp fp16 bf16 use_fp16",
-    "train.accumulate": "gradient_accumulation_steps accumulate_grad_batches accum_iter",
-    "train.checkpoint_every": "save_step save_steps save_every save_interval save_model_epochs "
-    "checkpointing_steps snap dump",
-    "train.log_every": "log_interval logging_steps tick",
-    "train.preview": "save_images_epochs validation_epochs",
-    "model.checkpoint_activations": "gradient_checkpointing",
-    "model.unet.channels": "num_channel num_channels model_channels base_channels cbase",
-    "model.unet.mult": "channel_mult dim_mults cres",
-    "model.unet.res_blocks": "num_res_blocks layers_per_block",
-    "model.unet.attention": "attention_resolutions attn_resolutions",
-    "model.unet.heads": "num_heads",
-    "model.mlp.width": "hidden_dim hidden_size",
-    "data.name": "dataset dataset_name",
-    "data.path": "data data_dir train_data_dir",
-    "data.size": "resolution image_size img_size",
-    "data.flip": "xflip random_flip augment",
-    "data.conditional": "cond class_cond",
-    "sinkhorn.blur": "eps epsilon reg",
-    "sinkhorn.batch_size": "sinkhorn_batch particles n_particles num_particles",
-    "sampling.num_samples": "n samples n_samples num_images num_gen",
-    "sampling.label": "class class_idx class_labels",
-    "sampling.guidance": "guidance_scale cfg_scale",
-    "sampling.solver": "integration_method ode_solver",
-    "sampling.tolerance": "tol rtol atol",
-    "tracking.tracker": "report_to log_with logger wandb use_wandb tensorboard",
-    "method": "model",
-    "device": "gpu gpus gpu_id cuda",
-    "seed": "seeds random_seed random_state",
-    "out_dir": "output output_dir save_dir log_dir logging_dir results_dir",
-    "run": "network ckpt checkpoint input_dir",
-    "resume": "resume_from_checkpoint",
-    "print-config": "dry_run",
-}
-"""Names in other programs of settings and options; the first line that fits a command holds."""
 
 
 class Experiment(NamedTuple):
@@ -214,44 +166,31 @@ def from_arguments(arguments: Mapping[str, Any], overrides: Any = None) -> Layer
     return read_layer({str(key): to_plain(str(key), value) for key, value in given.items()})
 
 
-def refuse_unknown(
-    name: str,
-    known: Collection[str],
-    command: str = "train",
-    flags: Mapping[str, str] | None = None,
-) -> NoReturn:
+def refuse_unknown(name: str, known: Collection[str], command: str = "train") -> NoReturn:
     """Raise UserError for an unknown flag, which begins with dashes, or an unknown key of a file.
-
-    Args:
-        name: the flag or the key.
-        known: all flags that the command uses, or all keys.
-        command: the command whose help lists the flags.
-        flags: short flags by key, to suggest in place of ``--KEY``.
-    """
-    dashes, kind = ("--", "flag") if name.startswith("--") else ("", "key")
-    key = name.removeprefix("--")
-    section, _, last = key.rpartition(".")
-    keys = [each.removeprefix("--") for each in known]
-    likely = [each for each in keys if not is_inherited(each)]
-    nearest = [each for each in keys if _letters(each) == _letters(key)]
-    nearest = nearest or [each for each in likely if each.endswith(f".{key.replace('-', '_')}")]
-    for ours, names in OTHER_NAMES.items():
-        if not nearest and _letters(last) in map(_letters, names.split()):
-            meant = [f"{section}.{each.rpartition('.')[2]}".lstrip(".") for each in ours.split()]
-            meant = meant if section else ours.split()
-            nearest = [each for each in keys if each in meant]
-    if not nearest and any(each.startswith(f"{key}.") for each in keys):
+    ``known``: the flags that ``command`` uses, without dashes, or all keys."""
+    key, is_flag = name.removeprefix("--"), name.startswith("--")
+    section = key.rpartition(".")[0]
+    begin = f"{section}." if section else ""
+    names: dict[str, list[str]] = {}  # possible spellings, the most likely last
+    for ours, others in read_plain(Path(__file__).with_name("other_names.yaml")).items():
+        meant = [begin + each.rpartition(".")[2] if section else each for each in ours.split()]
+        if meant := [each for each in meant if each in known]:
+            names = {_letters(begin + each): meant for each in others.split()} | names
+    parts = [each for each in known if not section and not is_inherited(each)]
+    for each in parts:
+        last = each.rpartition(".")[2]
+        names[_letters(last)] = [one for one in parts if one.rpartition(".")[2] == last]
+    names |= {_letters(each): [each] for each in known}
+    if _letters(key) not in names and any(each.startswith(f"{key}.") for each in known):
         raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")
-    within = [each for each in keys if each.startswith(f"{section}.")] if section else likely
-    parts = {_letters(each.rpartition(".")[2]): each for each in within}
-    for text, among in ((last, parts), (key, {_letters(each): each for each in keys})):
-        close = difflib.get_close_matches(_letters(text), among, 1, 0.8)
-        nearest = nearest or [among[each] for each in close]
-    shown = dict.fromkeys((flags or {}).get(each, dashes + each) for each in nearest)
-    hint = (
-        f"did you mean {' or '.join(shown)}?" if shown else f"nsgf {command} --help all lists them"
+    close = difflib.get_close_matches(_letters(key), names, 1, 0.82)
+    shown = [suggest(each) if is_flag else each for match in close for each in names[match]]
+    hint = f"did you mean {' or '.join(shown)}?"
+    raise UserError(
+        f"{name}: unknown {'flag' if is_flag else 'key'}; "
+        f"{hint if shown else f'nsgf {command} --help all lists them'}"
     )
-    raise UserError(f"{name}: unknown {kind}; {hint}")
 
 
 def _letters(name: str) -> str:

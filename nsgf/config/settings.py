@@ -9,16 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
-from nsgf.config.schema import (
-    FREE_ON_RESUME,
-    MACHINE_PATH,
-    MANY,
-    OF_PHASES,
-    Config,
-    OptimConfig,
-    Range,
-)
-from nsgf.config.values import describe_type
+from nsgf.config.schema import FREE_ON_RESUME, MACHINE_PATH, OF_PHASES, Config, OptimConfig, Range
 
 Layer = dict[str, Any]
 """Values of some settings by dotted key."""
@@ -37,12 +28,6 @@ class Setting(NamedTuple):
     """Whether the setting may change on resume although the rest of its section may not."""
     is_path: bool = False
     """Whether the value is a file or a folder on this machine."""
-
-    @property
-    def allowed(self) -> str:
-        """Type and range as text: ``an integer, >= 0``."""
-        limits = f", {self.range}".removesuffix(f" and <= {MANY}") if self.range else ""
-        return describe_type(self.kind) + limits
 
 
 SECTIONS: dict[str, type] = {}

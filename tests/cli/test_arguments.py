@@ -178,7 +178,7 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp nope", "exp = nope: must be one of 2d, "),
     ("train", "--exp 2d --method nsfg", "did you mean nsgf?"),
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),
-    ("train", "", "exp=NAME"),
+    ("train", "", "--exp NAME"),
     ("train", "--exp 2d --resume --resume-phase 2", "--resume-phase: not allowed"),
     ("train", "--exp 2d --resume-phase 9", "--resume-phase 9"),
     ("train", '--exp 2d --data.found={"samples":3}', "--data.found: unknown flag"),

@@ -10,7 +10,7 @@ FROZEN = get_phase("nsgf").follows
 
 RESUMED = [  # flags, arguments of the comparison with a checkpoint of digits, begin of the text
     ("--data.root=x --sampling.straight_steps=3 --train.log_every=7 --nsf.lr=1", {}, ""),
-    ("--nsgf.iterations=9 --out-dir=x --device=cpu --pool.storage=disk", {}, ""),
+    ("--nsgf.iterations=9 --pool-batches=200 --out-dir=x --device=cpu --pool.storage=disk", {}, ""),
     ("--pool.build_batch=3 --model.checkpoint_activations=true", {}, ""),
     ("--nsgf.lr=1e-5", {"running": None}, ""),
     ("--nsgf.lr=1e-5", {}, "nsgf.lr: the checkpoint has 0.001, this command 1e-05"),
