@@ -25,7 +25,6 @@ from nsgf.data import (
     is_image_set,
     target_set,
 )
-from nsgf.data.images import to_bytes
 from nsgf.phases import Phase, find_preview, find_way, load_sampler
 from nsgf.plots.samples import (
     compare_images,
@@ -35,6 +34,7 @@ from nsgf.plots.samples import (
     figure_defaults,
     save_figure,
     save_grid,
+    to_pictures,
     words_of_calls,
 )
 from nsgf.run.folder import RunFolder, phase_stem, results_folder
@@ -157,13 +157,11 @@ def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bo
     if path.suffix == ".npz" and not is_folder:
         _save_arrays(config, samples, path)
     elif is_image_set(config.data.name):
-        from PIL import Image
-
         names, labels = class_names(config.data), samples.labels
         with replacing_folder(path) as folder:
-            for number, image in enumerate(to_bytes(samples.x).permute(0, 2, 3, 1).numpy()):
+            for number, image in enumerate(to_pictures(samples.x)):
                 label = "" if labels is None else names[int(labels[number])]
-                Image.fromarray(image.squeeze()).save(folder / _image_name(number, label))
+                image.save(folder / _image_name(number, label))
     else:
         x, text = in_units(config.data, samples.x), io.StringIO()
         target = target_set(config.data)

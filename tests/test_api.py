@@ -13,6 +13,7 @@ from PIL import Image
 
 import nsgf
 from nsgf import UserError
+from nsgf.data.images import to_bytes
 from nsgf.samples import sample_run
 
 SMALL = {
@@ -129,6 +130,33 @@ def test_images_are_saved(small_run, tmp_path):
     for file, wrong in (*files, *(("a.png", wrong) for wrong in no_images)):
         with pytest.raises(UserError, match=r"samples|file"):
             run.save_images(tmp_path / file, wrong)
+
+
+def test_samples_are_shown(small_run, tmp_path, monkeypatch):
+    """As PIL images: a list of single ones, a grid, or a plot of points."""
+    run = nsgf.load(small_run.path)
+    assert run.show(20, seed=0, nfe=5).size[0] > 300
+    assert run.show(20, seed=0) != run.show(20, seed=1)
+    with pytest.raises(UserError, match="images"):
+        run.images(2)
+    with pytest.raises(UserError, match="nfe = 1"):
+        run.show(2, nfe=1)
+    images = {channels: torch.rand(4, channels, 8, 8) * 2 - 1 for channels in (1, 3)}
+    monkeypatch.setattr(nsgf.Run, "shape", (1, 8, 8))
+    for given in images.values():
+        monkeypatch.setattr(nsgf.Run, "sample", lambda *_, given=given, **how: given)
+        pictures = run.images(4)
+        assert np.array_equal(pictures[3], to_bytes(given)[3].permute(1, 2, 0).squeeze().numpy())
+        run.save_images(tmp_path / "a.png", given)
+        assert np.array_equal(run.show(4), Image.open(tmp_path / "a.png"))
+
+
+def test_a_run_is_opened_on_another_device(small_run):
+    run = nsgf.load(small_run.path, overrides={"sampling.solver": "heun"})
+    other = run.to(torch.device("cpu"))
+    assert torch.equal(other.sample(5, seed=0), run.sample(5, seed=0))
+    with pytest.raises(UserError, match="device = cuda:99"):
+        run.to("cuda:99")
 
 
 @pytest.mark.parametrize(

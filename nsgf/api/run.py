@@ -20,11 +20,11 @@ from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import Layer, build, values
 from nsgf.config.values import expand_path, read_flag, to_plain
-from nsgf.data import build_source, data_classes, data_shape, in_units
+from nsgf.data import TableSet, build_source, data_classes, data_shape, in_units, target_set
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.models import OwnNetwork, make_own
 from nsgf.phases import find_way, load_sampler
-from nsgf.plots.samples import save_grid
+from nsgf.plots.samples import draw_samples, save_grid, to_pictures
 from nsgf.report.page import report_run
 from nsgf.resolve import resolve
 from nsgf.run.folder import RunFolder
@@ -122,6 +122,28 @@ class Run:
         samples = generate(sampler, source, count, self.device, progress=False)
         return in_units(config.data, samples.x, raw=is_raw)
 
+    def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:
+        """Draw images as :meth:`sample` does, and return a list of PIL images. Raise UserError for
+        a run of points."""
+        if len(self.shape) < 3:
+            raise UserError("images: the run has points; use sample, or show")
+        return [*to_pictures(self.sample(n, seed, **how))]
+
+    def show(self, n: int = 64, seed: int | None = None, **how: Any) -> Any:
+        """Draw samples as :meth:`sample` does, and return one PIL image of them, which notebooks
+        display: a grid of images, or a plot of the first two coordinates of points."""
+        target = target_set(self.config.data)
+        axes = target.found.names if isinstance(target, TableSet) else None
+        return draw_samples(self.sample(n, seed, **how), axes)
+
+    @from_python({})
+    def to(self, device: str | torch.device) -> "Run":
+        """Open the run again on another device, such as ``cuda:1``, with the same settings."""
+        given = from_arguments({"device": device_name(device)}, None)
+        config = build({**values(self.config), **given})
+        check(config)
+        return _open(config, self.folder)
+
     @from_python({})
     def evaluate(self) -> dict[str, Any]:
         """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``.
@@ -192,12 +214,16 @@ def load(
     settings = from_arguments({"device": device_name(device)}, overrides)
     run = open_run(find_folder(path))
     run.network = network
-    config = resolve("sample", {**settings, **class_name(network)}, {}, run=run).config
+    return _open(resolve("sample", {**settings, **class_name(network)}, {}, run=run).config, run)
+
+
+def _open(config: Config, run: RunFolder) -> Run:
+    """Load the networks of a run with these settings."""
     place = pick_device(config.device)
     way = find_way(config, run.has_checkpoint)
     sampler, progress = load_sampler(config, run, place, way)
-    if network is not None:
-        check_network(network, config, place, trains=False)
+    if run.network is not None:
+        check_network(run.network, config, place, trains=False)
     networks = {
         phase.name: leg.network
         for (_, phase), leg in zip(way.legs, sampler.legs, strict=True)

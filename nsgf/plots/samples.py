@@ -81,13 +81,40 @@ def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
 
 def save_grid(images: Tensor, file: Path) -> None:
     """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square."""
+    with replacing(file) as stream:
+        draw_grid(images).save(stream, "png")
+
+
+def draw_grid(images: Tensor) -> Any:
+    """Return images (N, C, H, W) in [-1, 1] as one PIL image, nearly square."""
+    grid = join_images(images, padding=2, value=-1.0)
+    zoom = max(1, round(MIN_PIXELS / grid.shape[1]))
+    grid = grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
+    return next(to_pictures(grid.permute(2, 0, 1).unsqueeze(0)))
+
+
+def to_pictures(images: Tensor) -> Iterator[Any]:
+    """Yield images (N, C, H, W) in [-1, 1] as PIL images."""
     from PIL import Image
 
-    grid = to_bytes(join_images(images, padding=2, value=-1.0))
-    zoom = max(1, round(MIN_PIXELS / grid.shape[1]))
-    with replacing(file) as stream:
-        grid = grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
-        Image.fromarray(grid.numpy()).save(stream, "png")
+    for image in to_bytes(images).permute(0, 2, 3, 1).numpy():
+        yield Image.fromarray(image.squeeze())
+
+
+@figure_defaults()
+def draw_samples(samples: Tensor, axes: Sequence[str] | None = None) -> Any:
+    """Return a PIL image of a grid of images, or of a plot of points (N, D) in the coordinates
+    ``axes``."""
+    from PIL import Image
+
+    if samples.ndim == 4:
+        return draw_grid(samples)
+    figure = new_figure(5, 5)
+    _show_samples(panel := figure.subplots(), samples, samples, "tab:red", "samples")
+    if axes or samples.shape[1] > 1:
+        name_axes(panel, axes)
+    figure.savefig(stream := BytesIO(), format="png", bbox_inches="tight")
+    return Image.open(stream)
 
 
 def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
@@ -210,7 +237,7 @@ def draw_points(
     return figure
 
 
-def name_axes(panel: Any, axes: tuple[str, ...] | None) -> None:
+def name_axes(panel: Any, axes: Sequence[str] | None) -> None:
     """Label named coordinates, which may have different units; others get the same scale."""
     if axes is None:
         panel.set_aspect("equal")
