@@ -149,7 +149,8 @@ def _data_rules(config: Config) -> Iterator[Rule]:
         wanted = f"must be {NOISE} for {target.name}, which has another number of coordinates"
         yield wrong, "data.source", wanted
     yield data.source == data.name, "data.source", "must differ from data.name"
-    for name in ("root", "source", "fake", "flip", "path", "size", "skip_broken", "columns", "key"):
+    files = ("path", "size", "skip_broken", "columns", "held_out", "key")
+    for name in ("root", "source", "fake", "flip", *files):
         usual = SETTINGS[f"data.{name}"].default
         useless = name not in target.uses and getattr(data, name) != usual
         yield useless, f"data.{name}", f"must be {format_value(usual)} for {data.name}"

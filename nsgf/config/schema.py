@@ -85,6 +85,9 @@ class DataConfig(Facts):
     """images: leave out files of a folder that cannot be read."""
     columns: str | None = None
     """points: columns to use, A,B,C, by name or by number from 1 on; null: all."""
+    held_out: Annotated[float, Range(0, below=1)] = 0.0
+    """images, points: share of the samples that is not trained on, and that measures compare with;
+    the same samples for every seed."""
     key: str | None = None
     """Name of the array of images or points in a file .npz that has several."""
     found: InitVar[dict[str, Any] | None] = None

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.images import IMAGE_SETS, ImageSet
-from nsgf.data.own import Inspection, TableSet, inspect_points, read_found, read_points
+from nsgf.data.own import (
+    Inspection,
+    TableSet,
+    inspect_points,
+    read_found,
+    read_points,
+    split_rows,
+)
 from nsgf.data.own_images import image_set, inspect_images
 from nsgf.data.points import INDICES, POINT_SETS, TIMES, Gaussian, PointSet
 from nsgf.data.samplers import (
@@ -101,12 +108,14 @@ class Data:
         self.images: Tensor | None = None
         """The training images, uint8, (N, C, H, W); None for points."""
         self.points: Tensor | None = None
-        """The user's own points in the units of their file, float64, (N, D); None for others."""
+        """The user's own points that are trained on, in the units of their file, float64, (N, D);
+        None for others."""
         self.classes = data_classes(config)
         """Number of classes K; 0: networks take no labels."""
         self._labels: Tensor | None = None
         if isinstance(target, TableSet):
-            self.points = read_points(config)
+            rows = read_points(config)
+            self.points, self._held_out = (rows[part] for part in split_rows(config, len(rows)))
             self._rows = target.standardised(self.points)
         elif isinstance(target, ImageSet):
             generator = make_generator(seed, "fake")
@@ -156,6 +165,17 @@ class Data:
         if self.points is None:
             return self.target(*stream)
         return RowSampler(self.points, derive_seed(self._seed, "target", *stream))
+
+    def measured(self) -> "Data":
+        """Return the data that measures compare with: the held-out part of own data, else all."""
+        if not self._config.held_out:
+            return self
+        other = copy(self)
+        if isinstance(self._target, TableSet):
+            other.points, other._rows = self._held_out, self._target.standardised(self._held_out)
+        elif isinstance(self._target, ImageSet):
+            other.images = self._target.test_images(self._config)
+        return other
 
     def in_units(self, samples: Tensor) -> Tensor:
         """Return samples of networks in the units of :meth:`reference`.  (N, *shape)"""

@@ -9,7 +9,7 @@ from nsgf.config.schema import Config
 from nsgf.config.settings import SETTINGS, Layer, spread_optim
 from nsgf.config.values import format_value
 from nsgf.data import INSPECTORS
-from nsgf.data.own import read_found
+from nsgf.data.own import read_found, split_rows
 from nsgf.system.errors import UserError, suggest
 
 POOL_VALUES, START_VALUES = 2**29, 2**28
@@ -36,10 +36,11 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     name = config.data.name
     known = (read_found(config.data), ()) if config.data.found else None
     found, notes = known or INSPECTORS[name](config.data)
+    samples = len(split_rows(config.data, found.samples)[0])
     if len(found.shape) == 1:
-        chosen = for_points(found.samples, *found.shape)
+        chosen = for_points(samples, *found.shape)
     else:
-        chosen = for_images(found.samples, *found.shape[:2])
+        chosen = for_images(samples, *found.shape[:2])
     unused = [key for key in OPTIONAL if SETTINGS[key].get(config) is None]
     chosen = {key: value for key, value in chosen.items() if key not in unused}
     facts: Layer = {"data.found": found._asdict()}

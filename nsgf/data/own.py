@@ -21,6 +21,7 @@ from torch import Tensor
 from nsgf.config.schema import DataConfig
 from nsgf.config.values import read_value
 from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
+from nsgf.system.seeding import make_generator
 
 LEAST = 16
 """Smallest number of images or points that can be trained on."""
@@ -113,7 +114,7 @@ class TableSet:
     found: Found
     name: ClassVar[str] = "points"
     """``data.name``."""
-    uses: ClassVar[frozenset[str]] = frozenset({"path", "columns", "key"})
+    uses: ClassVar[frozenset[str]] = frozenset({"path", "columns", "held_out", "key"})
     """Settings of the section ``data`` that have an effect, besides ``name``."""
 
     @property
@@ -163,6 +164,18 @@ def read_points(config: DataConfig) -> Tensor:
     values, _ = read_table(config)
     check_same_data(config, _checksum(values))
     return torch.from_numpy(values)
+
+
+def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
+    """Return which of ``count`` samples are trained on, and which are held out, int64, each in
+    order; raise UserError if either are too few."""
+    share = config.held_out
+    held = round(share * count)
+    if share and not LEAST <= held <= count - LEAST:
+        what = f"{held} of {count} samples, must be {LEAST} or more and leave {LEAST} for training"
+        raise UserError(f"data.held_out = {share:g}: {what}")
+    order = torch.randperm(count, generator=make_generator(0, "held out"))
+    return order[held:].sort().values, order[:held].sort().values
 
 
 def _checksum(values: np.ndarray) -> str:

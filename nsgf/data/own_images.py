@@ -10,6 +10,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from nsgf.data.own import (
     data_path,
     load_arrays,
     read_found,
+    split_rows,
 )
 from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 from nsgf.system.hardware import available_bytes
@@ -173,13 +175,15 @@ def image_set(config: DataConfig) -> ImageSet:
         shape=(channels, height, width),
         read_images=read_images,
         read_labels=read_labels if found.classes else None,
+        read_test=partial(read_images, held_out=True) if config.held_out else None,
         class_names=tuple(map(str, found.class_names or range(found.classes))),
-        uses=frozenset({"path", "size", "flip", "skip_broken", "key"}),
+        uses=frozenset({"path", "size", "flip", "skip_broken", "held_out", "key"}),
     )
 
 
-def read_images(config: DataConfig) -> Tensor:
-    """Return all images of ``data.path``.  uint8, (N, C, S, S)
+def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
+    """Return the images of ``data.path`` to train on, or those that are held out.  uint8, (N, C, S,
+    S)
 
     Raises:
         UserError: one is broken, or they are not those that the run was begun with.
@@ -187,27 +191,36 @@ def read_images(config: DataConfig) -> Tensor:
     if is_array(config):
         arrays, *_, checksum = _read_arrays(config)
         check_same_data(config, checksum)
-        return arrays
+        return arrays[split_rows(config, len(arrays))[held_out]] if config.held_out else arrays
     found, root, digest = read_found(config), data_path(config), hashlib.sha256()
     files, (channels, size, _) = _usable(config), found.shape
-    needed, free = len(files) * math.prod(found.shape), available_bytes()
+    chosen = split_rows(config, len(files))[held_out].tolist()
+    needed, free = len(chosen) * math.prod(found.shape), available_bytes()
     if needed > free:
         raise UserError(
-            f"data.size = {config.size}: {len(files)} images need {format_bytes(needed)} of main "
+            f"data.size = {config.size}: {len(chosen)} images need {format_bytes(needed)} of main "
             f"memory, {format_bytes(free)} are free; use a smaller one"
         )
-    images = torch.empty(len(files), *found.shape, dtype=torch.uint8)
-    for place, file in zip(images, files, strict=True):
-        place.copy_(_decode(root, file, digest, lambda image: _pixels(image, channels, size)))
+    images = torch.empty(len(chosen), *found.shape, dtype=torch.uint8)
+    places = dict(zip(chosen, images, strict=True))
+    for number, file in enumerate(files):
+        if number in places:
+            pixels = _decode(root, file, digest, lambda image: _pixels(image, channels, size))
+            places[number].copy_(pixels)
+        else:
+            _decode(root, file, digest, lambda _: None)
     check_same_data(config, digest.hexdigest()[:12])
     return images
 
 
 def read_labels(config: DataConfig) -> Tensor:
-    """Return the class of each image; classes are numbered in the order of their names.  (N,)"""
+    """Return the class of each image to train on; classes are numbered in the order of their names.
+    (N,)"""
     if is_array(config):
-        return torch.from_numpy(_read_arrays(config)[1])
-    return torch.from_numpy(np.unique(_folders(_usable(config)), return_inverse=True)[1])
+        labels = _read_arrays(config)[1]
+    else:
+        labels = np.unique(_folders(_usable(config)), return_inverse=True)[1]
+    return torch.from_numpy(labels)[split_rows(config, len(labels))[0]]
 
 
 def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> T:

@@ -141,16 +141,19 @@ def measured_parts(
             "imagenet_network": network.name,
         }
     elif isinstance(network, Inception):
-        name = config.data.name + (" random stand-in" if config.data.fake else "")
+        part = "held out" if config.data.held_out else "train"
+        name = f"{config.data.name}{' random stand-in' * config.data.fake} {part}"
         where, size = Path(config.out_dir).expanduser() / ".features", config.sampling.batch_size
-        yield inception_metrics(pixels, images, name, where, network, device, size, log)
+        real = yardstick.measured.images
+        assert real is not None
+        yield inception_metrics(pixels, real, name, where, network, device, size, log)
 
 
 def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> dict[str, Any]:
     """Return the measures of values, for example exact W2 to fresh target samples, and their
     floors, over the repetitions. For own points W2 also after dividing each column by its standard
     deviation, so that a column with large units does not decide the result."""
-    most = yardstick.data.at_most_half(len(samples[0]))
+    most = yardstick.at_most(len(samples[0]))
     found: dict[str, Any] = {}
     for measure in (one for one in yardstick.distances if one.is_evaluated):
         title, n = name_of(next(iter(measure.titles))), yardstick.count(measure, most)
@@ -158,8 +161,11 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> di
         for repeat, part in enumerate(count_progress(samples, title, "repeat")):
             stream = (config.seed, "evaluate", str(repeat))
             own.append(yardstick.distance([measure], part[:most], *stream))
-            real = yardstick.real(measure.space, config.seed, "floor", str(repeat))
-            floors.append(compute([measure], {measure.space: (real.sample(n), real.sample(n))}))
+            place = (measure.space, config.seed, "floor", str(repeat))
+            other = real = yardstick.real(*place)
+            if yardstick.measured is not yardstick.data:
+                other = yardstick.real(*place, trained=True)
+            floors.append(compute([measure], {measure.space: (other.sample(n), real.sample(n))}))
         for key in measure.titles:
             found |= _mean_and_spread(key, [values[key] for values in own])
             found |= _mean_and_spread(f"{key}_floor", [values[key] for values in floors])

@@ -103,7 +103,7 @@ def inception_metrics(
     log: Callable[[str], None] = show,
 ) -> dict[str, Any]:
     """Return FID, Inception score, KID, precision and recall of samples (N, C, H, W) against all
-    training images (M, C, H, W) of the set ``name``, both uint8, and descriptions of weights and
+    real images (M, C, H, W), described by ``name``, both uint8, and descriptions of weights and
     reference as ``inception_*``.
 
     The network is called with ``batch_size`` images at a time. Features of the real images are kept
@@ -121,7 +121,7 @@ def inception_metrics(
     pairs: Pairs = {"inception": (features.to(where), real.to(where)), "logits": (logits, logits)}
     return compute(measures_in("inception", "logits"), pairs) | {
         "inception_samples": len(samples),
-        "inception_reference": f"{name} train, {count} images, {height}x{width} {colour}"
+        "inception_reference": f"{name}, {count} images, {height}x{width} {colour}"
         ", not flipped, resized to 299x299 by torch-fidelity (TF1 bilinear), sha256 of the pixels "
         f"{fingerprint(images)}...",
         "inception_weights": network.name,

@@ -24,6 +24,8 @@ class Yardstick:
         Raise UserError if data, a package or a weights file are missing or damaged."""
         self._config, self._device, self._log = config, device, log
         self.data = Data(config.data, config.seed)
+        self.measured = self.data.measured()
+        """The held-out part of own data; without one the same as ``data``."""
         self.network = None if self.data.images is None else pick_network(config.evaluation, log)
         spaces: list[Space] = ["units"] if self.data.points is None else ["units", "standardised"]
         self.distances = measures_in(*spaces)
@@ -38,10 +40,17 @@ class Yardstick:
         how = (where, self._device, self._log)
         return FeatureMetrics(self.network, self._config.data, images, *how)
 
-    def real(self, space: Space, seed: int, *stream: str) -> Sampler:
-        """Return a sampler of the target in one of the spaces of values."""
-        data = self.data.with_seed(seed)
+    def real(self, space: Space, seed: int, *stream: str, trained: bool = False) -> Sampler:
+        """Return a sampler of the target in one of the spaces of values: of the held-out part, if
+        there is one; or with ``trained`` of what is trained on."""
+        data = (self.data if trained else self.measured).with_seed(seed)
         return (data.reference if space == "units" else data.target)(*stream)
+
+    def at_most(self, n: int) -> int:
+        """Return ``n``, at most as many as a floor can compare."""
+        if self.measured is self.data:
+            return self.data.at_most_half(n)
+        return min(n, self.data.count or n, self.measured.count or n)
 
     def count(self, measure: Measure, n: int) -> int:
         """Return how many of ``n`` samples a measure compares."""
@@ -64,7 +73,7 @@ class Yardstick:
     @cached_property
     def samples(self) -> int:
         """Number of samples of each trial."""
-        limit = self.features.used if self.features else self.data.at_most_half
+        limit = self.features.used if self.features else self.at_most
         return limit(self._config.evaluation.num_samples)
 
     def check_comparison(self) -> None:
@@ -103,8 +112,8 @@ class Yardstick:
         for one in measures:
             n = self.count(one, self.samples)
             real = self.real(one.space, seed, "compare", str(draw))
-            if self.data.count is None:
-                others = self.real(one.space, seed, "floor", str(draw)).sample(n)
+            if self.data.count is None or self.measured is not self.data:
+                others = self.real(one.space, seed, "floor", str(draw), trained=True).sample(n)
             else:
                 others = real.at(range(self.samples, self.samples + n))  # disjoint
             found |= compute([one], {one.space: (others, real.at(range(n)))})

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.config.schema import DataConfig
+from nsgf.config.schema import Config, DataConfig
 from nsgf.data import INSPECTORS, Data, target_set
-from nsgf.data.own import inspect_points, read_points, read_table
+from nsgf.data.choices import choose_for_own_data
+from nsgf.data.own import inspect_points, read_points, read_table, split_rows
 from nsgf.system.errors import UserError
 from tests.data.own_files import inspected, own_points, write_csv, write_images, write_points
 
@@ -38,6 +39,34 @@ def test_points_are_standardised_for_networks_and_measured_in_their_units(points
     torch.testing.assert_close(data.in_units(batch), real, rtol=0, atol=1e-3)
     assert np.array_equal(np.sort(real.numpy(), 0), np.sort(points, 0))
     assert data.source("x").sample(5).shape == (5, 3)
+
+
+@pytest.mark.parametrize("kind", ["points", "images", "arrays"])
+def test_a_held_out_part_is_the_same_for_every_seed_and_not_trained_on(kind, tmp_path):
+    name, how = ("points", {}) if kind == "points" else ("images", {"size": 8, "conditional": True})
+    place = tmp_path / "x.npy"
+    place = write_points(place) if name == "points" else write_images(tmp_path, 40, classes=2)
+    whole = Data(inspected(name, place, **how), 0)
+    if kind == "arrays":
+        np.savez(place := tmp_path / "x.npz", images=whole.images, labels=whole._labels)
+    config = inspected(name, place, held_out=0.4, **how)
+    data, other = Data(config, 0), Data(config, 5)
+    rows, (trained, held_out) = whole.points, split_rows(config, 40)
+    assert torch.equal(torch.cat([trained, held_out]).sort().values, torch.arange(40))
+    for one in (data, other):
+        if name == "images":
+            rows, found = whole.images, (one.images, one.measured().images)
+            assert torch.equal(one._labels, whole._labels[trained])
+        else:
+            found = (one.points, one.measured().points)
+        assert torch.equal(found[0], rows[trained])
+        assert torch.equal(found[1], rows[held_out])
+        for part, own in zip((one, one.measured()), found, strict=True):
+            drawn = part.reference("x").sample(part.count)
+            assert part.count == len(own) == len(drawn.unique(dim=0))
+    assert whole.measured() is whole
+    with pytest.raises(UserError, match=r"data\.held_out = 0\.1"):
+        choose_for_own_data(replace(Config(), data=replace(config, held_out=0.1)))
 
 
 FOUND = {"samples": 40, "shape": [1, 8, 8], "checksum": "x", "classes": 2}

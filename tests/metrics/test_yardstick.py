@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from nsgf.data import Data
-from nsgf.metrics import features, measures
+from nsgf.metrics import evaluate, features, measures
 from nsgf.metrics.yardstick import Yardstick
 from tests.conftest import shipped
+from tests.data.own_files import write_images, write_points
 from tests.metrics.test_features import Pixels
 
 CPU = torch.device("cpu")
@@ -37,6 +38,34 @@ def test_floors_compare_halves_and_samples_are_as_many(exp, own_data, compared):
     whole = torch.cat([reals, others]).flatten(1)
     assert len(whole.unique(dim=0)) == 2 * yardstick.samples
     assert torch.equal(reals, data.reference("compare", "0").sample(yardstick.samples))
+
+
+@pytest.mark.parametrize("exp", ["points", "images"])
+def test_a_held_out_part_is_what_samples_and_training_data_are_compared_with(
+    exp, compared, tmp_path
+):
+    place = tmp_path / "x.npy"
+    place = write_points(place) if exp == "points" else write_images(tmp_path / "x", 40)
+    flags = (f"--data.path={place}", "--data.held_out=0.4")
+    config = shipped(exp, *flags, *["--evaluation.features=none"] * (exp == "images"))
+    yardstick, data = Yardstick(config, CPU, print), Data(config.data, 0)
+    assert yardstick.samples == 16
+    samples = torch.randn(16, *data.shape)
+    yardstick.measure(yardstick.compared, samples, seed=0, draw=0)
+    yardstick.floor(yardstick.compared, seed=0, draw=0)
+    evaluate.distances(config, yardstick, [samples])
+    rows = {
+        part: {tuple(row) for row in one.reference("x").sample(one.count).flatten(1).tolist()}
+        for part, one in (("trained", data), ("held out", data.measured()))
+    }
+    kind = data.reference("x").sample(1).dtype
+    compared[:] = [pair for pair in compared if pair[1].dtype == kind]  # not standardised
+    assert len(compared) == 4
+    for x, real in compared:
+        assert {tuple(row) for row in real.flatten(1).tolist()} == rows["held out"]
+        own = {tuple(row) for row in x.flatten(1).tolist()}
+        assert own < rows["trained"] or torch.equal(x, data.in_units(samples))
+    assert sum(torch.equal(x, data.in_units(samples)) for x, _ in compared) == 2
 
 
 def test_images_have_ten_floors_whatever_the_seed(tmp_path, monkeypatch):
