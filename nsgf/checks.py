@@ -163,17 +163,18 @@ def _data_rules(config: Config) -> Iterator[Rule]:
 def _network_rules(config: Config) -> Iterator[Rule]:
     """Yield the rules for the UNet and for the time predictor for images."""
     unet, channels = config.model.unet, config.model.predictor_channels
-    size = data_shape(config.data)[1]
-    layers = f"must have 1 to {int(math.log2(size))} layers, each halves {size} pixels"
+    height, width = data_shape(config.data)[1:]
+    size, both = min(height, width), f"{height} x {width}"
+    layers = f"must have 1 to {int(math.log2(size))} layers, each halves {both} pixels"
     yield not channels or size >> len(channels) < 1, "model.predictor_channels", layers
     parts = 2 ** max(0, len(unet.mult) - 1)
-    levels = f"must have 1 level or more that halve the image's {size} pixels evenly"
-    yield not unet.mult or bool(size % parts), "model.unet.mult", levels
+    levels = f"must have 1 level or more that halve the image's {both} pixels evenly"
+    yield not unet.mult or bool(height % parts or width % parts), "model.unet.mult", levels
     groups = f"must be a multiple of {GROUPS} (GroupNorm)"
     yield bool(unet.channels % GROUPS), "model.unet.channels", groups
-    sides = {size >> level: unet.channels * mult for level, mult in enumerate(unet.mult)}
+    sides = {height >> level: unet.channels * mult for level, mult in enumerate(unet.mult)}
     unknown = not set(unet.attention) <= set(sides)
-    yield unknown, "model.unet.attention", f"must be out of {list(sides)} (pixels)"
+    yield unknown, "model.unet.attention", f"must be out of {list(sides)} (pixels of height)"
     # the middle block, on the lowest level, always has attention
     widths = {sides[side] for side in (*unet.attention, *list(sides)[-1:]) if side in sides}
     uneven = any(width % unet.heads for width in widths)

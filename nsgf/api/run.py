@@ -174,10 +174,10 @@ class Run:
         """Write images (N, C, H, W) in [-1, 1] as a grid into one PNG file, and return its path.
         Raise UserError for other tensors, or a file that does not end in .png."""
         images, png = to_tensor("samples", samples), expand_path("file", file)  # type: ignore[arg-type]
-        is_right = images.ndim == 4 and images.shape[1] in (1, 3) and images.numel() > 0
+        is_right = images.ndim == 4 and images.shape[1] in range(1, 5) and images.numel() > 0
         if not is_right or not images.is_floating_point():
             shown = f"{images.dtype} {[*images.shape]}"
-            raise UserError(f"samples: {shown}, must be floats (N, C, H, W), C 1 or 3")
+            raise UserError(f"samples: {shown}, must be floats (N, C, H, W), C 1 to 4")
         if png.suffix.lower() != ".png" or not png.parent.is_dir():
             raise UserError(f"file = {file}: must end in .png, in a folder that exists")
         save_grid(images, png)

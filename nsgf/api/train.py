@@ -64,7 +64,7 @@ def train(
 
     Args:
         exp: the name of an experiment, as ``2d``; or ``data``.
-        data: tensor, array or table of points (N, D) in any units, or images (N, C, S, S), uint8
+        data: tensor, array or table of points (N, D) in any units, or images (N, C, H, W), uint8
             or floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
             samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``. Or a
             folder of images or a file, as for ``data.path``.

@@ -166,7 +166,7 @@ class UNetConfig:
     mult: Annotated[list[int], Range(1, 64)] = field(default_factory=lambda: [1, 2])
     """Channel multiplier of each level; each further level halves the resolution."""
     attention: Annotated[list[int], Range(1)] = field(default_factory=list)
-    """Resolutions in pixels with self-attention."""
+    """Heights in pixels of the levels with self-attention."""
     heads: Annotated[int, Range(1)] = 1
     """Attention heads; must divide the channels of every level with attention."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0

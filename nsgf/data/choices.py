@@ -3,6 +3,7 @@
 The rules are described in docs/own-data.md. Settings of files and flags win.
 """
 
+import math
 from typing import Any
 
 from nsgf.config.schema import Config
@@ -17,7 +18,8 @@ POOL_VALUES, START_VALUES = 2**29, 2**28
 MANY = 10_000
 """Smallest number of images for networks as large as for the shipped sets of this image size."""
 LARGEST_END = 16
-"""Largest side in pixels of a UNet's last level; the cost of attention grows with side^4."""
+"""Largest side in pixels of a UNet's last level, for squares; the cost of attention grows with
+side^4."""
 
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
 """Settings that only some methods use; the rules lower a method's value and set no new one."""
@@ -40,7 +42,7 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     if len(found.shape) == 1:
         chosen = for_points(samples, *found.shape)
     else:
-        chosen = for_images(samples, *found.shape[:2])
+        chosen = for_images(samples, *found.shape)
     unused = [key for key in OPTIONAL if SETTINGS[key].get(config) is None]
     chosen = {key: value for key, value in chosen.items() if key not in unused}
     facts: Layer = {"data.found": found._asdict()}
@@ -64,32 +66,34 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
     }
 
 
-def for_images(samples: int, channels: int, size: int) -> dict[str, Any]:
-    """Return settings by dotted key for ``samples`` images of ``size`` x ``size`` pixels; raise
-    UserError if a network cannot halve that side often enough."""
-    sides = [size]  # image side at each level, halved as often as possible
-    while sides[-1] % 2 == 0 and sides[-1] >= 8:
-        sides.append(sides[-1] // 2)
-    if sides[-1] > LARGEST_END:
+def for_images(samples: int, channels: int, height: int, width: int) -> dict[str, Any]:
+    """Return settings by dotted key for ``samples`` images; raise UserError if a network cannot
+    halve their sides often enough."""
+    sides = [(height, width)]  # of the image at each level, halved as often as possible
+    while not any(side % 2 or side < 8 for side in sides[-1]):
+        sides.append((sides[-1][0] // 2, sides[-1][1] // 2))
+    areas = {side[0]: math.prod(side) for side in sides}
+    if min(areas.values()) > LARGEST_END**2:
+        what = f"data.size = {height}" if height == width else f"data.path: {height} x {width}"
         raise UserError(
-            f"data.size = {size}: can only be halved to {sides[-1]} pixels, must come to "
+            f"{what}: can only be halved to {' x '.join(map(str, sides[-1]))} pixels, must come to "
             f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
         )
-    n, values = min(128, samples), channels * size**2
+    size, n, values = max(height, width), min(128, samples), channels * height * width
     # small sets get narrow networks, which overfit later
-    width, many = (32 if size < 32 else 64 if size < 64 else 128), samples >= MANY
-    width = width if many else max(32, width // 2)
+    wide, many = (32 if size < 32 else 64 if size < 64 else 128), samples >= MANY
+    wide = wide if many else max(32, wide // 2)
     return {
         "optim.batch_size": n,
         "sinkhorn.batch_size": n,
         "sinkhorn.blur": 0.5 if size < 32 else 1.0,
         "pool.num_batches": _flows(25_600, n, 3 * values),
-        "model.unet.channels": width,
+        "model.unet.channels": wide,
         "model.unet.res_blocks": 2 if many and size >= 32 else 1,
         "model.unet.mult": [1, *[2] * (len(sides) - 1)],
-        "model.unet.attention": [side for side in sides[1:] if 8 <= side <= 16],
-        "model.unet.heads": width // 32 * min(2, len(sides)),  # of 32 channels
-        "model.predictor_channels": [32, 64, 128, 256][: size.bit_length() - 1],
+        "model.unet.attention": [it for it in [*areas][1:] if 8**2 <= areas[it] <= 16**2],
+        "model.unet.heads": wide // 32 * min(2, len(sides)),  # of 32 channels
+        "model.predictor_channels": [32, 64, 128, 256][: min(height, width).bit_length() - 1],
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),
         "peer.coupling_batch": min(1024, samples),

@@ -27,7 +27,7 @@ class ImageSet:
     name: str
     """``data.name``."""
     shape: tuple[int, int, int]
-    """(C, H, W), square."""
+    """(C, H, W)."""
     read_images: Callable[[DataConfig], Tensor]
     """uint8, (N, C, H, W); may raise any exception."""
     read_labels: Callable[[DataConfig], Tensor] | None = None
@@ -101,6 +101,12 @@ def to_unit_range(images: Tensor) -> Tensor:
     # divide by a tensor: for a plain number, a card would multiply by the rounded inverse
     half = torch.full((), 127.5, device=images.device)
     return images.float().div_(half).sub_(1.0)
+
+
+def to_colour(images: Tensor) -> Tensor:
+    """Return images with three channels: the first one repeated of 1 or 2, the first three of 4.
+    (N, C, H, W) -> (N, 3, H, W)"""
+    return images[:, : 1 if images.shape[1] < 3 else 3].expand(-1, 3, -1, -1)
 
 
 def to_bytes(images: Tensor) -> Tensor:

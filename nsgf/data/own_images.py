@@ -46,6 +46,8 @@ SUFFIXES = (
 )
 GREY = "1LI"
 """First letters of Pillow's modes without colour; those with an I hold 16 bits a pixel."""
+CHANNELS, LEAST_SIDE = range(1, 5), 4
+"""Numbers of channels of images in a file, and the least pixels of a side."""
 SLACK = 1e-3
 """Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
@@ -97,6 +99,10 @@ def inspect_images(config: DataConfig) -> Inspection:
     if broken := found.broken:
         notes.append(f"data: left out {len(broken)} broken images: {list_names(broken, 5)}")
     notes.append(f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}")
+    if (channels := found.shape[0]) in (2, 4):
+        notes.append(
+            f"data: pictures and features show only the first {channels - 1} of {channels} channels"
+        )
     if classes := found.class_names:
         notes.append(f"data: {len(classes)} classes: {list_names(classes)}")
     return found, tuple(notes)
@@ -216,9 +222,8 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
 def read_labels(config: DataConfig) -> Tensor:
     """Return the class of each image to train on; classes are numbered in the order of their names.
     (N,)"""
-    if is_array(config):
-        labels = _read_arrays(config)[1]
-    else:
+    labels = _read_arrays(config)[1] if is_array(config) else None
+    if labels is None:
         labels = np.unique(_folders(_usable(config)), return_inverse=True)[1]
     return torch.from_numpy(labels)[split_rows(config, len(labels))[0]]
 
@@ -260,7 +265,7 @@ def _pixels(image: Any, channels: int, size: int) -> Tensor:
 
 
 def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[str], str]:
-    """Return the images of a file, uint8, (N, C, S, S), their classes, (N,), the names of these,
+    """Return the images of a file, uint8, (N, C, H, W), their classes, (N,), the names of these,
     and the checksum of images and classes."""
     try:
         images, labels = load_arrays(config)
@@ -276,19 +281,19 @@ def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[st
 
 
 def image_bytes(images: np.ndarray) -> np.ndarray:
-    """Return images (N, C, S, S), (N, S, S, C) or (N, S, S), of bytes or of floats in [-1, 1], as
-    bytes, (N, C, S, S); raise ValueError for another shape, type or range."""
+    """Return images (N, C, H, W), (N, H, W, C) or (N, H, W), of bytes or of floats in [-1, 1], as
+    bytes, (N, C, H, W); raise ValueError for another shape, type or range."""
     shape = images.shape
     if images.ndim == 3:
         images = images[:, None]
-    elif images.ndim == 4 and shape[1] == shape[2] != shape[3] in (1, 3):
+    elif images.ndim == 4 and not (shape[1] in CHANNELS and min(shape[2:]) >= LEAST_SIDE):
         images = np.ascontiguousarray(np.moveaxis(images, 3, 1))
-    is_square = images.ndim == 4 and images.shape[2] == images.shape[3]
-    is_right = is_square and images.shape[1] in (1, 3) and len(images) >= LEAST
+    is_right = images.ndim == 4 and len(images) >= LEAST and images.shape[1] in CHANNELS
+    is_right = is_right and min(images.shape[2:]) >= LEAST_SIDE
     if not is_right or (images.dtype != np.uint8 and images.dtype.kind != "f"):
         raise ValueError(
-            f"images: {images.dtype} of shape {shape}, must be (N, C, S, S) or (N, S, S, C), "
-            f"N >= {LEAST}, C 1 or 3, of uint8 or floats in [-1, 1]"
+            f"images: {images.dtype} of shape {shape}, must be (N, C, H, W) or (N, H, W, C), "
+            f"N >= {LEAST}, C 1 to 4, H and W >= {LEAST_SIDE}, of uint8 or floats in [-1, 1]"
         )
     if images.dtype == np.uint8:
         return images

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from nsgf.config.schema import DataConfig, EvaluationConfig
 from nsgf.data import ImageSet, target_set
-from nsgf.data.images import to_bytes
+from nsgf.data.images import to_bytes, to_colour
 from nsgf.metrics.distances import (
     card_or_cpu,
     require_fidelity,
@@ -82,7 +82,7 @@ class ImageNet:
         network, found = self._network.to(device), []
         with torch.no_grad(), full_precision(device):
             for part in count_progress(images.split(BATCH), title, "batch"):
-                pixels = ((part.to(device).float() - 127) / 128).expand(-1, 3, -1, -1)
+                pixels = to_colour((part.to(device).float() - 127) / 128)
                 pixels = functional.interpolate(pixels, (self._side,) * 2, mode=self._scaling)
                 maps = network.extract_features(pixels.to(memory_format=torch.channels_last))
                 found.append(maps.mean((2, 3)).cpu())

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsgf.data.images import to_colour
 from nsgf.metrics.distances import (
     NEIGHBOURS,
     card_or_cpu,
@@ -71,8 +72,8 @@ class Inception:
         network, found = self._network.to(device), []
         with torch.no_grad():
             for part in count_progress(images.split(batch_size), title, "batch"):
-                colour = part.expand(-1, 3, -1, -1)
-                found.append([layer.cpu() for layer in network(colour.to(device))])
+                colour = to_colour(part).to(device)
+                found.append([layer.cpu() for layer in network(colour)])
         features, logits = map(torch.cat, zip(*found, strict=True))
         return features, logits
 
@@ -110,7 +111,7 @@ def inception_metrics(
     in ``folder``; ``log`` gets a line then. Raise UserError if there are too few samples.
     """
     count, channels, height, width = images.shape
-    colour = "grey replicated to 3 channels" if channels == 1 else "colour"
+    colour = {1: "grey replicated to 3 channels", 3: "colour"}.get(channels, "in part")
     require_neighbours(min(len(samples), count))
     about = f"{network.sha256[:12]}-{network.version}"
     how = (device, batch_size)

@@ -156,15 +156,15 @@ class UNet(nn.Module):
     ) -> None:
         """
         Args:
-            image_shape: (C, H, W), H = W.
+            image_shape: (C, H, W), whose sides can be halved evenly at each level.
             config: architecture, checked by :func:`nsgf.checks.check`.
             classes: number of classes K; 0: the network takes no labels.
             checkpoint_activations: keep only the inputs of the stages while training, and compute
                 the rest again in the backward pass (Chen et al. 2016); same gradients.
         """
         super().__init__()
-        image_channels, size, _ = image_shape
-        self.resolutions = [size >> level for level in range(len(config.mult))]
+        image_channels, height, _ = image_shape
+        self.resolutions = [height >> level for level in range(len(config.mult))]
         self.checkpoint_activations = checkpoint_activations
         self.channels = config.channels
         self.embedding = 4 * config.channels

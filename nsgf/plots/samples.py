@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nsgf.data.images import to_bytes
+from nsgf.data.images import to_bytes, to_colour
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
 
@@ -127,13 +127,13 @@ def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
 def join_images(
     images: Tensor, columns: int | None = None, *, padding: int, value: float
 ) -> Tensor:
-    """Return images (N, C, H, W), C 1 or 3, in rows as one (H', W', 3), with ``padding`` pixels of
+    """Return images (N, C, H, W) in rows as one (H', W', 3), with ``padding`` pixels of
     ``value`` around each."""
     columns = columns or math.ceil(math.sqrt(len(images)))
     left, missing = (padding, 0, padding, 0, 0, 0), -len(images) % columns
-    cells = functional.pad(images.cpu(), (*left, 0, missing), value=value)
+    cells = functional.pad(to_colour(images.cpu()), (*left, 0, missing), value=value)
     cells = cells.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)  # (rows, H, columns, W, C)
-    grid = cells.flatten(2, 3).flatten(0, 1).expand(-1, -1, 3)
+    grid = cells.flatten(2, 3).flatten(0, 1)
     return functional.pad(grid, (0, 0, 0, padding, 0, padding), value=value)
 
 

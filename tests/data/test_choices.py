@@ -68,7 +68,7 @@ UNET = [f"model.unet.{key}" for key in ("channels", "res_blocks", "mult", "atten
 
 @pytest.mark.parametrize(("data", "batches", "unet", "layers", "starts"), IMAGES)
 def test_rules_for_images(data, batches, unet, layers, starts):
-    chosen = for_images(*data)
+    chosen = for_images(*data, data[-1])
     assert chosen.pop("model.predictor_channels") == [32, 64, 128, 256][:layers]
     assert chosen.pop("nsf.starts") == starts
     for phase in ("nsf", "peer"):
@@ -81,20 +81,23 @@ def test_rules_for_points(data, values):
     assert for_points(*data) == dict(zip([*BATCHES, "model.mlp.width"], values, strict=True))
 
 
-@pytest.mark.parametrize("size", [4, 9, 12, 28, 30, 96, 1024])
+@pytest.mark.parametrize("size", [4, 9, 12, 28, 30, 96, 1024, (28, 20), (20, 30), (8, 13)])
 def test_chosen_networks_are_valid_at_every_size(size):
-    channels = 1 if size == 28 else 3
-    found = {"samples": 20, "shape": [channels, size, size], "checksum": "x"}
-    data = {"data.name": "images", "data.path": "x", "data.size": size, "data.found": found}
-    chosen = for_images(20, channels, size)
+    channels, sides = 1 if size == 28 else 3, size if isinstance(size, tuple) else (size, size)
+    found = {"samples": 20, "shape": [channels, *sides], "checksum": "x"}
+    data = {"data.name": "images", "data.path": "x", "data.size": sides[0], "data.found": found}
+    chosen = for_images(20, channels, *sides)
     hand_over = {"nsf.coupling": "ot", "nsf.source": "nsgf", "peer.method": "otcfm"}
     config = build({**spread_optim({**chosen, **hand_over}), **data})
     check(config)
     with torch.device("meta"):
-        velocity_network(config.model, (channels, size, size))
-        time_network(config.model, (channels, size, size))
+        x, t = torch.empty(2, channels, *sides), torch.empty(2)
+        assert velocity_network(config.model, x.shape[1:])(x, t).shape == x.shape
+        assert time_network(config.model, x.shape[1:])(x).shape == (2,)
     with pytest.raises(UserError, match=r"data\.size = 66: "):  # halves too seldom
-        for_images(200, 3, 66)
+        for_images(200, 3, 66, 66)
+    with pytest.raises(UserError, match=r"data\.path: 66 x 28"):
+        for_images(200, 3, 66, 28)
 
 
 def test_files_and_flags_win(images, tmp_path):

@@ -22,6 +22,9 @@ from nsgf.data.own_images import (
     read_images,
     read_labels,
 )
+from nsgf.experiment import train
+from nsgf.metrics.evaluate import evaluate_run
+from nsgf.samples import sample_run
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.data import own_files
@@ -290,6 +293,7 @@ def test_names_that_print_alike_are_two_classes(tmp_path):
 PIXELS = np.random.default_rng(0).integers(256, size=(40, 3, 12, 12), dtype=np.uint8)
 FLOATS = PIXELS / 127.5 - 1
 LABELS = np.arange(40) % 3
+WIDE = np.concatenate([PIXELS, PIXELS[:, :1]], axis=1)[..., :8]  # 4 channels of 12 x 8 pixels
 
 
 def config_of(file, *flags, **arrays):
@@ -321,6 +325,8 @@ def test_a_resumed_run_must_find_the_same_arrays(tmp_path):
         pytest.param(PIXELS.transpose(0, 2, 3, 1), PIXELS, id="guided-diffusion"),
         pytest.param(PIXELS[:, 0], PIXELS[:, :1], id="grey"),
         pytest.param(PIXELS[:, :1].transpose(0, 2, 3, 1), PIXELS[:, :1], id="grey and last"),
+        pytest.param(WIDE, WIDE, id="four channels, not square"),
+        pytest.param(WIDE[:, :2].transpose(0, 2, 3, 1), WIDE[:, :2], id="two channels, last"),
         pytest.param(FLOATS * (1 + 1e-7), PIXELS, id="rounded"),
         pytest.param(FLOATS.astype(">f4"), PIXELS, id="other byte order"),
     ],
@@ -329,6 +335,21 @@ def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
     config = config_of(tmp_path / "own.npz", arr_0=stored)
     assert (config.data.size, config.data.found["classes"]) == (12, 0)
     assert torch.equal(Data(config.data, 0).images, torch.from_numpy(expected))
+
+
+def test_images_of_any_height_and_width_are_trained_on_and_drawn(tmp_path):
+    flags = ("--smoke", "--device=cpu", f"--out-dir={tmp_path}", "--method=nsgf++")
+    config = config_of(tmp_path / "own.npz", *flags, images=WIDE)
+    assert config.model.unet.mult == [1, 2]  # 12 x 8, 6 x 4
+    run = train(config)
+    sample_run(config, run, out=str(tmp_path / "x.npz"))
+    assert np.load(tmp_path / "x.npz")["x"].shape == (4, 4, 12, 8)
+    sample_run(config, run, out=f"{tmp_path / 'folder'}/")
+    assert Image.open(tmp_path / "folder" / "000000.png").size == (8, 12)
+    sample_run(config, run)
+    assert {"phase1_nsgf.png", "grid.png"} < {file.name for file in run.samples.iterdir()}
+    assert "first 3 of 4 channels" in " ".join(inspect_images(config.data)[1])
+    assert evaluate_run(config, run, lambda _: None)[1]["w2"] > 0
 
 
 def test_key_chooses_the_images_of_a_file(tmp_path):
