@@ -4,7 +4,7 @@ import csv
 import io
 import os
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from nsgf.data import (
     build_source,
     class_names,
     class_number,
+    data_shape,
     in_units,
     is_image_set,
     target_set,
 )
 from nsgf.phases import Phase, find_preview, find_way, load_sampler
+from nsgf.plots.figures import save_animation
 from nsgf.plots.samples import (
     compare_images,
     draw_image_path,
@@ -41,6 +43,7 @@ from nsgf.run.folder import RunFolder, phase_stem, results_folder
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
+from nsgf.sinkhorn.base import flow_time
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
@@ -48,6 +51,9 @@ from nsgf.system.hardware import pick_device, release_memory
 
 PATH_SAMPLES = 8
 POINT_SAMPLES = 2048
+MOVING = ".gif", ".webp"
+MOVING_IMAGES = 32
+"""Largest number of images in a moving picture."""
 PREVIEW_IMAGES = 64
 PREVIEW_IMAGES_ON_CPU = 16
 """Number of images on a CPU, where a sample of a large UNet takes seconds."""
@@ -78,7 +84,8 @@ def sample_run(
         nfe: network calls for each sample, or the nearest possible number below; None: what the
             settings of sampling imply.
         out: a new file or folder, which is then all that is written: ``FILE.npz``, ``FILE.csv`` for
-            points, or a folder of PNG files for images.
+            points, a folder of PNG files for images, or ``FILE.gif`` or ``FILE.webp``, a moving
+            picture of the first samples on their way.
 
     Returns one line about the samples, and one for each file; nothing in other processes.
 
@@ -104,6 +111,9 @@ def sample_run(
         raise UserError(f"{error}; --out FILE.npz needs no data") from error
     source = build_source(config.data, config.seed, "sample")
     count, path = config.sampling.num_samples, 0 if place or data else PATH_SAMPLES
+    if place and place.suffix in MOVING and not is_folder:
+        path = MOVING_IMAGES if is_image_set(config.data.name) else POINT_SAMPLES
+        count = min(count, path)
     samples = generate(sampler, source, count, device, path=path, world=world)
     if not world.is_main:
         return []
@@ -136,7 +146,8 @@ def _output(out: str, config: Config) -> tuple[Path, bool]:
     written there."""
     path = expand_path("out", out)
     is_folder = out.endswith("/") or os.path.isdir(path) or not path.suffix
-    kinds = ("FILE.npz", "DIR/") if is_image_set(config.data.name) else ("FILE.npz", "FILE.csv")
+    kinds = ["FILE.npz", "DIR/"] if is_image_set(config.data.name) else ["FILE.npz", "FILE.csv"]
+    kinds += [f"FILE{suffix}" for suffix in MOVING if data_shape(config.data) != (1,)]
     if ("DIR/" if is_folder else f"FILE{path.suffix}") not in kinds:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
     images = [_image_name(0, label) for label in class_names(config.data)]
@@ -153,9 +164,16 @@ def _image_name(number: int, label: str = "") -> str:
 
 
 def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bool = False) -> None:
-    """Write samples as an .npz, as a .csv with a line of names, or as PNG files in a folder."""
+    """Write samples as an .npz, as a .csv with a line of names, as a moving picture, or as PNG
+    files in a folder."""
+    target = target_set(config.data)
+    columns = target.found.names if isinstance(target, TableSet) else None
     if path.suffix == ".npz" and not is_folder:
         _save_arrays(config, samples, path)
+    elif path.suffix in MOVING and not is_folder:
+        states = [in_units(config.data, state) for state in samples.path]
+        axes = tuple(columns or ()) if isinstance(target, TableSet) else None
+        save_animation(replace(samples, path=states), path, axes)
     elif is_image_set(config.data.name):
         names, labels = class_names(config.data), samples.labels
         with replacing_folder(path) as folder:
@@ -164,8 +182,6 @@ def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bo
                 image.save(folder / _image_name(number, label))
     else:
         x, text = in_units(config.data, samples.x), io.StringIO()
-        target = target_set(config.data)
-        columns = target.found.names if isinstance(target, TableSet) else None
         columns = columns or [f"x{number}" for number in range(1, x.shape[1] + 1)]
         csv.writer(text, lineterminator="\n").writerows([columns, *x.tolist()])
         write_text(path, text.getvalue())
@@ -187,7 +203,7 @@ def draw_path(samples: Samples, data: Data | None, stream: str, names: tuple[str
     states = [data.in_units(state.cpu()) for state in samples.path]
     target = data.reference(stream).sample(len(samples.x))
     title = f"Samples after {words_of_calls(samples.nfe)}"
-    return draw_points(states, target, title, data.axes)
+    return draw_points(states, target, title, data.axes, samples.marks)
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:
@@ -219,7 +235,8 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
     wanted = session.config.train.preview and session.stop.reason is None
     if not (wanted and session.world.is_main):
         return
-    file, title = run.samples / f"{phase_stem(phase.name)}.png", f"After training: {phase.title}"
+    file = run.samples / f"{phase_stem(phase.name)}.png"
+    title = f"After training: {phase.title}{part_of_way(session.config, phase)}"
     try:
         run.samples.mkdir(exist_ok=True)
         x = preview_samples(session.config, run, phase, data, session.device)
@@ -236,6 +253,18 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
         return
     log.write(f"{phase.name}: picture of samples, {file}")
     log.picture(f"{phase.name}/samples", file)
+
+
+def part_of_way(config: Config, phase: Phase) -> str:
+    """Return which part of their way the samples of a phase's picture have behind them, if the last
+    leg continues from there: after how many steps of those to time 1 of the flow, or of all."""
+    legs, shown = find_way(config).legs, find_preview(config, phase).legs
+    if legs == shown or legs[: len(shown)] != shown:
+        return ""
+    steps = getattr(config.sampling, shown[-1][0].steps) or config.flow.steps
+    whole = max(steps, round(steps / flow_time(config.flow)))
+    number = config.phases.index(legs[-1][1].name) + 1  # type: ignore[union-attr]
+    return f", after {steps} of {whole} steps;\nphase {number} continues from here"
 
 
 def preview_samples(

@@ -1,6 +1,6 @@
 """How much of a velocity can a network know? R squared of the first step's target.
 
-    OMP_NUM_THREADS=1 python scripts/bench_targets.py [FOLDER OF MNIST]
+    OMP_NUM_THREADS=1 python scripts/bench_targets.py [FOLDER OF MNIST | draw]
 
 A particle x gets another velocity v in each mini-batch; a network can only learn the mean. With the
 end points e = x + v and e' of the same particles in two mini-batches that share nothing else,
@@ -29,6 +29,7 @@ CASES: dict[ImageName, list[tuple[int, int]]] = {
     "mnist": [(n, n) for n in (64, 256, 1024, 4096, 16384)]
     + [(256, 8192), (1024, 8192), (4096, 16384), (1024, 60000), (4096, 60000)],
 }
+TITLES = {"digits": "digits", "mnist": "MNIST"}
 PROBES = 1024
 FILE = Path("docs/results/target_r2.csv")
 HEAD = "data,n,m,r_squared,known_share_of_data,processor_s_a_solve,solver_mb"
@@ -62,32 +63,40 @@ def measure(data: Data, name: str, n: int, m: int) -> tuple:
     return name, n, m, *shares, round(busy / 2 / rounds, 4), memory
 
 
+def draw() -> None:
+    """Draw the table: a line for as many targets as particles, and one for each other m."""
+    rows = [line.split(",") for line in FILE.read_text().splitlines()[1:]]
+    figure = Figure((10, 5.6), layout="constrained")
+    for axes, (name, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
+        own = sorted((int(n), int(m), float(r)) for found, n, m, r, *_ in rows if found == name)
+        lines = {"m = n": [(n, r) for n, m, r in own if m == n]}
+        for n, m, r in sorted(own, key=lambda row: row[1]):
+            if m != n:
+                lines.setdefault(f"m = {m:,}", []).append((n, r))
+        for label, line in lines.items():
+            axes.plot(*zip(*line, strict=True), "o-", label=label)
+        axes.set(
+            xlabel="particles n (targets: m)", ylabel="R squared", xscale="log", ylim=(0, 1.05)
+        )
+        axes.set_title(title, fontsize=18)
+        axes.xaxis.label.set_fontsize(16)
+        axes.yaxis.label.set_fontsize(16)
+        axes.tick_params(labelsize=14)
+        axes.legend(fontsize=14, loc="lower right")
+    figure.savefig(FILE.with_suffix(".png"), dpi=100)
+
+
 def main() -> None:
-    """Measure all cases, print each as soon as it is known, and draw them."""
+    """Measure all cases, and print each as soon as it is known; or only draw."""
     root, rows = sys.argv[1] if len(sys.argv) > 1 else "data", []
-    for name, cases in CASES.items():
+    for name, cases in CASES.items() if root != "draw" else ():
         data = Data(DataConfig(name=name, root=root), seed=0)
         for n, m in sorted(cases, key=lambda case: case[0] * case[1]):  # memory is a peak so far
-            rows.append(measure(data, name, n, m))
-            print(*rows[-1], sep=",", flush=True)
-    FILE.write_text("\n".join([HEAD, *(",".join(map(str, row)) for row in rows)]) + "\n")
-    figure = Figure((10, 4), layout="constrained")
-    for axes, name in zip(figure.subplots(1, 2), CASES, strict=True):
-        own = [row for row in rows if row[0] == name]
-        for label, line in {
-            "as many targets": sorted(row for row in own if row[1] == row[2]),
-            "more targets, fewer particles": sorted(row for row in own if row[2] > row[1]),
-            "all images, more particles": sorted(row for row in own if row[2] < row[1]),
-        }.items():
-            found = [row[1] for row in line], [row[3] for row in line]
-            axes.plot(*found, "o-" if label == "as many targets" else "o", label=label)
-            for row in line:
-                text = "" if row[1] == row[2] else f"m {row[2]:,}"
-                axes.annotate(text, (row[1], row[3]), (4, 4), textcoords="offset points")
-        axes.set(title=name, xlabel="particles n", ylabel="R squared", xscale="log", ylim=(0, 1.1))
-        axes.margins(x=0.15)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.savefig(FILE.with_suffix(".png"), dpi=110)
+            rows.append(",".join(map(str, measure(data, name, n, m))))
+            print(rows[-1], flush=True)
+    if rows:
+        FILE.write_text("\n".join([HEAD, *rows]) + "\n")
+    draw()
 
 
 if __name__ == "__main__":

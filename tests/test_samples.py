@@ -18,13 +18,20 @@ from nsgf.phases.base import load_network
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder, results_folder
-from nsgf.samples import _write_output, changed_settings, preview_samples, sample_run
+from nsgf.samples import (
+    _write_output,
+    changed_settings,
+    part_of_way,
+    preview_samples,
+    sample_run,
+)
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 PHASES = OF_PHASES[:3]
+LINE = {"samples": 16, "shape": [1], "checksum": "x", "names": ["a"], "mean": [0.0], "scale": [1.0]}
 CPU = torch.device("cpu")
 
 
@@ -157,6 +164,23 @@ def test_samples_go_to_one_file_or_folder(small, small_run, digits_run, tmp_path
     pixels = np.stack([np.asarray(Image.open(file)) for file in files])
     expected = to_bytes(torch.from_numpy(np.load(tmp_path / "images.npz")["x"]))
     assert np.array_equal(pixels[:, None], expected)
+
+
+def test_moving_picture_ends_with_the_same_samples(small, small_run, digits_run, tmp_path):
+    """Of one coordinate there is none."""
+    config, run = digits_run
+    sample_run(config, run, out=str(tmp_path / "x.npz"))
+    grids = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nsgf.samples.save_animation", lambda samples, *_: grids.append(samples))
+        sample_run(config, run, out=str(tmp_path / "x.webp"))
+    assert np.array_equal(grids[0].path[-1], np.load(tmp_path / "x.npz")["x"])
+    sample_run(small, small_run, out=str(tmp_path / "x.gif"))
+    with Image.open(tmp_path / "x.gif") as picture:
+        assert picture.n_frames == 1 + 3 + 4
+    line = replace(Config(), data=DataConfig(name="points", path="x", found=LINE))
+    with pytest.raises(UserError, match=r"FILE.csv for this"):
+        sample_run(line, small_run, out=str(tmp_path / "y.gif"))
 
 
 def test_columns_have_the_names_of_the_data(own_data, tmp_path):
@@ -300,6 +324,23 @@ def test_phases_1_and_3_show_algorithms_2_and_4(pictured_config, tiny_run, data)
         size = (1 - tau) / 4
         x = x + size[:, None] * trained["nsf"](x, tau + step * size)
     torch.testing.assert_close(last, x)
+
+
+@pytest.mark.parametrize(
+    ("flags", "phase", "words"),
+    [
+        (("--method=nsgf++h",), "nsgf", ", after 2 of 5 steps;\nphase 2 continues from here"),
+        (("--method=nsgf++",), "nsgf", ", after 5 of 5 steps;\nphase 2 continues from here"),
+        (("--method=nsgf++h", "--flow.schedule=harmonic"), "nsgf", "2 of 2 steps"),
+        (("--method=nsgf++h",), "nsf", ""),
+        (("--method=nsgf++",), "nsf", ""),
+        (("--method=nsgf",), "nsgf", ""),
+        (("--method=onecall+",), "nsgf", ""),
+    ],
+)
+def test_picture_of_an_early_phase_says_where_the_next_one_continues(flags, phase, words):
+    found = part_of_way(shipped("digits", *flags), get_phase(phase))
+    assert words in found if words else not found
 
 
 def test_picture_that_fails_is_one_line(pictured_config, monkeypatch):

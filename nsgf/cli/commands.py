@@ -159,10 +159,12 @@ def _report(request: Request) -> list[str]:
     from nsgf.comparison.page import report_comparison
     from nsgf.report.page import report_run
 
-    config, figures = request.config, request.options.get("figures", "png")
+    config, kind = request.config, request.options.get("figures", "png")
     if "compare" in request.options:
-        return report_comparison(request.options["compare"], config.out_dir, figures)
-    return report_run(config, request.opened, figures)
+        page, *figures = report_comparison(request.options["compare"], config.out_dir, kind)
+    else:
+        page, *figures = report_run(config, request.opened, kind)
+    return [*figures, page]
 
 
 def _list(request: Request) -> list[str]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
-from nsgf.plots.samples import name_axes, new_figure, point_box, show_grid
+from nsgf.plots.samples import join_images, name_axes, new_figure, point_box
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
 
@@ -25,6 +26,10 @@ FRAME, PAUSE = 250, 1500
 """Duration of each frame of an animation, and of the first and last frame, in milliseconds."""
 FRAMES = 40
 """Largest number of states of an animation."""
+WIDTH = 480
+"""Small images are enlarged, large ones made smaller, until an animation has about this width."""
+MAX_BYTES = 1_000_000
+"""Size below which an animation has all its colours and frames."""
 
 Curve = list[tuple[int, float, float]]
 """Step, loss and gradient norm of each logged update of a phase."""
@@ -94,32 +99,59 @@ def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str
 
 
 def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
-    """Write a GIF with a frame for each state of ``samples.path``: images (N, C, H, W), or points
-    (N, 2) with the arrows of the next step. ``axes``: names of their coordinates."""
+    """Write a GIF or WebP, by the file's suffix, with a frame for each state of ``samples.path``.
+
+    Images (N, C, H, W) are a grid; points (N, D) are drawn by their first two coordinates, points
+    in the plane with the arrows of the next step. ``axes``: names of the coordinates. A file that
+    would be larger than MAX_BYTES has fewer colours, then fewer frames.
+    """
     from PIL import Image
 
     last, frames = len(samples.path) - 1, []
     for state in [*range(0, last, math.ceil(last / FRAMES) or 1), last]:
-        x = samples.path[state]
+        x, title = samples.path[state], samples.marks[state]
         if x.ndim == 4:
-            columns = math.ceil(len(x) / (rows := max(1, math.isqrt(len(x) // 2))))
-            figure = new_figure(4.5, 0.4 + 4.5 * rows * x.shape[2] / (columns * x.shape[3]))
-            show_grid(panel := figure.subplots(), x, columns)
-            panel.set_title(samples.marks[state])
+            figure = _grid_frame(x, title)
         else:
             low, high = point_box(*samples.path)
             shape = 1.0 if axes else (high[1] - low[1]) / max(high[0] - low[0], 1e-9)
             figure = new_figure(5, 0.6 + 4.4 * min(2.0, max(0.5, shape)))
             panel = figure.subplots()
-            if state < last:
+            if state < last and x.shape[1] == 2:
                 _show_arrows(panel, x, samples.path[state + 1] - x, "0.5")
-            panel.scatter(*x.T.numpy(), s=2, color="tab:red")
+            panel.scatter(*x[:, :2].T.numpy(), s=2, color="tab:red")
             panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-            figure.suptitle(samples.marks[state])
+            figure.suptitle(title)
             name_axes(panel, axes)
         figure.savefig(stream := BytesIO(), format="png", dpi=100)
         frames.append(Image.open(stream).convert("RGB"))
-    times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
+    kind, colors = file.suffix[1:], 256
+    while True:
+        times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
+        first, *others = (f.quantize(colors) if kind == "gif" else f for f in frames)
+        how = {"save_all": True, "append_images": others, "duration": times, "loop": 0}
+        first.save(stream := BytesIO(), kind, **how)
+        if stream.tell() < MAX_BYTES or len(frames) < 3:
+            break
+        if kind == "gif" and colors > 16:
+            colors //= 4
+        else:
+            frames = [*frames[:-1:2], frames[-1]]
     with replacing(file) as target:
-        how = {"save_all": True, "append_images": frames[1:], "duration": times, "loop": 0}
-        frames[0].save(target, "gif", **how)
+        target.write(stream.getvalue())
+
+
+def _grid_frame(images: Tensor, title: str) -> Any:
+    """Draw images (N, C, H, W) in [-1, 1] under a title, each pixel as equally many pixels."""
+    columns = math.ceil(len(images) / max(1, math.isqrt(len(images) // 2)))
+    if (smaller := WIDTH / columns / images.shape[3]) < 1:
+        images = functional.interpolate(images, scale_factor=smaller, mode="area")
+    grid = (join_images(images, columns, padding=1, value=1.0).clamp(-1, 1) + 1) / 2
+    zoom = max(1, round(WIDTH / grid.shape[1]))
+    grid = grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
+    figure = new_figure(grid.shape[1] / 100, grid.shape[0] / 100 + 0.3)
+    figure.set_layout_engine("none")
+    figure.set_dpi(100)
+    figure.figimage(grid.numpy(), origin="upper")
+    figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
+    return figure

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -172,29 +173,41 @@ def words_of_calls(nfe: float) -> str:
 
 
 def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
-    """Draw the path, at most ROWS samples and COLUMNS states (N, C, H, W) in [-1, 1]. A line marks
-    the beginning of the straight flow; ``names`` of classes stand beside their samples."""
+    """Draw the path, at most ROWS samples and COLUMNS states (N, C, H, W) in [-1, 1], under the
+    names of its legs. A line marks where the last leg takes over; ``names`` of classes stand beside
+    their samples."""
     columns = chosen_states(samples.marks)
     marks = [samples.marks[column] for column in columns]
     states = torch.stack([samples.path[column][:ROWS] for column in columns], dim=1)
     count, _, _, height, width = states.shape
-    figure = new_figure(0.4 + 0.75 * len(columns), 0.5 + 0.75 * count * height / width)
+    inches = 0.4 + 0.75 * len(columns)
+    figure = new_figure(inches, 0.7 + 0.75 * count * height / width)
     panel, cell = figure.subplots(), width + 1
     show_grid(panel, states.flatten(0, 1), len(columns))
-    texts = ["\n".join(mark.rsplit(" ", 1)) for mark in marks]
-    panel.set_xticks([(number + 0.5) * cell for number in range(len(columns))], texts)
+    steps = [mark.rpartition(" ")[2] for mark in marks]
+    panel.set_xticks([(number + 0.5) * cell for number in range(1, len(steps))], steps[1:])
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    how = {"ha": "center", "textcoords": "offset points"}
+    how["fontsize"] = min(18, max(MIN_LETTERS, 1.7 * inches))
+    for name, leg in groupby(range(len(marks)), lambda number: leg_of(marks[number])):
+        middle = (min(own := [*leg]) + len(own) / 2) * cell
+        panel.annotate(name, (middle, 0), (0, 20), **how)
     if samples.labels is not None and names:
         show_names(panel, [names[label] for label in samples.labels[:count].tolist()], height)
-    for number in range(2, len(marks)):
-        if leg_of(marks[number]) != leg_of(marks[number - 1]):
-            panel.axvline(number * cell, color="tab:red", linewidth=2)
+    if last := last_before(marks):
+        panel.axvline((last + 1) * cell, color="tab:red", linewidth=2)
     return figure
 
 
 def leg_of(mark: str) -> str:
-    """Return the leg of a state's mark: ``straight`` of ``straight 3/10``."""
-    return mark.split()[0]
+    """Return the leg of a state's mark: ``straight flow`` of ``straight flow 3/10``."""
+    return mark.rpartition(" ")[0] or mark
+
+
+def last_before(marks: Sequence[str]) -> int | None:
+    """Return the index of the last state before the last leg; None for a single leg."""
+    first = min((n for n, mark in enumerate(marks) if leg_of(mark) == leg_of(marks[-1])), default=0)
+    return first - 1 if first > 1 else None
 
 
 def chosen_states(marks: Sequence[str]) -> list[int]:
@@ -205,7 +218,11 @@ def chosen_states(marks: Sequence[str]) -> list[int]:
 
 
 def draw_points(
-    path: list[Tensor], target: Tensor, title: str, axes: tuple[str, ...] | None = None
+    path: list[Tensor],
+    target: Tensor,
+    title: str,
+    axes: tuple[str, ...] | None = None,
+    marks: Sequence[str] = (),
 ) -> Any:
     """Draw source, path and samples beside the target, with the same axes. Points with more
     than two coordinates are drawn in the first two; points on a line as histograms and steps.
@@ -215,10 +232,15 @@ def draw_points(
         target: samples of mu*, (M, D).
         title: title of the left panel.
         axes: names of the coordinates, which may have different units; None: the plane.
+        marks: of the states, to show where the last leg takes over.
     """
-    figure, on_line = new_figure(11, 5.5), target.shape[1] == 1
+    on_line, shape = target.shape[1] == 1, 1.0
+    if axes is None and not on_line:
+        low, high = point_box(target, path[0].to(target))
+        shape = min(1.0, max(0.3, (high[1] - low[1]) / (high[0] - low[0])))
+    figure = new_figure(11, min(5.5, 1.6 + 5 * shape))
     left, right = figure.subplots(1, 2, sharex=True, sharey=not on_line)
-    _show_path(left, path)
+    _show_path(left, path, marks)
     if on_line:
         _show_samples(right, path[-1], target, "tab:red", "samples")
     _show_samples(right, target, target, "tab:green", "target")
@@ -229,7 +251,7 @@ def draw_points(
             name_axes(panel, axes)
     if len(path) > 1:
         known = left.get_legend_handles_labels()
-        figure.legend(*known, loc="outside lower center", ncols=2, markerscale=3)
+        figure.legend(*known, loc="outside lower center", ncols=3, markerscale=3)
     if on_line:
         right.legend()
         left.set_ylabel("step")
@@ -305,18 +327,23 @@ def draw_table(
     return figure
 
 
-def _show_path(panel: Any, path: list[Tensor]) -> None:
-    """Draw source, lines and samples from states (N, D); for a single state, only the samples. 1D
-    points are drawn at the height of their state's number."""
+def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> None:
+    """Draw source, lines and samples from states (N, D), with ``marks`` the last leg's lines in
+    another colour; for a single state, only the samples. 1D points are drawn at the height of their
+    state's number."""
     from matplotlib.collections import LineCollection  # a Line2D each takes ten times as long
 
     if path[0].shape[1] == 1:
         path = [torch.cat([x, torch.full_like(x, step)], 1) for step, x in enumerate(path)]
     states = torch.stack(path, dim=1)[..., :2].numpy()  # (N, states, 2)
     if len(path) > 1:
-        lines = LineCollection(list(states[:MAX_PATHS]), colors="0.65", linewidths=0.4, zorder=1)
-        panel.add_collection(lines)
+        lines, last = states[:MAX_PATHS], last_before(marks) or len(path) - 1
+        how = {"linewidths": 0.4, "zorder": 1}
+        panel.add_collection(LineCollection(list(lines[:, : last + 1]), colors="0.65", **how))
         panel.scatter(*states[:, 0].T, s=3, color="tab:blue", alpha=FADED, label="source", zorder=0)
+        if last < len(path) - 1:
+            how |= {"label": f"the {leg_of(marks[-1])} takes over", "linewidths": 0.8}
+            panel.add_collection(LineCollection(list(lines[:, last:]), colors="tab:orange", **how))
     panel.scatter(*states[:, -1].T, s=3, color="tab:red", label="samples", zorder=3)
 
 

@@ -19,11 +19,19 @@ from nsgf.metrics.distances import nearest_images
 from nsgf.metrics.measures import describe, is_measure, name_of
 from nsgf.phases import get_phase, load_sampler
 from nsgf.plots.figures import Field, draw_curves, draw_entry_times, draw_fields, save_animation
-from nsgf.plots.samples import cut_panels, draw_rows, figure_defaults, save_figure
+from nsgf.plots.samples import (
+    compare_images,
+    cut_panels,
+    draw_points,
+    draw_rows,
+    figure_defaults,
+    save_figure,
+    words_of_calls,
+)
 from nsgf.report.progress import curves, trained_updates
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder
 from nsgf.run.log import read_costs
-from nsgf.samples import count_samples, draw_path
+from nsgf.samples import count_samples, draw_path, part_of_way
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import step_sizes, time_step
@@ -71,9 +79,10 @@ def _as_link(content: bytes, kind: str | None) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> None:
-    """Draw the pictures that need the run's networks and data. Raise UserError if there is no
-    checkpoint, the data are not there, or training has diverged."""
+def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> float:
+    """Draw the pictures that need the run's networks and data, first samples beside real ones.
+    Return the number of network calls for each sample. Raise UserError if there is no checkpoint,
+    the data are not there, or training has diverged."""
     data = Data(config.data, config.seed)
     sampler, _ = load_sampler(config, run, device)
     count = min(count_samples(config, data, device), config.sampling.batch_size)
@@ -83,27 +92,34 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     samples = replace(samples, x=path[-1], path=path)
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
-    calls = f"{count} samples, {samples.nfe:g} network calls each."
+    calls = f"{count} samples, {words_of_calls(samples.nfe)} each."
+    real, title = data.reference("report").sample(count), f"After {words_of_calls(samples.nfe)}"
+    if data.images is not None:
+        figure = compare_images(samples.x, real, title)
+    else:
+        figure = draw_points([data.in_units(samples.x)], real, title, data.axes)
+    album.draw("samples", figure, "Samples", f"{count} samples, none chosen, beside real ones.")
     figure = draw_path(samples, data, "report", class_names(config.data))
     album.draw("way", figure, "The way of a batch", calls)
+    in_plane = samples.x.shape[1:] == (2,)
+    if data.images is not None or in_plane:
+        file = album.folder / "way.gif"
+        path = [data.in_units(state) for state in samples.path]
+        save_animation(replace(samples, path=path), file, data.axes)
+        album.add(file, "The same, moving", "One picture for each state on the way.")
     if data.images is not None:
         some = samples.x[:NEIGHBOURS]
         nearest = nearest_images(some, data.images, flip=config.data.flip)
         figure = draw_rows(torch.cat([some, nearest]), ["sample", "nearest"])
         text = "By the distance of all pixels: equal pairs would be copies."
         album.draw("nearest", figure, "The nearest training images", text)
-    in_plane = samples.x.shape[1:] == (2,)
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
         text = "Both at points of a Sinkhorn flow that was not trained on, with their true lengths."
         album.draw("field", draw_fields(fields), "The learned velocity on top of the flow's", text)
-    if data.images is not None or in_plane:
-        file = album.folder / "way.gif"
-        path = [data.in_units(state) for state in samples.path]
-        save_animation(replace(samples, path=path), file, data.axes)
-        album.add(file, "The same, moving", "One picture for each state on the way.")
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau.cpu())
         album.draw("tau", figure, "Where samples enter the straight flow", calls)
+    return samples.nfe
 
 
 def velocity_fields(
@@ -165,21 +181,21 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     ``kind`` svg or pdf also writes each figure in that format. Return the files. Raise UserError if
     nothing is trained, or the files cannot be written."""
     phases, home = phase_rows(config, run), results_folder(config, run)
-    album, missing = Album(home / "report", kind), ""
+    album, missing, calls = Album(home / "report", kind), "", "not known"
     try:
-        if found := curves(run):
-            text = "Loss and gradient of each update that was logged."
-            titled = {get_phase(own).title: found[own] for own in config.phases if own in found}
-            album.draw("curves", draw_curves(titled), "Training", text)
-        for phase in config.phases:
-            file = run.samples / f"{phase_stem(phase)}.png"
-            if file.exists():
-                title = f"Samples after training: {get_phase(phase).title}"
-                album.add(file, title, "From the same noise.")
-        draw_samples(config, run, album, pick_device(config.device))
+        calls = f"{draw_samples(config, run, album, pick_device(config.device)):g}"
     except UserError as error:
         missing = f"other pictures are left out: {error}"
         show(f"report: {missing}")
+    for name in config.phases:
+        file, phase = run.samples / f"{phase_stem(name)}.png", get_phase(name)
+        if file.exists():
+            title = f"Samples after training: {phase.title}{part_of_way(config, phase)}"
+            album.add(file, title, "From the same noise.")
+    if found := curves(run):
+        text = "Loss and gradient of each update that was logged."
+        titled = {get_phase(own).title: found[own] for own in config.phases if own in found}
+        album.draw("curves", draw_curves(titled), "Training", text)
     log = run.path / "log.txt"
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
@@ -189,6 +205,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         title=f"{config.exp}: {run.path.name}",
         config=config,
         phases=phases,
+        calls=calls,
         classes=list_names(class_names(config.data)),
         pictures=album.pictures,
         missing=missing,

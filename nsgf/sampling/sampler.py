@@ -95,7 +95,7 @@ class Samples:
     """With ``keep_path``: all states, each (B, *shape): the start, and one after each step."""
     marks: list[str] = field(default_factory=list)
     """Name of each state of the path: ``start``, ``NSGF 1/2`` after the first of two NSGF steps,
-    ``straight 3/10`` after three of ten steps of the straight flow."""
+    ``straight flow 3/10`` after three of ten steps."""
     pixels: Tensor | None = None
     """All samples as uint8 images, (N, C, H, W), if requested; x then has only the first ones."""
     labels: Tensor | None = None
@@ -215,7 +215,7 @@ class FixedTime(Leg):
 class StraightFlow(Leg):
     """Follow u_delta from each sample's tau, or from 0, to 1."""
 
-    title, steps = "straight", "straight_steps"
+    title, steps = "straight flow", "straight_steps"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x, velocity = samples.x, self.velocity(samples.labels)

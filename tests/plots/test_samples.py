@@ -52,7 +52,7 @@ def image_path(nsgf: int, straight: int) -> Samples:
     """Ten samples: black at the start, grey after NSGF steps, white on the straight flow."""
     values = [-1.0] + [0.0] * nsgf + [1.0] * straight
     marks = [f"NSGF {step}/{nsgf}" for step in range(1, nsgf + 1)]
-    marks += [f"straight {step}/{straight}" for step in range(1, straight + 1)]
+    marks += [f"straight flow {step}/{straight}" for step in range(1, straight + 1)]
     path = [torch.full((10, 3, 8, 8), value) for value in values]
     return Samples(path[-1], 0.0, path=path, marks=["start", *marks])
 
@@ -63,8 +63,9 @@ def test_image_path_has_a_row_for_each_sample_and_a_column_for_each_state():
         shown = [cell(panel, row, column) for column in range(6)]
         np.testing.assert_allclose(shown, [0, 0.5, 0.5, 1, 1, 1])
     labels = [label.get_text() for label in panel.get_xticklabels()]
-    straight = [f"straight\n{step}/3" for step in (1, 2, 3)]
-    assert labels == ["start", "NSGF\n1/2", "NSGF\n2/2", *straight]
+    assert labels == ["1/2", "2/2", "1/3", "2/3", "3/3"]
+    legs = {name.get_text(): name.xy[0] for name in panel.texts}  # each over the middle of its own
+    assert legs == {"start": 4.5, "NSGF": 18, "straight flow": 40.5}
     assert panel.images[0].get_array().shape[0] == 9 * ROWS + 1
     (begin,) = panel.lines  # of the straight flow
     assert begin.get_xdata()[0] == 3 * 9
@@ -74,7 +75,7 @@ def test_image_path_has_a_row_for_each_sample_and_a_column_for_each_state():
 @pytest.mark.parametrize(("nsgf", "straight"), [(5, 54), (2, 10), (100, 0), (0, 100)])
 def test_some_states_of_a_long_path_are_shown(nsgf, straight):
     marks = ["start", *(f"NSGF {n}" for n in range(nsgf))]
-    marks += [f"straight {n}" for n in range(straight)]
+    marks += [f"straight flow {n}" for n in range(straight)]
     chosen = chosen_states(marks)
     assert 0.6 * min(COLUMNS, len(marks)) < len(chosen) <= COLUMNS
     assert chosen == sorted(set(chosen))
@@ -99,6 +100,20 @@ def test_points_are_drawn_with_their_path_beside_the_target(tmp_path):
     assert left.get_aspect() == right.get_aspect() == 1
     left, _ = draw_points([start], target, "title").axes
     np.testing.assert_allclose(offsets(left, 0), start)
+
+
+def test_points_show_where_the_straight_flow_takes_over():
+    path = [torch.full((9, 2), float(step)) for step in range(5)]
+    marks = image_path(2, 2).marks
+    figure = draw_points(path, torch.randn(9, 2), "t", marks=marks)
+    before, after = (figure.axes[0].collections[number] for number in (0, 2))
+    assert [point[0] for point in before.get_segments()[0]] == [0, 1, 2]
+    assert [point[0] for point in after.get_segments()[0]] == [2, 3, 4]
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "the straight flow takes over" in words
+    flat = draw_points(path, torch.randn(900, 2) * torch.tensor([1.0, 0.5]), "t", marks=marks[:3])
+    assert len(flat.axes[0].collections) == 3  # one leg: its lines, source and samples
+    assert flat.get_figheight() < figure.get_figheight()
 
 
 def test_panels_and_legend_are_cut_apart():

@@ -48,17 +48,20 @@ class Page(HTMLParser):
 def test_page_of_points_has_everything_in_it(small_run, capsys):
     assert main(["report", "--run", str(small_run.path), "--figures", "pdf"]) == 0
     files = capsys.readouterr().out.splitlines()
-    assert files[0] == str(small_run.path / "report.html")
-    page = Page(Path(files[0]))
+    assert files[-1] == str(small_run.path / "report.html")  # where a terminal shows it
+    page = Page(Path(files[-1]))
     assert page.open == []
     assert page.links
     assert all(link.startswith("data:image/") for link in page.links)
-    names = {Path(file).name for file in files[1:]}
+    names = {Path(file).name for file in files[:-1]}
     assert {"curves.png", "way.png", "field.png", "way.gif", "tau.png", "way.pdf"} <= names
     for stem in ("curves", "way", "field", "tau"):
         assert (small_run.path / "report" / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
     assert "12 of 12" in page.text
     assert f"train --run {small_run.path.name} --resume" in page.text
+    order = ["method", "data", "(NFE)8", "Measures", "Samples.", "The way", "Training."]
+    places = [page.text.index(word) for word in order]
+    assert places == sorted(places)
 
 
 def test_page_of_images_shows_the_nearest(digits_run, tmp_path):
@@ -78,12 +81,12 @@ def test_what_files_say_is_no_html(small, small_run):
         log.write("too long ago\n" + 399 * "\n")
         log.write("nsgf: step 3 skipped, <script>alert(1)</script>\n")
     (small_run.path / "metrics.json").write_text(
-        json.dumps({"exp": "<b>", "w2": 1.0, "updates": {"nsgf": "5 of 12"}})
+        json.dumps({"exp": "<b>", "w2": 1.0, "nfe": 9.0, "updates": {"nsgf": "5 of 12"}})
     )
     few = replace(small, sampling=replace(small.sampling, batch_size=7))
     text = Path(report_run(few, small_run)[0]).read_text()
     assert "7 samples, 8 network calls each" in text
-    assert "Measured after updates: nsgf 5 of 12." in text
+    assert "Measured at NFE 9 after updates: nsgf 5 of 12." in text
     assert "<script>" not in text
     assert "<b>" not in text
     assert "&lt;script&gt;alert(1)" in text

@@ -121,7 +121,7 @@ def test_path_holds_start_and_every_step_on_request(solver):
     sampler = plus_plus(config(straight_steps=4, solver=solver), growing, half)
     start = torch.zeros(2, 2)
     samples = sampler(start, keep_path=True)
-    straight = [f"straight {step}/4" for step in (1, 2, 3, 4)]
+    straight = [f"straight flow {step}/4" for step in (1, 2, 3, 4)]
     assert samples.marks == ["start", "NSGF 1/3", "NSGF 2/3", "NSGF 3/3", *straight]
     assert len(samples.path) == len(samples.marks)
     assert torch.equal(samples.path[0], start)
