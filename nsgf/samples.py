@@ -171,6 +171,8 @@ def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bo
     if path.suffix == ".npz" and not is_folder:
         _save_arrays(config, samples, path)
     elif path.suffix in MOVING and not is_folder:
+        if not samples.finite:
+            raise UserError("the samples are not finite: training has diverged")
         states = [in_units(config.data, state) for state in samples.path]
         axes = tuple(columns or ()) if isinstance(target, TableSet) else None
         save_animation(replace(samples, path=states), path, axes)

@@ -17,6 +17,7 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 
 import torch
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 from nsgf.config.schema import DataConfig, ImageName, SinkhornConfig
@@ -29,7 +30,6 @@ CASES: dict[ImageName, list[tuple[int, int]]] = {
     "mnist": [(n, n) for n in (64, 256, 1024, 4096, 16384)]
     + [(256, 8192), (1024, 8192), (4096, 16384), (1024, 60000), (4096, 60000)],
 }
-TITLES = {"digits": "digits", "mnist": "MNIST"}
 PROBES = 1024
 FILE = Path("docs/results/target_r2.csv")
 HEAD = "data,n,m,r_squared,known_share_of_data,processor_s_a_solve,solver_mb"
@@ -66,8 +66,9 @@ def measure(data: Data, name: str, n: int, m: int) -> tuple:
 def draw() -> None:
     """Draw the table: a line for as many targets as particles, and one for each other m."""
     rows = [line.split(",") for line in FILE.read_text().splitlines()[1:]]
+    rcParams["font.size"] = 15  # for narrow screens
     figure = Figure((10, 5.6), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
+    for axes, name in zip(figure.subplots(1, 2), CASES, strict=True):
         own = sorted((int(n), int(m), float(r)) for found, n, m, r, *_ in rows if found == name)
         lines = {"m = n": [(n, r) for n, m, r in own if m == n]}
         for n, m, r in sorted(own, key=lambda row: row[1]):
@@ -78,11 +79,8 @@ def draw() -> None:
         axes.set(
             xlabel="particles n (targets: m)", ylabel="R squared", xscale="log", ylim=(0, 1.05)
         )
-        axes.set_title(title, fontsize=18)
-        axes.xaxis.label.set_fontsize(16)
-        axes.yaxis.label.set_fontsize(16)
-        axes.tick_params(labelsize=14)
-        axes.legend(fontsize=14, loc="lower right")
+        axes.set_title(name.replace("mnist", "MNIST"))
+        axes.legend(loc="lower right", fontsize=13)
     figure.savefig(FILE.with_suffix(".png"), dpi=100)
 
 

@@ -123,6 +123,7 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
             panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
             figure.suptitle(title)
             name_axes(panel, axes)
+            panel.set(**({"xticks": [], "yticks": []} if axes is None else {}))
         figure.savefig(stream := BytesIO(), format="png", dpi=100)
         frames.append(Image.open(stream).convert("RGB"))
     kind, colors = file.suffix[1:], 256
@@ -143,15 +144,15 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
 
 def _grid_frame(images: Tensor, title: str) -> Any:
     """Draw images (N, C, H, W) in [-1, 1] under a title, each pixel as equally many pixels."""
+    from matplotlib.figure import Figure
+
     columns = math.ceil(len(images) / max(1, math.isqrt(len(images) // 2)))
     if (smaller := WIDTH / columns / images.shape[3]) < 1:
         images = functional.interpolate(images, scale_factor=smaller, mode="area")
     grid = (join_images(images, columns, padding=1, value=1.0).clamp(-1, 1) + 1) / 2
     zoom = max(1, round(WIDTH / grid.shape[1]))
     grid = grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
-    figure = new_figure(grid.shape[1] / 100, grid.shape[0] / 100 + 0.3)
-    figure.set_layout_engine("none")
-    figure.set_dpi(100)
+    figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
     figure.figimage(grid.numpy(), origin="upper")
     figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
     return figure

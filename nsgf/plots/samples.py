@@ -187,7 +187,7 @@ def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
     steps = [mark.rpartition(" ")[2] for mark in marks]
     panel.set_xticks([(number + 0.5) * cell for number in range(1, len(steps))], steps[1:])
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    how = {"ha": "center", "textcoords": "offset points"}
+    how: dict[str, Any] = {"ha": "center", "textcoords": "offset points"}
     how["fontsize"] = min(18, max(MIN_LETTERS, 1.7 * inches))
     for name, leg in groupby(range(len(marks)), lambda number: leg_of(marks[number])):
         middle = (min(own := [*leg]) + len(own) / 2) * cell
@@ -338,7 +338,7 @@ def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> Non
     states = torch.stack(path, dim=1)[..., :2].numpy()  # (N, states, 2)
     if len(path) > 1:
         lines, last = states[:MAX_PATHS], last_before(marks) or len(path) - 1
-        how = {"linewidths": 0.4, "zorder": 1}
+        how: dict[str, Any] = {"linewidths": 0.4, "zorder": 1}
         panel.add_collection(LineCollection(list(lines[:, : last + 1]), colors="0.65", **how))
         panel.scatter(*states[:, 0].T, s=3, color="tab:blue", alpha=FADED, label="source", zorder=0)
         if last < len(path) - 1:

@@ -19,15 +19,7 @@ from nsgf.metrics.distances import nearest_images
 from nsgf.metrics.measures import describe, is_measure, name_of
 from nsgf.phases import get_phase, load_sampler
 from nsgf.plots.figures import Field, draw_curves, draw_entry_times, draw_fields, save_animation
-from nsgf.plots.samples import (
-    compare_images,
-    cut_panels,
-    draw_points,
-    draw_rows,
-    figure_defaults,
-    save_figure,
-    words_of_calls,
-)
+from nsgf.plots.samples import compare_images, cut_panels, draw_rows, figure_defaults, save_figure
 from nsgf.report.progress import curves, trained_updates
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder
 from nsgf.run.log import read_costs
@@ -80,9 +72,9 @@ def _as_link(content: bytes, kind: str | None) -> str:
 
 
 def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> float:
-    """Draw the pictures that need the run's networks and data, first samples beside real ones.
-    Return the number of network calls for each sample. Raise UserError if there is no checkpoint,
-    the data are not there, or training has diverged."""
+    """Draw the pictures that need the run's networks and data. Return the number of network calls
+    for each sample. Raise UserError if there is no checkpoint, the data are not there, or training
+    has diverged."""
     data = Data(config.data, config.seed)
     sampler, _ = load_sampler(config, run, device)
     count = min(count_samples(config, data, device), config.sampling.batch_size)
@@ -92,13 +84,10 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     samples = replace(samples, x=path[-1], path=path)
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
-    calls = f"{count} samples, {words_of_calls(samples.nfe)} each."
-    real, title = data.reference("report").sample(count), f"After {words_of_calls(samples.nfe)}"
+    calls = f"{count} samples, {samples.nfe:g} network calls each."
     if data.images is not None:
-        figure = compare_images(samples.x, real, title)
-    else:
-        figure = draw_points([data.in_units(samples.x)], real, title, data.axes)
-    album.draw("samples", figure, "Samples", f"{count} samples, none chosen, beside real ones.")
+        figure = compare_images(samples.x, data.reference("report").sample(count), "Samples")
+        album.draw("samples", figure, "Samples beside real images", calls)
     figure = draw_path(samples, data, "report", class_names(config.data))
     album.draw("way", figure, "The way of a batch", calls)
     in_plane = samples.x.shape[1:] == (2,)

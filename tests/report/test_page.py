@@ -59,7 +59,7 @@ def test_page_of_points_has_everything_in_it(small_run, capsys):
         assert (small_run.path / "report" / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
     assert "12 of 12" in page.text
     assert f"train --run {small_run.path.name} --resume" in page.text
-    order = ["method", "data", "(NFE)8", "Measures", "Samples.", "The way", "Training."]
+    order = ["method", "data", "(NFE)8", "Measures", "The way", "The same", "Training."]
     places = [page.text.index(word) for word in order]
     assert places == sorted(places)
 
@@ -67,7 +67,9 @@ def test_page_of_points_has_everything_in_it(small_run, capsys):
 def test_page_of_images_shows_the_nearest(digits_run, tmp_path):
     config, run = digits_run
     files = report_run(replace(config, out_dir=str(tmp_path)), run)
-    assert {"way.png", "nearest.png", "way.gif"} <= {Path(file).name for file in files}
+    assert {"samples.png", "way.png", "nearest.png", "way.gif"} <= {
+        Path(file).name for file in files
+    }
     assert "smoke run" in Page(Path(files[0])).text
     assert Path(files[0]) == tmp_path / run.path.name / "report.html"
     assert not (run.path / "report").exists()
