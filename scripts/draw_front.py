@@ -19,5 +19,5 @@ colors += [(255 - 3 * k, 255 - 27 * k, 255 - 27 * k) for k in range(1, 9)]  # fr
 palette = Image.new("P", (1, 1))
 palette.putpalette([value for color in colors for value in color])
 first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
-how = {"save_all": True, "append_images": others, "loop": 0}
-first.save("docs/results/front.gif", duration=[700, *[90] * (len(others) - 1), 2000], **how)
+times, file = [700, *[90] * (len(others) - 1), 2000], "docs/results/front.gif"
+first.save(file, save_all=True, append_images=others, duration=times, loop=0)
