@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must hold: format, lint, types, unit tests, then the end-to-end tests.
+# Everything that must hold: format, lint, types, the site, unit tests, then end-to-end tests.
 # --all adds the slow ones (fuzzing and torture); other arguments go to the last pytest.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
@@ -18,5 +18,6 @@ fi
 "$PYTHON_VENV" -m ruff format --check .
 "$PYTHON_VENV" -m ruff check .
 "$PYTHON_VENV" -m mypy
+NO_MKDOCS_2_WARNING=1 "$PYTHON_VENV" -m mkdocs build --quiet --strict
 "$PYTHON_VENV" -m pytest -q -n 2 --hypothesis-profile "$examples" --dist loadfile -m "$unit" --durations 5
 "$PYTHON_VENV" -m pytest -q -n 2 --hypothesis-profile "$examples" --dist loadfile -m "$e2e" --durations 5 "$@"

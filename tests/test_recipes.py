@@ -92,9 +92,9 @@ def read_recipes() -> list[Recipe]:
     recipes = []
     for section in (ROOT / "docs/extending.md").read_text().split("\n## ")[1:]:
         recipe = Recipe(section.splitlines()[0], [], [])
-        parts = re.split(r"((?:^ {7}.*\n+)+)", section, flags=re.M)
+        parts = re.split(r"((?:^ {8}.*\n+)+)", section, flags=re.M)
         for text, block in zip(parts[::2], parts[1::2], strict=False):
-            if named := re.findall(r"^\d\. `([\w./]+)`", text, re.M):
+            if named := re.findall(r"^\d\.  `([\w./]+)`", text, re.M):
                 file = named[-1]
             edits, _, commands = textwrap.dedent(block).partition("python -m nsgf ")
             if edits:
@@ -135,7 +135,7 @@ def statement(source: str, name: str) -> str:
 def test_lines_for_python_run(tmp_path, monkeypatch):
     """As they stand there, with a smaller pool and fewer updates."""
     page, train, runs = (ROOT / "docs/extending.md").read_text(), nsgf.train, []
-    loop, network = map(textwrap.dedent, re.findall(r"(?:^ {4}\S.*\n)+", page, re.M))
+    loop, network = map(textwrap.dedent, re.findall(r"(?:^ {4}\S.*\n)+", page, re.M)[:2])
 
     def short_train(*data, **how):
         small = {} if "resume" in how else SMALL | {"nsf.starts": 20, "pool.num_batches": 10}
