@@ -118,7 +118,7 @@ def test_a_run_does_what_the_commands_do(small_run, tmp_path, monkeypatch):
     for work in (exported.report, exported.export):
         with pytest.raises(UserError, match="was exported"):
             work(tmp_path / "x")
-    with pytest.raises(UserError, match=r"^to .*out: holds something"):
+    with pytest.raises(UserError, match=r"^to .*out: is not empty"):
         run.export(tmp_path / "out")
 
 

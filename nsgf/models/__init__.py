@@ -10,8 +10,8 @@ from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 from nsgf.models.unet import UNet
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
-"""A caller's network, x (B, *shape), t (B,) and with classes labels (B,), 0 to K, K for none, to
-(B, *shape), of which each phase trains a copy; or a function that makes one."""
+"""A caller's network, of which each phase trains a copy, or a function that makes one. It maps
+x (B, *shape), t (B,) and with classes labels (B,), 0 to K (K: no class), to (B, *shape)."""
 
 
 def make_own(own: OwnNetwork) -> nn.Module:

@@ -6,22 +6,22 @@ import torch
 from torch import Tensor, nn
 
 MOST_VALUES = 4096
-"""Largest number of values D of a sample for a map, which is a matrix (D, D)."""
+"""Largest number of values D of a sample; the map needs a matrix (D, D)."""
 
 
 class AffineStartNetwork(nn.Module):
     """A velocity network with the map z -> z A + b, which is saved with the weights.
 
-    The map goes a part of the way from a standard Gaussian to the Gaussian with the moments of the
-    data. For part a, their mean m and covariance C, it is A = (1 - a) I + a C^(1/2) and b = a m:
-    displacement interpolation (McCann 1997) by the optimal transport between the two Gaussians.
+    The map goes a part a of the way from a standard Gaussian to the Gaussian with the data's mean m
+    and covariance C: A = (1 - a) I + a C^(1/2) and b = a m. This is the displacement interpolation
+    (McCann 1997) of the optimal transport between the two Gaussians.
     """
 
     matrix: Tensor
     shift: Tensor
 
     def __init__(self, network: nn.Module, shape: tuple[int, ...]) -> None:
-        """Begin with the identity as the map. ``shape``: of one sample."""
+        """Start with the identity as the map. ``shape``: shape of one sample."""
         super().__init__()
         self.network = network
         self.register_buffer("matrix", torch.eye(math.prod(shape)))
@@ -32,12 +32,11 @@ class AffineStartNetwork(nn.Module):
         return self.network(*inputs)
 
     def start(self, noise: Tensor, *labels: Tensor) -> Tensor:
-        """Return the start of each line, the same for all labels, for noise (B, *shape)."""
+        """Return the start of each line for noise (B, *shape). Labels have no effect."""
         return torch.addmm(self.shift, noise.flatten(1), self.matrix).view_as(noise)
 
     def set_map(self, mean: Tensor, covariance: Tensor, part: float) -> None:
-        """Set the map from the moments of the data, float64, (D,) and (D, D), and ``part`` in
-        [0, 1]."""
+        """Set the map from the data's moments, float64, (D,) and (D, D), and ``part`` in [0, 1]."""
         values, vectors = torch.linalg.eigh(covariance)
         root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T  # rounding can give values < 0
         self.matrix.copy_((1 - part) * torch.eye(len(mean)) + part * root)

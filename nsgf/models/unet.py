@@ -31,9 +31,9 @@ class Norm(nn.GroupNorm):
     """GroupNorm that returns the type of its input, also under autocast, and accepts one sample of
     one pixel, which ``torch.nn.GroupNorm`` refuses.
 
-    Autocast on CUDA runs group_norm in float32, and keeps all tensors up to the next convolution at
-    twice the size for the backward pass. This is hardly more exact: the kernels accumulate mean and
-    variance of a 16-bit input in float32 anyway.
+    Autocast on CUDA would run group_norm in float32, and store tensors of twice the size for the
+    backward pass, up to the next convolution. This is hardly more exact: for 16-bit inputs the
+    kernels accumulate mean and variance in float32 anyway.
     """
 
     def __init__(self, channels: int) -> None:
@@ -159,8 +159,8 @@ class UNet(nn.Module):
             image_shape: (C, H, W), whose sides can be halved evenly at each level.
             config: architecture, checked by :func:`nsgf.checks.check`.
             classes: number of classes K; 0: the network takes no labels.
-            checkpoint_activations: keep only the inputs of the stages while training, and compute
-                the rest again in the backward pass (Chen et al. 2016); same gradients.
+            checkpoint_activations: in training store only the inputs of the stages, and compute the
+                rest again in the backward pass (Chen et al. 2016). Gradients are the same.
         """
         super().__init__()
         image_channels, height, _ = image_shape
@@ -226,7 +226,7 @@ class UNet(nn.Module):
             ValueError: labels are missing, or the network takes none.
         """
         if (self.classes is None) != (label is None):
-            raise ValueError("label: needed if the network has classes, else it must be None")
+            raise ValueError("label: needed if the network has classes, otherwise must be None")
         features = time_features(t, self.channels, fastest=FASTEST, slowest=SLOWEST)
         embedding = self.embed(features.to(x.dtype))
         if self.classes is not None:

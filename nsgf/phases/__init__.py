@@ -1,6 +1,6 @@
 """The methods, one record for each: which phases are trained, and what happens to a sample.
 
-All else follows from :data:`WAYS`: allowed phases and their order, the networks of samples and
+:data:`WAYS` determines the rest: allowed phases and their order, the networks of samples and
 previews, possible numbers of network calls, shares of updates, and the text of model cards.
 """
 
@@ -57,14 +57,14 @@ class Way:
     when: When = field(default_factory=lambda: _FREE)
     """Settings that select this method."""
     title: str = "by a neural Sinkhorn gradient flow"
-    """End of a model card's title; may contain ``{config.KEY}``, as may ``text``."""
+    """End of a model card's title. It may contain ``{config.KEY}``, and so may ``text``."""
     text: str = PAPER
     """The method in a sentence of a model card."""
     adds_updates: bool = False
-    """Whether the last phase continues a method that is complete without it. In a comparison its
-    updates then come on top."""
+    """Whether the method is complete without the last phase. A comparison then trains the updates
+    of the last phase in addition."""
     shares_training: bool = False
-    """Whether the methods of a comparison with this mark are trained in one run folder."""
+    """Whether a comparison trains this method in one run folder, with others that share it."""
 
     @cached_property
     def names(self) -> list[PhaseName]:
@@ -117,9 +117,9 @@ class Way:
         """Return the configuration for sampling with this number of network calls, or slightly
         fewer. ``calls`` is at least the smallest number from :meth:`possible_calls`.
 
-        Each leg without a number of steps has its calls; each other leg but the last has at most T
-        steps and at most half of what is left; the last one has the rest. An adaptive solver
-        ignores the limit.
+        A leg without a number of steps keeps its calls. The last leg takes all remaining calls;
+        each other leg takes at most T steps, and at most half of the remaining calls. An adaptive
+        solver ignores the limit.
         """
         legs = [leg for leg, _ in self.legs if leg.steps]
         if not legs:
@@ -150,7 +150,7 @@ _ONE_CALL: dict[str, Any] = {
 }
 
 WAYS = (
-    # NSGF++: Algorithm 4, with a fixed time in place of the predicted one if there is one
+    # NSGF++: Algorithm 4; sampling.tau, if it is set, replaces the predicted times
     Way((NSGF(), NSF(), Predictor()), _FIXED_TIME, _FIXED),
     Way((NSGF(), NSF(), Predictor()), (_STEPS, (EntryTimes, Predictor()), _STRAIGHT), _LINES),
     Way((NSGF(), NSF()), _FIXED_TIME, _FIXED),
@@ -165,7 +165,7 @@ WAYS = (
         "by a straight flow",
         f"a straight flow after an affine map of the noise, compared with {PAPER}",
     ),
-    # 2-RF and 1-RF, whose first phase a comparison trains once for both, and other flow matching
+    # 2-RF and 1-RF (a comparison trains their first phase once), and other flow matching
     Way((Peer(), Reflow()), ((StraightFlow, Reflow()),), **_PEER, **_RECTIFIED, adds_updates=True),
     Way((Peer(), Reflow()), ((StraightFlow, Reflow()),), **_PEER, adds_updates=True),
     Way((Peer(),), ((StraightFlow, Peer()),), **_PEER, **_RECTIFIED),
@@ -174,7 +174,7 @@ WAYS = (
     Way((NSGF(), Generator()), ((ResidualCall, Generator()),), **_ONE_CALL),
     Way((Generator(),), ((OneCall, Generator()),), **_ONE_CALL),
 )
-"""All methods. Of several that apply and train the same phases, the first is used."""
+"""All methods. If several apply and train the same phases, the first one is used."""
 
 _BY_NAME: dict[str, Phase] = {phase.name: phase for way in WAYS for phase in way.trains}
 
@@ -208,8 +208,8 @@ def find_way(config: Config, is_trained: Callable[[PhaseName], bool] | None = No
 
 
 def find_preview(config: Config, phase: Phase) -> Way:
-    """Return the way of samples in the preview of a phase: the method that is complete with this
-    phase, or only the legs with its network."""
+    """Return how the preview of a phase is sampled: by the method whose last phase this is, or by
+    the legs of this phase only."""
     names = config.phases[: config.phases.index(phase.name) + 1]
     for way in find_ways(replace(config, phases=names)):
         if way.names == names:

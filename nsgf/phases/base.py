@@ -84,8 +84,8 @@ class Phase(ABC):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> tuple[str, int]:
-        """Return a line for the user about what the phase does before its first update, perhaps
-        empty, and the bytes that it will write into the run folder besides checkpoints.
+        """Return a line for the user about the work before the first update (may be empty), and
+        the number of bytes that the phase writes into the run folder besides checkpoints.
 
         Raises:
             UserError: a package is missing, this machine is too small, or the run folder has files
@@ -104,7 +104,7 @@ class Phase(ABC):
 
 
 def outline(phase: Phase, config: Config, own: OwnNetwork | None = None) -> nn.Module:
-    """Return a phase's network for its shapes; weights are allocated only if it is the caller's."""
+    """Return a phase's network to read its shapes. Only a caller's network allocates weights."""
     place = "cpu" if config.model.network else "meta"  # a caller's code may read its tensors
     with keep_random_numbers(), torch.device(place):
         return phase.network(config, own)
@@ -144,11 +144,11 @@ def restored_network(
 
 
 class SharedRun(RunFolder, ABC):
-    """A folder of networks without checkpoints, which is only read."""
+    """A read-only folder that holds networks without checkpoints."""
 
     @abstractmethod
     def load(self, phase: Phase, config: Config, device: torch.device) -> TrainedNetwork:
-        """Return what :func:`load_network` returns."""
+        """See :func:`load_network`."""
 
 
 def load_network(

@@ -118,8 +118,8 @@ class Peer(Phase):
 STEPS = 100
 """Number of Euler steps from a start to its end."""
 PATHS = 1024
-"""Number of paths that are computed together. It is fixed because it affects rounding;
-InferenceNetwork splits batches that do not fit into memory."""
+"""Number of paths that are computed together. It is fixed, because it affects rounding. If a batch
+does not fit into memory, InferenceNetwork splits it."""
 TRIAL_PATHS = 64
 """Number of paths in a trial (``nsgf preflight``)."""
 

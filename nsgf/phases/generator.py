@@ -96,16 +96,16 @@ class Generator(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> tuple[str, int]:
-        """Raise UserError if a process cannot have two equal halves of each group."""
+        """Raise UserError if a process cannot divide each group into two equal halves."""
         own, groups = config.generator, count_groups(config)
         unit = 2 * groups * world.size
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
             if count and (count % unit if groups > 1 else count < unit):
                 raise UserError(
                     f"generator.{key} = {count}: must be "
-                    f"{'a multiple of' if groups > 1 else '>='} {unit}, two halves for "
-                    f"{groups - 1} classes and no class in each of {world.size} processes; the "
-                    f"nearest is {nearest_multiple(count, unit)}"
+                    f"{'a multiple of' if groups > 1 else '>='} {unit}: two halves, for "
+                    f"{groups - 1} classes and for no class, in each of {world.size} processes; "
+                    f"the nearest is {nearest_multiple(count, unit)}"
                 )
         return "", 0
 

@@ -32,7 +32,7 @@ from nsgf.training.precision import supported_precision
 from nsgf.training.task import Batch, Task
 
 MOMENT_SAMPLES = 65_536
-"""Largest number of samples for the moments of the data."""
+"""Largest number of samples from which the moments of the data are computed."""
 
 Transport = Callable[..., Tensor]
 """Maps starts (n, *shape), and labels (n,) if there are classes, to ends (n, *shape); no grad."""
@@ -59,7 +59,7 @@ class Pairs:
             return self._source.at(positions), self._target.at(positions)
         starts, ends = [], []
         for number, cut in pages(positions, self._group):
-            if number != self._number:  # the last group is kept, since batches visit them in order
+            if number != self._number:  # keep the last group: batches visit groups in order
                 whole = range(number * self._group, (number + 1) * self._group)
                 start, end = (s.at(whole).to(self._device) for s in (self._source, self._target))
                 self._paired, self._number = (start, end[optimal_pairs(start, end)]), number
@@ -69,7 +69,7 @@ class Pairs:
 
 
 class LineTask(Task):
-    """Random points on straight lines from X0 to X1, whose batches the subclasses make.
+    """Draw random points on straight lines from X0 to X1. Subclasses make batches of them.
 
     With K classes, line i has class i mod K: X1 is of this class, and NSGF steps get it as label.
     """
@@ -110,9 +110,8 @@ def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
 class NSF(Phase):
     """Train u_delta on the velocity of straight lines.
 
-    A line starts at a sample of mu0; with ``nsf.source`` nsgf where its NSGF steps end, with affine
-    at its image under the affine map.
-    """
+    A line starts at a sample of mu0. With ``nsf.source`` nsgf it starts where the NSGF steps of
+    that sample end; with affine, where the affine map sends the sample."""
 
     name: ClassVar[PhaseName] = "nsf"
     title = "straight flow"
@@ -121,7 +120,7 @@ class NSF(Phase):
         *NSGF.follows,
         *("nsf.source", "nsf.coupling", "nsf.coupling_batch", "nsf.starts"),
     )
-    """Settings that determine the lines, which are the same in both phases."""
+    """Settings that determine the lines. Both phases use the same lines."""
     follows = (*lines, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
@@ -146,18 +145,18 @@ class NSF(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> tuple[str, int]:
-        """Say if the straight flow is left no work. Raise UserError if cached starts do not fit
-        into main memory."""
+        """Return a warning if the NSGF steps leave nothing to learn. Raise UserError if cached
+        starts do not fit into main memory."""
         starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
         needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
         if needed > (free := available_bytes()):
             raise UserError(
                 f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
-                f"{format_bytes(free)} are free; use fewer, or null for new ones each time"
+                f"{format_bytes(free)} are free; use fewer, or null to compute new ones each time"
             )
         if self != NSF() or config.flow.schedule != "harmonic" or config.nsf.source != "prior":
             return "", 0
-        line = "nsf: the NSGF steps of flow.schedule harmonic end in the data and leave it no work"
+        line = "nsf: nothing to learn, because NSGF steps of flow.schedule harmonic end in the data"
         return line, 0
 
 
@@ -183,8 +182,8 @@ def make_pairs(
     phase: Phase, session: Session, data: Data, transport: Transport | None = None
 ) -> tuple[Pairs, int]:
     """Return the starts and ends of a phase's lines, and a seed, from random streams of the phase.
-    Starts are samples of mu0 after ``transport``; None: after NSGF steps if ``nsf.source`` is nsgf,
-    else as they are.
+    ``transport`` moves samples of mu0 to the starts; None: NSGF steps do if ``nsf.source`` is nsgf,
+    otherwise the samples are the starts.
 
     Raises:
         UserError: the lines start after NSGF steps, and NSGF is not trained.
@@ -234,9 +233,8 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) ->
 class CachedStarts(Sampler):
     """A stream of noise after NSGF steps or another transport.
 
-    The first ``kept`` end points are computed once, cached in main memory and repeated; None:
-    always new ones. With K classes, sample i has class i mod K, and ``kept`` is a multiple of K.
-    """
+    The first ``kept`` end points are computed once, cached in main memory and repeated. None: all
+    are new. With K classes, sample i has class i mod K, and ``kept`` is a multiple of K."""
 
     def __init__(
         self,
@@ -258,7 +256,7 @@ class CachedStarts(Sampler):
         for _, epoch in pages(positions, self._kept):
             for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
                 if number not in self._pages:
-                    # a whole page, because rounding depends on the network's batch
+                    # compute a whole page: rounding depends on the size of the network's batch
                     whole = range(number * BLOCK, (number + 1) * BLOCK)
                     self._pages[number] = self._transport_noise(whole).cpu()
                 parts.append(self._pages[number][cut].to(self._device))

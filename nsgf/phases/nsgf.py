@@ -86,8 +86,8 @@ class NSGF(Phase):
         session.world.wait()
         if session.world.is_main and (freed := drop_positions(session.run.pool)):
             session.log.write(
-                f"pool: removed from the disk ({format_bytes(freed)}); a longer phase 1 builds it "
-                "again"
+                f"pool: removed from the disk ({format_bytes(freed)}); built again if phase 1 is "
+                "continued"
             )
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:

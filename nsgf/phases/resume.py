@@ -15,7 +15,7 @@ from nsgf.system.files import write_text
 from nsgf.training.precision import supported_precision
 
 RESTART = "# restart:"
-"""Begin of a comment in ``config.yaml`` that names the phases to start again."""
+"""Start of the comment in ``config.yaml`` that names the phases to start again."""
 
 
 def pending_phases(
@@ -59,15 +59,15 @@ def pending_phases(
             number = config.phases.index(name) + 1
             raise UserError(
                 f"{name}.iterations = {getattr(config, name).iterations}: phase {number} would "
-                f"change, but {later} have learned from it; leave it, train a new run, or "
-                f"say nsgf train --run {run.path} --resume-phase {number}, which trains them again"
+                f"change, but {later} learned from it; keep the value, train a new run, or train "
+                f"them again: nsgf train --run {run.path} --resume-phase {number}"
             )
     return pending, restarts
 
 
 def keep_precision(config: Config, run: RunFolder, device: torch.device) -> Config:
-    """Return the settings with the precision that a run began with, for ``auto`` and a device that
-    supports it; else the settings."""
+    """Return the settings with the run's first precision in place of ``auto``, if the device
+    supports it; otherwise return them unchanged."""
     first = next(filter(run.has_checkpoint, config.phases), None)
     if first is None or config.train.precision != "auto":
         return config
@@ -100,15 +100,15 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
 def restart(
     config: Config, run: RunFolder, restarts: list[PhaseName], log: Callable[[str], None]
 ) -> None:
-    """Write the settings of a run, and set aside the checkpoints of phases that start again. The
-    first line of ``config.yaml`` names them until then, so one change of one file decides both, and
-    :func:`finish_restart` can complete this after a kill."""
+    """Write the settings of a run, and set aside the checkpoints of phases that start again. Until
+    this is done, the first line of ``config.yaml`` names these phases. So one write decides both,
+    and :func:`finish_restart` can complete it after a kill."""
     run.write_config(config, f"{RESTART} {' '.join(restarts)}\n" if restarts else "")
     finish_restart(run, log)
 
 
 def finish_restart(run: RunFolder, log: Callable[[str], None]) -> None:
-    """Set aside the checkpoints of phases that start again according to ``config.yaml``."""
+    """Set aside the checkpoints of phases that start again, as ``config.yaml`` names them."""
     text = run.config_file.read_text("utf-8") if run.config_file.exists() else ""
     line, _, settings = text.partition("\n")
     if not line.startswith(RESTART):

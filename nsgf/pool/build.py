@@ -92,7 +92,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
                             "with a single flow of the pool; use a smaller one, or a smaller "
                             f"{suggest('sinkhorn.target_batch')}"
                         ) from error
-                # the end of the handler has freed the flows
+                # here the handler has freed the flows
                 solver.report = SolverReport(**before)
                 release_memory(session.device)
                 half = len(numbers) // 2

@@ -7,7 +7,7 @@ network's clock (:mod:`nsgf.sinkhorn.base`): eta for constant steps.
     pool/positions.bin   (flow, particle, time, *shape), the bytes of the tensor (storage: disk)
     pool/header.json     format, settings that determine the values, one checksum per flow
 
-The header is replaced as a whole, after the flows that it lists are on the disk. So the listed
+The header is replaced atomically, after the flows that it lists are on the disk. So the listed
 flows are complete even if the process is killed.
 
 Shapes: F trajectories (n of each flow), T flow steps, B pairs.
@@ -49,7 +49,7 @@ class Header:
     settings: dict[str, Any]
     """All settings that determine the values, by dotted key."""
     limits: list[Any] = field(default_factory=list)
-    """Pairs (k, n): from flow k on at most n flows fitted into the card together."""
+    """Pairs (k, n): from flow k on, the card had memory for at most n flows at a time."""
     checksums: list[str] = field(default_factory=list)
     """Checksums of the finished flows; always empty for a pool in memory."""
     format: int = FORMAT
@@ -65,7 +65,7 @@ def read_header(folder: Path) -> Header | None:
         header = Header(*fields(parse_object(file.read_bytes()), **kinds, format=int))
         is_sound = header.format == FORMAT and header.dtype in ("float32", "float16")
         if not is_sound or any(limit < 1 for _, limit in header.limits):
-            raise ValueError("a value out of its range")
+            raise ValueError("a value is out of range")
     except OSError as error:
         raise UserError(f"pool header {file} cannot be read ({cause(error)})") from error
     except (ValueError, TypeError) as error:
@@ -77,7 +77,7 @@ def read_header(folder: Path) -> Header | None:
 
 
 def write_header(folder: Path, header: Header) -> None:
-    """Replace the header as a whole."""
+    """Replace the header atomically."""
     write_text(folder / "header.json", json.dumps(asdict(header), allow_nan=False))
 
 
@@ -103,7 +103,7 @@ def matching_header(
     if known is None:
         return None
     settings = content_settings(config, shape, dtype or known.dtype)
-    # a setting that the header lacks had its default
+    # a setting that is missing in the header had its default value
     stored = {**fixed_values(Config(), SECTIONS), **known.settings}
     found = [
         f"{key}: the pool has {stored.get(key)}, this command {value}"
@@ -142,7 +142,7 @@ class PoolFile:
         nbytes = flows * math.prod(shape) * dtype.itemsize
         if not header.checksums:
             with file.open("wb") as stream:
-                if hasattr(os, "posix_fallocate"):  # a full disk would kill the process later
+                if hasattr(os, "posix_fallocate"):  # otherwise a full disk kills the process later
                     os.posix_fallocate(stream.fileno(), 0, nbytes)
                 stream.truncate(nbytes)
         self._map = np.memmap(file, dtype=np.uint8, mode="r+", shape=(nbytes,))
@@ -180,8 +180,8 @@ def positions_files(folder: Path) -> list[Path]:
 
 
 def drop_positions(folder: Path) -> int:
-    """Remove the positions of the pools in ``folder``, and return the number of freed bytes.
-    Headers stay, without checksums, so that a pool built again here has the same values."""
+    """Remove the positions of the pools in ``folder``, and return the number of freed bytes. Keep
+    the headers without checksums, so that a pool that is built again here has the same values."""
     freed = 0
     for file in positions_files(folder):
         if header := read_header(file.parent):
@@ -224,7 +224,7 @@ class TrajectoryPool:
         """
         end = self.filled + len(positions)
         place = self._positions[self.filled : end].copy_(positions)
-        if not all(bound.isfinite() for bound in place.aminmax()):  # aminmax returns nan if any is
+        if not all(bound.isfinite() for bound in place.aminmax()):  # nan if any value is nan
             most = float(positions.abs().max())
             if math.isfinite(most):
                 raise UserError(
@@ -232,8 +232,8 @@ class TrajectoryPool:
                     "use float32"
                 )
             raise UserError(
-                f"a flow with steps of {self.time_step} left the finite numbers; try a smaller "
-                f"{suggest('flow.eta')}"
+                f"a flow with steps of {self.time_step} has values that are not finite; try a "
+                f"smaller {suggest('flow.eta')}"
             )
         self.filled = end
 
@@ -254,6 +254,6 @@ class TrajectoryPool:
         particle, step = index // self.steps, index % self.steps
         rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view
         row = index + particle  # particle (T + 1) + step
-        # convert before the difference: the division by h would magnify the rounding of float16
+        # convert before subtracting: the division by h would magnify the rounding of float16
         x, after = rows.index_select(0, row).float(), rows.index_select(0, row + 1).float()
         return PoolBatch(x=x, v=(after - x) / self.time_step, t=step / self.steps)

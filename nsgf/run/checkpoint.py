@@ -1,8 +1,8 @@
 """Write and read checkpoints.
 
 Each phase keeps its last two checkpoints. It writes one every ``train.checkpoint_every`` updates
-and at its end. Later phases read the last one. A file of :mod:`nsgf.run.store` has phase, step,
-configuration and versions in its header, and weights, average, optimizer and the like as content.
+and at its end. Later phases read the last one. A checkpoint is a file of :mod:`nsgf.run.store`. Its
+header has phase, step, configuration and versions; its content is the state of training.
 """
 
 import errno
@@ -18,13 +18,13 @@ from nsgf.system.versions import versions
 
 FORMAT = 4
 FORMAT_3 = b"nsgf checkpoint 3 "
-"""Beginning of a file of format 3, which has its header before the archive."""
+"""First bytes of a file of format 3, in which the header precedes the archive."""
 HEADER = ("phase", "step", "precision", "config")
 """Keys of a payload that are stored in the header."""
 
 
 def previous_file(file: Path) -> Path:
-    """Return the file of the checkpoint before the newest: ``phase2_nsf.earlier.pt``."""
+    """Return the file of the last but one checkpoint, e.g. ``phase2_nsf.earlier.pt``."""
     return file.with_suffix(".earlier.pt")
 
 
@@ -61,7 +61,7 @@ def save(file: Path, payload: dict[str, Any]) -> None:
 
 
 def _original_error(error: BaseException) -> BaseException:
-    """Return the original error behind an error of torch."""
+    """Return the error that made torch raise this error."""
     while isinstance(error, RuntimeError) and error.__context__:
         error = error.__context__
     return error
@@ -93,7 +93,7 @@ def load(file: Path, *, only_header: bool = False) -> dict[str, Any]:
         raise
     except Exception as failure:  # zipfile and torch raise many types for damaged and foreign files
         error = _original_error(failure)
-        # a damaged archive makes zipfile look for places before the beginning of the file
+        # in a damaged archive zipfile seeks to negative positions
         is_system = isinstance(error, OSError) and error.errno != errno.EINVAL
         if is_system or isinstance(error, MemoryError) or "allocate memory" in str(error):
             raise UserError(f"checkpoint {file} cannot be read ({one_line(error)})") from error
@@ -101,7 +101,7 @@ def load(file: Path, *, only_header: bool = False) -> dict[str, Any]:
 
 
 def _format_3_header(stream: BinaryIO) -> tuple[int, dict[str, Any]] | None:
-    """Return the header of a file of format 3, and where its archive begins; None for others."""
+    """Return the position of the archive in a file of format 3, and the header; None for others."""
     lead = stream.read(62)
     if not lead.startswith(FORMAT_3):
         return None
@@ -138,9 +138,9 @@ def is_finite(state: Any) -> bool:
 
 
 def load_good(file: Path, *, only_header: bool = False) -> tuple[dict[str, Any], str]:
-    """Return what :func:`load` returns for the newest checkpoint, or for the previous one if that
-    is damaged or missing, and a remark, which is empty for the newest. Changes no file. Raise the
-    error of the newest if neither can be read."""
+    """Return the result of :func:`load` and a remark. Load the newest checkpoint, with an empty
+    remark, or the previous one if the newest is damaged or missing. Change no file. Raise the error
+    of the newest if neither can be read."""
     before, is_gone = previous_file(file), not file.exists()
     try:
         return load(file, only_header=only_header), ""
@@ -161,8 +161,8 @@ def read_good_header(file: Path) -> dict[str, Any]:
 
 
 def restore_previous(file: Path, log: Callable[[str], None]) -> None:
-    """Replace a damaged or missing checkpoint by the previous one if that is good, and log a line.
-    Raise UserError if the system cannot read the newest, or it has a newer format."""
+    """Replace a damaged or missing checkpoint by the previous one if it is valid, and log a line.
+    Raise UserError if the system cannot read the newest one, or if it has a newer format."""
     try:
         remark = load_good(file)[1]
     except UserError as error:

@@ -28,9 +28,9 @@ class RunFolder:
     """The paths of one run's files."""
 
     results_name: str | None = None
-    """Folder in ``out_dir`` for results of a run that is only read; None: the run's own."""
+    """Name of the folder in ``out_dir`` for results of a read-only run; None: the run's own."""
     network: "OwnNetwork | None" = None
-    """The caller's network, which no file holds, for a run with ``model.network``."""
+    """The caller's network for a run with ``model.network``; no file holds it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class RunFolder:
     def set_aside(self, phase: PhaseName) -> Path:
         """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
         file = self.checkpoint_file(phase)
-        previous_file(file).unlink(missing_ok=True)  # it belongs to the one set aside
+        previous_file(file).unlink(missing_ok=True)  # it precedes the one that is set aside
         aside = file.replace(unused_file(file, "previous"))
         sync_folder(file.parent)
         return aside
@@ -105,12 +105,12 @@ def phase_stem(phase: PhaseName) -> str:
 
 
 def results_folder(config: Config, run: RunFolder) -> Path:
-    """Return the folder for a run's results: its own, or ``OUT_DIR/RUN`` if ``out_dir`` is not the
-    folder that holds the run. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
+    """Return the folder for a run's results: the run folder, or ``OUT_DIR/RUN`` if the run lies
+    elsewhere. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
     home, out = run.path.resolve(), Path(config.out_dir).expanduser()
     if run.results_name:
         return out / run.results_name
-    parents = {home.parent, run.path.absolute().parent.resolve()}  # differ for a link
+    parents = {home.parent, run.path.absolute().parent.resolve()}  # these differ for a link
     return run.path if out.resolve() in parents else out / home.name
 
 
@@ -125,8 +125,8 @@ def folder_stem(exp: str, smoke: bool) -> str:
 
 
 def dated_folders(out_dir: Path, stem: str) -> list[tuple[str, int, Path]]:
-    """Return the run folders with a stem, the oldest first: the time in their name, the number
-    within that second, the folder."""
+    """Return time, number within that second, and path of the run folders with this stem, the
+    oldest first."""
     stamp = re.compile(re.escape(stem) + r"-(\d{8}_\d{6})(?:_(\d+))?")
     named = ((stamp.fullmatch(path.name), path) for path in out_dir.glob(f"{stem}-*"))
     return sorted((name[1], int(name[2] or 1), path) for name, path in named if name)

@@ -11,12 +11,12 @@ from nsgf.system.errors import UserError
 IN_FOLDER = ("none", "tensorboard")
 """Trackers that write into the run folder only."""
 FOREIGN = "wandb"
-"""Folder of wandb's own files, which may be links; this program writes nothing in it."""
+"""Folder of wandb's own files. They may be links; this program writes nothing into it."""
 
 
 def check_links(folder: Path, home: Path | None = None) -> None:
-    """Raise UserError if a folder has a pipe, which would block reading, or a link out of ``home``
-    (default: the folder itself), through which files could be written elsewhere."""
+    """Raise UserError if a folder has a pipe, or a link out of ``home`` (default: the folder
+    itself). A pipe would block reading; through a link, files could be written elsewhere."""
     home = home or folder.resolve()
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -33,12 +33,9 @@ def check_links(folder: Path, home: Path | None = None) -> None:
 
 
 def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:
-    """Return the saved settings of a run without unsafe ones, since the folder may come from
-    somebody else.
-
-    Only the user, who sets the keys ``given``, can turn on a tracking service, or downloads to a
-    folder outside of the working directory.
-    """
+    """Return the saved settings of a run without unsafe ones. The folder may come from somebody
+    else, so only settings ``given`` by the user may turn on a tracking service, or downloads to a
+    folder outside of the working directory."""
     safe = dict(saved)
     if saved.get("tracking.tracker") not in (None, *IN_FOLDER):
         safe["tracking.tracker"] = "none"

@@ -32,8 +32,8 @@ class Busy(UserError):
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a run folder.
 
-    The operating system releases the lock when the process ends, even if it is killed. On a file
-    system without locks there is only a warning.
+    The operating system releases the lock when the process ends, even if it is killed. If the file
+    system has no locks, print a warning and continue.
 
     Raises:
         Busy: another process has locked the folder; the message names it.
@@ -58,7 +58,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works in a run folder, or may do so where locks cannot be tried."""
+    """Whether a process works in a run folder. Also true if the lock cannot be tested."""
     if not (folder / "lock").exists():
         return False
     lock = _lock(folder / "lock")
@@ -89,8 +89,8 @@ def wait_for_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> I
 
 
 def _lock(file: Path) -> FileLock:
-    """Return a lock of the operating system; lock files would remain after a killed process."""
+    """Return a lock of the operating system. A lock file would outlive a killed process."""
     try:
         return FileLock(file, timeout=0, fallback_to_soft=False)
-    except TypeError:  # older versions have only this kind
+    except TypeError:  # older versions of filelock have only this kind
         return FileLock(file, timeout=0)

@@ -22,7 +22,7 @@ class RunLog:
     """Write the log and the records of a run folder; a context manager."""
 
     def __init__(self, folder: Path, quiet: bool = False) -> None:
-        """``quiet``: write nothing; for all processes except the first."""
+        """``quiet``: write nothing. Set for all processes except the first."""
         self._quiet = quiet
         self._log = folder / "log.txt"
         self._metrics = folder / "metrics.jsonl"
@@ -55,8 +55,8 @@ class RunLog:
         done: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> Progress:
-        """Return a progress counter that writes lines to the log, and to stdout if there is no
-        bar."""
+        """Return a progress counter that writes lines to the log. It also prints them if there is
+        no bar."""
         return Progress(
             *(title, total, unit),
             done=done,
@@ -130,7 +130,7 @@ class Cost(NamedTuple):
 
 
 def read_costs(folder: Path) -> dict[str, Cost]:
-    """Return the costs by phase. The speed in each line is for the updates since the last line."""
+    """Return the costs by phase. Each line of the file has the speed since the line before it."""
     found: dict[str, Cost] = {}
     steps: dict[str, int] = {}
     kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}

@@ -41,8 +41,8 @@ class Progress:
         Args:
             title: name of the work.
             total: number of units, of which ``done`` are already finished.
-            line: function that gets a line every LINE_SECONDS, and after the first and last unit;
-                None: print lines to stderr if there is no bar, and none for short work.
+            line: function that gets a line every LINE_SECONDS, and after the first and last unit.
+                None: print lines to stderr if there is no bar; short work prints none.
             shown: whether to show a bar.
             clock: monotonic clock, in seconds.
         """
@@ -87,7 +87,7 @@ class Progress:
             self._bar.disable = True
 
     def _write_line(self, now: float) -> None:
-        """Write a line: units, loss, units per second since the line before, time left."""
+        """Write a line: units, loss, units per second since the last line, time left."""
         parts = [f"{self._title}: {self._unit} {self._done} of {self._total}"]
         if self._loss is not None:
             parts.append(f"loss {self._loss:.4g}")

@@ -47,15 +47,14 @@ class StopRequest:
         return self._signal
 
     def follow(self) -> None:
-        """Stop because another process stops."""
+        """Set the reason: another process stops."""
         if self.reason is None:
             self._signal = "another process stops"
 
     @contextmanager
     def listening(self, signals: Sequence[int] = SIGNALS) -> Iterator[None]:
-        """Context in which SIGINT (Ctrl-C), SIGTERM and SIGHUP are requests to stop. A Ctrl-C after
-        a request interrupts at once. An ignored SIGHUP (nohup) stays ignored. Needs the main
-        thread."""
+        """Context in which these signals request a stop. A Ctrl-C after a request interrupts at
+        once. An ignored SIGHUP (nohup) stays ignored. Call it in the main thread."""
         before = {
             number: signal.signal(number, self._take)
             for number in signals

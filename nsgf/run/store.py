@@ -1,5 +1,5 @@
-"""Keep tensors and plain values in a file of ``torch.save``, a zip archive that may also hold a
-header in JSON. The checksums in the archive, which torch does not check, show damage."""
+"""Store tensors and plain values in a file of ``torch.save``, a zip archive. It may also hold a
+header in JSON. The checksums of the archive detect damage; torch does not check them."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from nsgf.system.files import parse_object, replacing
 from nsgf.system.output import show
 
 if TYPE_CHECKING:
-    from torch import Tensor  # seconds to load, and headers can be read without
+    from torch import Tensor  # takes seconds to load; headers can be read without torch
 
 T = TypeVar("T")
 
@@ -60,8 +60,8 @@ def read(stream: BinaryIO, start: int = 0) -> Any:
 
 
 def find(file: Path, check: Callable[[Any], T], log: Callable[[str], None] = show) -> T | None:
-    """Return the content of a file as ``check`` converts it; None if there is no file, or, after a
-    line in the log, if it cannot be used because ``check`` or reading raises any exception."""
+    """Return the content of a file, converted by ``check``; None if there is no file. If reading or
+    ``check`` raises any exception, log a line and return None."""
     if not lexists(file):
         return None
     try:

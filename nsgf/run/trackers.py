@@ -38,8 +38,8 @@ def require_tracker(config: Config) -> None:
 
 
 def open_tracker(config: Config, run: RunFolder, log: Callable[[str], None]) -> "Tracker | None":
-    """Return the tracker's run of a run folder, new or continued, and log a line about it; None if
-    nothing is tracked or the tracker failed."""
+    """Return a tracker for a run folder, which continues its earlier records, and log a line; None
+    if nothing is tracked or the tracker failed."""
     name = config.tracking.tracker
     if name == "none":
         return None
@@ -80,7 +80,7 @@ class TensorBoardTracker:
         for key, value in values.items():
             if key not in ("phase", "step") and isinstance(value, int | float):
                 writer.add_scalar(key, value, step)
-        writer.flush()  # a killed run then loses only what a resumed one writes again
+        writer.flush()  # after a kill only records are missing that the resumed run writes again
 
     def picture(self, name: str, file: Path) -> None:
         """Write an image file; ``name`` is ``PHASE/WHAT``."""
@@ -91,7 +91,7 @@ class TensorBoardTracker:
         self._writer(phase, step).add_image(what, pixels, step, dataformats="HWC")
 
     def close(self, failed: bool) -> None:
-        """Close the files, which do not say whether a run failed."""
+        """Close the files. They cannot say whether the run failed."""
         for writer in self._writers.values():
             writer.close()
 
@@ -122,7 +122,7 @@ class WandbTracker:
             )
         is_offline = config.tracking.tracker == "wandb-offline"
         home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
-        # silence before init also rules out its prompts
+        # silence before init also prevents its prompts
         wandb.setup(settings=wandb.Settings(silent=True))
         self._run = wandb.init(
             mode="offline" if is_offline else "online",
@@ -169,12 +169,12 @@ class WandbTracker:
 
 
 Tracker = TensorBoardTracker | WandbTracker
-"""A tracker for one run. After an exception in a method it is not used any more."""
+"""A tracker for one run. After a method raises an exception, the tracker is no longer used."""
 
 
 def run_id(run: RunFolder) -> str:
-    """Return the W&B run's id, which is made once and kept in ``wandb_id.txt``. Raise UserError if
-    the file holds something else."""
+    """Return the id of the W&B run, which is created once and stored in ``wandb_id.txt``. Raise
+    UserError if the file holds something else."""
     file = run.path / "wandb_id.txt"
     if not file.exists():
         write_text(file, uuid.uuid4().hex[:12] + "\n")

@@ -46,12 +46,12 @@ def generate(
         source: stream of mu0; its first ``n`` samples are used.
         keep: for images: return all samples as bytes, and only the first ``keep`` as floats; None:
             return all as floats.
-        path: number of samples of the first batch whose path is returned too. No ``folder`` then.
+        path: number of samples of the first batch whose path is returned too; not with ``folder``.
         world: processes that divide the batches; None: only this process.
-        folder: folder with a file for each finished batch, to read and to extend; None: no files.
+        folder: folder with a file for each finished batch. Read these, and add new ones; None: no
+            files.
     Returns:
-        All samples in the first process; no samples in the other processes.
-
+        All samples in the first process; no samples in other processes.
     Raises:
         UserError: torchrun has ended.
     """
@@ -66,12 +66,12 @@ def generate(
         if batch and batch.pop("origin", None) == f"{origin} {number}":
             done[number] = batch
     if done:
-        show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
+        show(f"sample: {len(done)} of {len(cuts)} batches are reused from an earlier command")
     missing = world.agree([number for number in range(len(cuts)) if number not in done])
     own = missing[world.rank :: world.size]
     for number in count_progress(own, "sample", "batch") if progress and world.is_main else own:
         if world.size > 1 and stop.reason:
-            raise UserError(f"sampling: {stop.reason}; give the command again")
+            raise UserError(f"sampling: {stop.reason}; repeat the command")
         cut = cuts[number]
         how = {"keep_path": True} if path and number == 0 else {}
         part = sampler(source.at(cut).to(device), sampler.labels(cut), **how)
@@ -107,8 +107,8 @@ def generate(
 def batch_folder(
     samples: Path, sampler: FlowSampler, device: torch.device, keep: int | None
 ) -> Path:
-    """Return the folder for the batches of an evaluation inside a run's folder of samples,
-    ``.drawn-DIGEST``, where DIGEST depends on all settings. ``keep``: see :func:`generate`."""
+    """Return the folder for the batches of an evaluation, ``.drawn-DIGEST`` in a run's folder of
+    samples. DIGEST depends on all settings. ``keep``: see :func:`generate`."""
     config = sampler.config
     settings = fixed_values(config, SECTIONS)
     wanted = [settings, config.evaluation.num_samples, keep, device.type]
@@ -117,7 +117,7 @@ def batch_folder(
 
 
 def _fingerprint(sampler: FlowSampler) -> str:
-    """Return the SHA-256 of the package versions and of the networks' weights as used here."""
+    """Return the SHA-256 of the package versions and of the networks' weights after casting."""
     digest = hashlib.sha256(json.dumps(versions()).encode())
     for leg in sampler.legs:
         if isinstance(leg.network, InferenceNetwork):

@@ -1,6 +1,6 @@
 """Sampling with the trained networks: Algorithm 2 (NSGF) and Algorithm 4 (NSGF++).
 
-A sample passes several legs in order, which follow from the method (:mod:`nsgf.phases`).
+The method (:mod:`nsgf.phases`) determines the legs that a sample passes, and their order.
 
 Shapes: B batch, *shape one sample. Time runs from 0 to 1 on every leg. NFE is the number of calls
 of all networks per sample.
@@ -28,8 +28,8 @@ from nsgf.training.precision import DTYPES, Precision, precision_context
 class InferenceNetwork(nn.Module):
     """A network in eval mode that computes in a given precision, with float32 inputs and outputs.
 
-    A batch that does not fit into the card's memory is split here, and not by the caller, so that
-    dopri5, which chooses steps for the whole batch, takes the same steps on any card.
+    A batch that does not fit into the card's memory is split here and not by the caller. So dopri5
+    sees the whole batch, for which it chooses steps, and takes the same steps on any card.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class InferenceNetwork(nn.Module):
         device: torch.device,
         log: Callable[[str], None] = show,
     ) -> None:
-        """Wrap ``model`` and cast the weights of its layers in place, since autocast would cast
-        them again at each call. ``log`` gets a line when a batch is split."""
+        """Wrap ``model`` and cast the weights of its layers in place; autocast would cast them
+        again at each call. ``log`` gets a line when a batch is split."""
         super().__init__()
         self.model, self._device, self._log = model, device, log
         self.precision = precision
         self._most: int | None = None
-        """Largest number of samples that fit into memory together; None: no limit known."""
+        """Largest number of samples that fit into memory at a time; None: no limit is known."""
         for layer in model.modules() if precision != "fp32" else ():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 layer.to(DTYPES[precision])
@@ -67,7 +67,7 @@ class InferenceNetwork(nn.Module):
                         "the card's memory is full, even with one sample at a time; stop other "
                         f"programs on it, or use {suggest('device', 'cpu')}"
                     ) from error
-            together = -(-together // 2)  # the end of the handler has freed its tensors
+            together = -(-together // 2)  # here the handler has freed its tensors
             torch.cuda.empty_cache()
         if together < most:
             self._most = together
@@ -92,12 +92,12 @@ class Samples:
     tau: Tensor | None = None
     """Times at which the samples entered the straight flow, in [0, 1), (B,); None: at 0."""
     path: list[Tensor] = field(default_factory=list)
-    """With ``keep_path``: all states, each (B, *shape): the start, and one after each step."""
+    """With ``keep_path``: the start and the state after each step, each (B, *shape)."""
     marks: list[str] = field(default_factory=list)
     """Name of each state of the path: ``start``, ``NSGF 1/2`` after the first of two NSGF steps,
     ``straight flow 3/10`` after three of ten steps."""
     pixels: Tensor | None = None
-    """All samples as uint8 images, (N, C, H, W), if requested; x then has only the first ones."""
+    """All samples as uint8 images, (N, C, H, W), if requested; x then has only the first few."""
     labels: Tensor | None = None
     """Classes of the samples, int64, (B,); None if the networks take no classes."""
     finite: bool = True
@@ -110,9 +110,9 @@ class Leg(ABC):
     title: ClassVar[str] = ""
     """Name of the leg's steps in pictures."""
     steps: ClassVar[str] = ""
-    """Setting in ``sampling`` of its number of steps; empty: one step."""
+    """Name of the setting in ``sampling`` for the number of steps; empty: one step."""
     calls: ClassVar[int] = 1
-    """Number of network calls per step, unless :meth:`calls_per_step` says otherwise."""
+    """Number of network calls per step; subclasses may override :meth:`calls_per_step` instead."""
 
     def __init__(self, config: Config, network: Network) -> None:
         self.config, self.network = config, network
@@ -123,8 +123,7 @@ class Leg(ABC):
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         """Move the states ``samples.x`` along this leg; call ``observe`` after each step.
 
-        ``samples.tau`` are the times at which they enter the straight flow; None: 0.
-        """
+        ``samples.tau``: times at which they enter the straight flow; None: 0."""
 
     @classmethod
     def calls_per_step(cls, config: Config) -> int | None:
@@ -133,7 +132,7 @@ class Leg(ABC):
 
     @property
     def count(self) -> int:
-        """Number of steps; of NSGF steps by default T."""
+        """Number of steps. The default for NSGF steps is T."""
         sampling, flow = self.config.sampling, self.config.flow
         return (getattr(sampling, self.steps) or flow.steps) if self.steps else 1
 
@@ -146,9 +145,8 @@ class Leg(ABC):
     def velocity(self, labels: Tensor | None) -> Velocity:
         """Return the network as a function of x and t, for samples with these labels (B,).
 
-        With classes it is a + w (b - a), where a is the network's output without the class, b with
-        the class, and w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 needs one call.
-        """
+        With classes it is a + w (b - a): a is the network's output without the class, b its output
+        with the class, w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 needs one call."""
         if labels is None:
             return self._call
         weight = self.config.sampling.guidance
@@ -184,7 +182,7 @@ class AffineStart(Leg):
     title, calls = "affine", 0
 
     def __init__(self, config: Config, network: Network) -> None:
-        """``network``: of the straight flow, with the map."""
+        """``network``: the network of the straight flow, which holds the map."""
         super().__init__(config, network.model.start)  # type: ignore[attr-defined]
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:

@@ -76,11 +76,11 @@ def integrate(
 ) -> Tensor:
     """Integrate dx/dt = velocity(x, t) from each sample's start time to 1, without gradients.
 
-    A solver with steps takes ``straight_steps`` equal ones for each sample. With ``omega`` it takes
-    steps of this size, as many as each sample needs, of which the last is shorter. dopri5 (Dormand
-    and Prince 1980) chooses steps for the whole batch: the root mean square of error / (tolerance
-    (1 + |x|)), over all values of all samples, stays below 1 in each step. dopri5 calls the
-    velocity twice to find the first step, and 6 times for each step, accepted or rejected.
+    euler and heun take ``straight_steps`` equal steps for each sample. With ``omega`` they take as
+    many steps of this size as each sample needs; the last one is shorter. dopri5 (Dormand and
+    Prince 1980) chooses steps for the whole batch. In each step it keeps the root mean square of
+    error / (tolerance (1 + |x|)), over all values of all samples, below 1. It calls the velocity
+    twice to find the first step, and 6 times for each step, accepted or rejected.
 
     Args:
         x: states at the times ``start``, (B, *shape); the result has the same dtype.
@@ -98,7 +98,7 @@ def integrate(
     active: Any = slice(None)
     if config.omega is not None:
         omega = torch.full_like(start, config.omega)
-        needed = ((1 - start) / config.omega - 1e-6).ceil()  # no extra step for a rounding error
+        needed = ((1 - start) / config.omega - 1e-6).ceil()  # rounding must not add a step
         rounds = int(needed.max())
     for count in range(rounds):
         if config.omega is not None:
@@ -124,7 +124,7 @@ def _solve_adaptively(
         return factor * velocity(state, start + s.clamp(max=1) * span)
 
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)
-    wanted = grid if observe else grid[[0, -1]]  # all states may need too much memory
+    wanted = grid if observe else grid[[0, -1]]  # all states may not fit into memory
     # without step_t the last step may end far beyond 1
     options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": torch.float64}
     try:

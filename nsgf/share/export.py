@@ -27,21 +27,21 @@ from nsgf.version import __version__
 
 def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> list[str]:
     """Write averaged weights of each trained phase, all settings and a model card. The folder is
-    written beside its place and then renamed.
+    written under a temporary name and then renamed.
 
     Args:
         config: the run's settings.
         run: its folder, which is only read.
         to: the folder to write; it must be new or empty.
-        half: whether weights are rounded to float16, where all values of a tensor fit, and
-            ``train.precision`` becomes auto, so the machine decides the type.
+        half: round the weights of a tensor to float16 if all its values fit, and set
+            ``train.precision`` to auto, so that the reader's machine chooses the precision.
 
     Returns:
-        Lines for people: the files, and how they are used.
+        Lines for people: the files, and how to use them.
 
     Raises:
         UserError: the run has no weights, its files are damaged or do not fit its settings,
-            ``to`` holds something, or cannot be written.
+            ``to`` is not empty, or cannot be written.
     """
     if half:
         config = replace(config, train=replace(config.train, precision="auto"))
@@ -51,7 +51,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
         raise UserError(f"run = {run.path}: has no checkpoint yet; train it first")
     try:
         if to.exists() and (not to.is_dir() or os.listdir(to)):
-            raise UserError(f"to = {to}: holds something; name an empty folder or a new one")
+            raise UserError(f"to = {to}: is not empty; name an empty folder or a new one")
         to.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(to) as partial:
             updates: dict[str, str] = {}
@@ -93,10 +93,8 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
 
 
 def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
-    """Copy the pictures of ``nsgf sample``, or else the last phase's; return their names.
-
-    Pictures that are older than a checkpoint show other weights and are not copied.
-    """
+    """Copy the pictures of ``nsgf sample``, or of the last phase if there are none; return their
+    names. Skip pictures that are older than a checkpoint: they show other weights."""
     checkpoints = [run.checkpoint_file(phase.name) for phase in phases]
     trained = max(file.stat().st_mtime for file in checkpoints if file.exists())
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= trained}
@@ -110,8 +108,8 @@ def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[s
 def card(
     config: Config, run: RunFolder, updates: dict[str, str], pictures: list[str], half: bool = False
 ) -> str:
-    """Return the text of ``README.md``, with the hub's front matter, from training progress by
-    phase and the names of pictures beside it."""
+    """Return the text of ``README.md`` with the hub's front matter. ``updates``: training progress
+    by phase; ``pictures``: names of pictures beside it."""
     from jinja2 import Environment, StrictUndefined
 
     engine = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
@@ -142,8 +140,8 @@ def card(
 
 
 def same_measures(config: Config, run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
-    """Return ``metrics.json`` if it was measured after these updates, and with classes under the
-    same guidance; else nothing."""
+    """Return ``metrics.json`` if it was measured after these updates and, with classes, with the
+    same guidance; otherwise an empty dictionary."""
     found = read_object(run.path / "metrics.json")
     its = found.get("updates")
     same = isinstance(its, dict) and bool(its) and its.items() <= updates.items()

@@ -4,7 +4,7 @@
     phase1_nsgf.safetensors  averaged weights of a phase, one file each, float32 or float16
     README.md, *.png         the model card and its pictures
 
-No file can run code. The phases determine the file names; the folder does not.
+No file can run code. File names come from the phases, never from the folder.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from nsgf.system.errors import UserError, cause, name_setting, one_line
 
 FORMAT = 1
 MARK = "nsgf_export"
-"""Key of ``config.json`` that tells the format."""
+"""Key of ``config.json`` that holds the format."""
 CONFIG_FILE = "config.json"
 DOWNLOADED = [CONFIG_FILE, "*.safetensors", "README.md"]
 ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -55,9 +55,9 @@ def checksum(content: bytes) -> str:
 
 
 def find_folder(path: str | PathLike[str]) -> Path:
-    """Return the folder of ``hf://OWNER/NAME``, of a pretrained run by its name where no run has
-    that path, or the path itself. Raise UserError if the address is wrong, huggingface_hub is not
-    installed, or the download failed."""
+    """Return the local folder for a path: of ``hf://OWNER/NAME``, or of a pretrained run if no run
+    has its name as path, or the path itself. Raise UserError if the address is wrong,
+    huggingface_hub is not installed, or the download fails."""
     if isinstance(path, str) and path.startswith("hf://"):
         named = ADDRESS.fullmatch(path)
         if not named:
@@ -73,15 +73,15 @@ def find_folder(path: str | PathLike[str]) -> Path:
             why = one_line(error)[:300]
             raise UserError(f"{path}: cannot be downloaded from the hub ({why})") from error
     folder = expand_path("run", path)
-    index = folder / CONFIG_FILE  # programs of others have files of this name
+    index = folder / CONFIG_FILE  # other programs use this name too
     is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
     is_run = is_export or (folder / "config.yaml").is_file()
     return folder if is_run else pretrained_runs().get(str(path), folder)
 
 
 def open_run(folder: Path) -> RunFolder:
-    """Return the run in a folder, which may be an exported one. Raise UserError if there is none,
-    it is damaged, or it has links out of its folder."""
+    """Return the run or exported run in a folder. Raise UserError if there is none, if it is
+    damaged, or if it has links out of its folder."""
     run = RunFolder(folder)
     if run.config_file.is_file():
         check_links(folder)
@@ -94,7 +94,7 @@ def open_run(folder: Path) -> RunFolder:
 
 
 class ExportedRun(SharedRun):
-    """An exported run. Its settings are read at once, weights only when they are used."""
+    """An exported run. Settings are read at once, weights only when they are used."""
 
     def __init__(self, folder: Path) -> None:
         """Raise UserError if the folder is damaged or foreign, or a setting is wrong."""
@@ -108,7 +108,7 @@ class ExportedRun(SharedRun):
         except OSError as error:
             raise UserError(f"{file} cannot be read ({cause(error)})") from error
         if type(index.get(MARK)) is not int:
-            raise UserError(f"{folder}: no exported run (its {CONFIG_FILE} has no {MARK})")
+            raise UserError(f"{folder}: is no exported run (its {CONFIG_FILE} has no {MARK})")
         if index[MARK] > FORMAT:
             raise newer_format_error(str(file), index[MARK], FORMAT)
         if not all(isinstance(index.get(key), dict) for key in ("settings", "updates", "files")):
@@ -145,7 +145,7 @@ class ExportedRun(SharedRun):
         except OSError as error:
             raise UserError(f"{file} cannot be read ({cause(error)}); export it again") from error
         if checksum(content) != self._sums.get(file.name):
-            raise UserError(f"{file} is damaged: it does not fit its checksum in {CONFIG_FILE}")
+            raise UserError(f"{file} is damaged: its checksum differs from {CONFIG_FILE}")
         try:
             state = load_tensors(content)
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
@@ -161,7 +161,7 @@ class ExportedRun(SharedRun):
             if its.get(name) != (own := ours.get(name)):
                 problem = f"{name} is {its.get(name, 'missing')}, not {own or 'expected'}"
                 raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
-        if not is_finite(state):  # after the dtypes: torch cannot compare 8-bit
+        if not is_finite(state):  # after the check of dtypes: torch cannot compare 8-bit floats
             raise UserError(f"{file}: has values that are not finite")
         model = restored_network(phase, config, state, device, self.network)
         return TrainedNetwork(model, str(self._updates.get(phase.name)), config.train.precision)

@@ -1,4 +1,4 @@
-"""torch's default settings in place of those that the caller of a Python function made."""
+"""Run public Python functions with torch's default settings, whatever the caller has set."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,16 +11,16 @@ from nsgf.system.errors import naming
 
 @contextmanager
 def from_python(names: Mapping[str, str]) -> Iterator[None]:
-    """Context, or decorator, of a public Python function: messages use its arguments' ``names`` for
-    settings, and what the caller set in torch has no effect."""
+    """Context, or decorator, of a public Python function: messages use the ``names`` of its
+    arguments for settings, and the caller's settings of torch have no effect."""
     with naming(names), torch_defaults(), torch.inference_mode(False):
         yield
 
 
 @contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Context with torch's defaults for dtype, device, autocast and TF32. Gradients stay as they
-    are: ``torch.inference_mode(False)`` switches them on."""
+    """Context with torch's defaults for dtype, device, autocast and TF32. It does not change the
+    gradient mode: ``torch.inference_mode(False)`` switches gradients on."""
     dtype = torch.get_default_dtype()
     with ExitStack() as held:
         if torch.get_default_device().type != "cpu":  # the context slows down each call of torch
@@ -35,8 +35,8 @@ def torch_defaults() -> Iterator[None]:
 
 @contextmanager
 def _default_tf32() -> Iterator[None]:
-    """Context with TF32 for cuDNN only. Torch has two interfaces for it; the older one raises if a
-    caller used only the newer one (``fp32_precision``)."""
+    """Context with TF32 for cuDNN only. Torch has two interfaces for it. The older one raises an
+    error if the caller used only the newer one (``fp32_precision``)."""
     backends: Any = torch.backends
     matmul, cudnn, newer = backends.cuda.matmul, backends.cudnn, []
     if hasattr(matmul, "fp32_precision"):

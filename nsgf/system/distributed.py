@@ -101,10 +101,10 @@ def join(device: str) -> Iterator[World]:
             "or unset WORLD_SIZE"
         ) from error
     yield (world := World(rank, size))
-    # skipped after an error: other processes may wait for this one until it ends
+    # not after an error: other processes may wait until this one ends
     if local_processes(size) < size:  # on several machines
-        with suppress(RuntimeError):  # another process failed and reports this
-            world.any(False)  # wait for the first process, as torchrun on other machines ends early
+        with suppress(RuntimeError):  # another process failed and reports its error
+            world.any(False)  # wait for the first process: torchrun on other machines ends early
     distributed.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
 """Errors that the user can fix, the names of settings in messages, and texts that are safe to show.
 
-Code that finds a fault does not know who called it. The command line and each public Python
-function declare how they name settings, with :func:`naming`:
+Code that raises an error does not know who called it. The command line and each public Python
+function declare with :func:`naming` how they name settings:
 
     f"{name_setting('sinkhorn.blur', 0)}: must be > 0; try {suggest('sinkhorn.blur', 0.5)}"
 
@@ -40,8 +40,8 @@ def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[Non
 
 
 def name_setting(key: str, value: Any) -> str:
-    """Return ``KEY = VALUE``, which begins a message. For samples as the argument ``data``, which
-    lie in a hidden file, return only the name."""
+    """Return ``KEY = VALUE``, the start of a message. Return only the name for samples that were
+    passed as ``data``: the program has stored them in a file."""
     names, are_flags = _names.get()
     name = key if are_flags else names.get(key, key)
     try:
@@ -51,8 +51,8 @@ def name_setting(key: str, value: Any) -> str:
 
 
 def suggest(key: str, value: Any = "") -> str:
-    """Return how the user sets a setting, for a remedy: ``--KEY VALUE`` or ``KEY=VALUE``; the name
-    only without a value."""
+    """Return how the user sets a setting: ``--KEY VALUE`` or ``KEY=VALUE``; without a value, only
+    the name."""
     names, are_flags = _names.get()
     name = names.get(key, f"--{key}" if are_flags else key)
     return name + (" " if are_flags else "=") * (value != "") + str(value)
@@ -77,7 +77,7 @@ def one_line(said: str | BaseException) -> str:
 
 
 def list_names(names: Sequence[str], most: int = 10) -> str:
-    """Return the first names in one printable line, and how many more there are."""
+    """Return one printable line with the first ``most`` names and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return one_line(", ".join(names[:most]) + more)
 
@@ -103,6 +103,5 @@ def printable(text: str) -> str:
 
 
 def shorten_paths(text: str) -> str:
-    """Shorten absolute paths in a text to their last part, since the rest may contain user
-    names."""
+    """Shorten absolute paths in a text to their last part. The rest may contain user names."""
     return ABSOLUTE_PATH.sub("", text)

@@ -1,4 +1,4 @@
-"""Write files and folders as a whole: a killed process leaves the old version or the new one. Read
+"""Write files and folders atomically: a killed process leaves the old version or the new one. Read
 JSON that may be cut off, damaged or foreign."""
 
 import json
@@ -18,9 +18,8 @@ from nsgf.system.errors import UserError, cause, suggest
 
 
 def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = ()) -> Path:
-    """Create a folder if needed, check that files can be written into it, also as ``names``, and
-    return it. Raise UserError if no file can be written; it names the setting ``key`` of the
-    folder."""
+    """Create a folder if needed, check that files can be written into it (also with the names
+    ``names``), and return it. Raise UserError if not; it names ``key``, the folder's setting."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder) as probe:
@@ -36,7 +35,7 @@ def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = (
 
 
 def write_text(file: Path, text: str) -> None:
-    """Replace a file as a whole."""
+    """Replace a file atomically by one with this text."""
     with replacing(file) as stream:
         stream.write(text.encode())
 
@@ -59,8 +58,8 @@ def _naming(file: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream for a new version of a file, which replaces the old version once it is
-    completely on the disk. A failure leaves the old file. A link is replaced, not followed."""
+    """Yield a stream for a new version of a file. It replaces the old version when it is completely
+    on the disk. After a failure the old file stays. A link is replaced, not followed."""
     with _temporary(file) as partial:
         with partial.open("x+b") as stream:
             yield stream
@@ -72,8 +71,8 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder for new files, which takes the place of ``folder``, a new or empty one, once
-    all are written. A failure leaves nothing new."""
+    """Yield a folder for new files. When all are written, it replaces ``folder``, which must be
+    missing or empty. After a failure nothing new stays."""
     folder = folder.resolve()
     with _temporary(folder) as partial:
         partial.mkdir()
@@ -85,7 +84,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def link_or_copy(file: Path, other: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no links."""
+    """Give a file a second name, or copy it if the file system has no links."""
     with _temporary(other) as partial:
         try:
             os.link(file, partial)
@@ -96,9 +95,8 @@ def link_or_copy(file: Path, other: Path) -> None:
 
 @contextmanager
 def _temporary(file: Path) -> Iterator[Path]:
-    """Yield a temporary name beside a file, unique to this process, since two processes may write
-    the same file. Remove it at the end, and leftovers of processes that no longer exist.
-    """
+    """Yield a temporary name beside a file. It is unique to this process, because two processes may
+    write the same file. At the end remove it, and leftovers of processes that no longer exist."""
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
         process = left.suffixes[-2][1:]
@@ -122,7 +120,7 @@ def _remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush new and renamed files of a folder to the disk, where the system supports it."""
+    """Flush new and renamed files of a folder to the disk, if the system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -147,7 +145,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def expect(value: Any, kind: type[T]) -> T:
-    """Return a value. Raise ValueError if it has another type; integers are accepted as float."""
+    """Return a value. Raise ValueError if it has another type than ``kind``; float accepts int."""
     typed: Any = float(value) if kind is float and type(value) is int else value
     if type(typed) is not kind:
         raise ValueError(f"a {type(value).__name__} instead of a {kind.__name__}")

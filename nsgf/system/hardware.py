@@ -15,16 +15,16 @@ from nsgf.system.output import format_bytes
 
 
 def device_name(device: object) -> object:
-    """Return the name of a device of torch; leave all else to the check of ``device``."""
+    """Return the name of a torch.device; return other values unchanged."""
     return str(device) if isinstance(device, torch.device) else device
 
 
 def pick_device(name: str) -> torch.device:
     """Return the device that ``name`` (auto, cpu, cuda, cuda:N) selects.
 
-    A selected card becomes torch's current card. auto and cuda select the current card, which
-    among several processes is the process's own; auto skips a card that torch cannot use. Raise
-    UserError if the device does not exist, or this build of torch has no code for it."""
+    A selected card becomes torch's current card. auto and cuda select the current card; with
+    several processes each has its own. auto skips a card that torch cannot use. Raise UserError if
+    the device does not exist, or if this build of torch has no code for it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and not _unusable_card() else "cpu"
     device = torch.device(name)
@@ -38,12 +38,12 @@ def pick_device(name: str) -> torch.device:
         device = torch.device("cuda", torch.cuda.current_device())
     if problem := _kernel_problem(device):
         raise UserError(f"device = {name}: {problem}; or use cpu")
-    torch.cuda.set_device(device)  # for streams, events and memory that name no device
+    torch.cuda.set_device(device)  # for streams, events and memory without a given device
     return device
 
 
 def _kernel_problem(device: torch.device) -> str | None:
-    """Return why this build of torch cannot use a card; None if it has code for the card's
+    """Return why this build of torch cannot use a card; None if it can: it has code for the card's
     generation, or code that the driver can translate (``compute_``)."""
     capability = torch.cuda.get_device_capability(device)
     built = [re.match(r"(sm|compute)_(\d+)(\d)", name) for name in torch.cuda.get_arch_list()]
@@ -71,8 +71,8 @@ def _unusable_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | 
 
 
 def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the free main memory in bytes, within a container's limit. Cached files count as free,
-    since the system drops them when it needs memory."""
+    """Return the free main memory in bytes, within a container's limit. Cached files count as free:
+    the system drops them when it needs memory."""
     available = psutil.virtual_memory().available
     for limit, usage, cached in (
         ("memory.max", "memory.current", "inactive_file"),
@@ -104,7 +104,7 @@ def release_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of a card since torch reset it, else of the process."""
+    """Return the peak memory in bytes: of a card since the last reset, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

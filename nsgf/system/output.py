@@ -43,11 +43,11 @@ def _write(text: str, stream: TextIO, write: Callable[..., object]) -> None:
 
 
 STARTED_BY = os.getppid()
-"""Id of the parent process; another id later means that the parent has ended."""
+"""Id of the parent process at the start. If the parent's id changes, the parent has ended."""
 
 
 def is_launched() -> bool:
-    """Whether torchrun started this process together with others: its variables are numbers."""
+    """Whether torchrun started this process together with others."""
     size, *ranks = (os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     return all(map(str.isdecimal, (size, *ranks))) and int(size) > 1
 

@@ -26,10 +26,10 @@ from nsgf.training.task import Batch, Task, load_batches
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""
 LOSS_POINTS = 50
-"""Smallest number of lines of metrics.jsonl for each phase, which loss curves show."""
+"""Smallest number of lines of metrics.jsonl for each phase. Loss curves show these lines."""
 MAX_SKIPPED = 20
-"""Training stops after this many successive updates with a non-finite loss or gradient. The fp16
-loss scale needs fewer to settle."""
+"""Number of successive updates with a non-finite loss or gradient after which training stops. The
+fp16 loss scale needs fewer to settle."""
 
 
 def fit(
@@ -40,7 +40,7 @@ def fit(
     now: Callable[[], float] = time.monotonic,
     prepare_seconds: float = 0.0,
 ) -> None:
-    """Train one phase, from its checkpoint if there is one, to its last update, and save it.
+    """Train one phase to its last update and save it. Start from its checkpoint if there is one.
 
     ``now`` is a monotonic clock, and ``prepare_seconds`` the time spent before the first update,
     for ``costs.jsonl``, both in seconds.
@@ -135,7 +135,7 @@ class PhaseLoop:
             self._settle(pending, progress)
         if self.saved_step != state.step:
             self._save()
-        if stopping and state.step < total:  # else the next phase raises it
+        if stopping and state.step < total:  # otherwise the next phase raises Stopped
             raise Stopped(f"{self.name}: step {state.step} of {total}")
 
     def _compile(self, batches: Iterator[Batch]) -> Batch:
@@ -235,15 +235,15 @@ class PhaseLoop:
         self.log(f"continues after step {self.state.step} of {self.optim.iterations}")
 
     def _save(self) -> None:
-        """Save a checkpoint; raise UserError if the weights are not finite, or if no update of the
-        finished phase was."""
+        """Save a checkpoint. Raise UserError if the weights are not finite, or if the phase ends
+        without a single finite update."""
         content, step = self.state.state_dict(), self.state.step
         moments = list(self.state.adam.state.values())[:1]  # Adam counts finite updates only
         if step >= self.optim.iterations > 0 and not any(one["step"] > 0 for one in moments):
             raise UserError(
                 f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
                 f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr "
-                f"({self.optim.lr:g}) in a new run, or train longer: the scale of fp16 takes "
+                f"({self.optim.lr:g}) in a new run, or train longer: the loss scale of fp16 needs "
                 "some updates to settle"
             )
         if not all(map(checkpoint.is_finite, content.values())):

@@ -18,7 +18,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
 """Smallest compute capabilities with fast fp16, and with bf16."""
 BFLOAT16_CHECKS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-"""Functions of ``torch.cpu``, missing in older versions, that tell of units for bf16."""
+"""Functions of ``torch.cpu`` that detect units for bf16; older versions of torch lack them."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -46,8 +46,8 @@ def pick_precision(config: Config, device: torch.device) -> Precision:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether the processor has units for products of bf16, as far as this version of torch can
-    tell."""
+    """Whether the processor has units for products of bf16. False if this version of torch cannot
+    detect them."""
     return any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
 
 

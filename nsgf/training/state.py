@@ -144,7 +144,7 @@ class TrainState:
             self.schedule.step()
             # the warm-up lets short runs forget the initial weights
             decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
-            with torch.no_grad():  # swa_utils would make a function that profilers keep, each time
+            with torch.no_grad():  # swa_utils would make a new function that profilers keep
                 torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
         self.step += 1
         return PendingStats(self.step, loss, norm)

@@ -2,7 +2,7 @@
 
 Every phase is a regression: the network learns to map the inputs of a :class:`Batch` to the target.
 Sample i of a phase depends only on the run's seed and on i. So a range of positions identifies a
-batch, which can be drawn ahead, again, or in parts.
+batch. It can be drawn in advance, again, or in parts.
 
 Shapes: B batch.
 """
@@ -58,7 +58,7 @@ class Task(ABC):
     model: nn.Module
     """The network to train."""
     reads_disk: bool = False
-    """Whether drawing a batch waits for a disk."""
+    """Whether drawing a batch reads from a disk."""
     divisible: bool = True
     """Whether the loss of a batch is the mean of the losses of its parts."""
 
@@ -72,7 +72,7 @@ class Task(ABC):
         network's device by now, except int64 tensors."""
 
     def remarks(self) -> tuple[str, ...]:
-        """Return lines for the log, after the last update of this process."""
+        """Return lines that are logged after the last update of this process."""
         return ()
 
     def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
@@ -113,7 +113,7 @@ def load_batches(
     def arrived(tensors: tuple[Tensor, ...], event: Any) -> tuple[Tensor, ...]:
         """Let the computation wait for the copies of a batch, and return its tensors."""
         if event is not None:
-            with record_function("transfer"):  # the part that computation does not hide
+            with record_function("transfer"):  # the time that computation does not hide
                 current = torch.cuda.current_stream(device)
                 current.wait_event(event)
                 for tensor in tensors:
@@ -138,7 +138,7 @@ def load_batches(
             yield task.batch(*arrived(*ahead.popleft().result()))
     finally:
         thread.shutdown(wait=True, cancel_futures=True)
-        if stream:  # the caller may free what the stream still reads
+        if stream:  # the caller may free tensors that the stream still reads
             torch.cuda.current_stream(device).wait_stream(stream)
 
 

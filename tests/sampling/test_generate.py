@@ -176,6 +176,6 @@ def test_processes_stop_after_the_current_batch_when_torchrun_ends(monkeypatch, 
             stop.reason = "torchrun has ended"
             return super().__call__(x, labels)
 
-    with pytest.raises(UserError, match="torchrun has ended; give the command again"):
+    with pytest.raises(UserError, match="torchrun has ended; repeat the command"):
         drawn(tmp_path, Last(), world=World(0, 2))
     assert [file.name for file in tmp_path.iterdir()] == ["0.pt"]

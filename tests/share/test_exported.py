@@ -130,7 +130,7 @@ def test_flipped_bits_and_links_out_of_the_folder_are_refused(exported, tmp_path
     content = bytearray((exported / WEIGHTS).read_bytes())
     content[-5] ^= 1
     (exported / WEIGHTS).write_bytes(content)
-    assert "does not fit its checksum" in refusal(exported)
+    assert "its checksum differs" in refusal(exported)
     outside = tmp_path / "outside.safetensors"
     (exported / WEIGHTS).rename(outside)
     assert f"{WEIGHTS} cannot be read" in refusal(exported)
