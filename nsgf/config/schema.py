@@ -82,11 +82,11 @@ class DataConfig(Facts):
     """images: pixels of a side, to which the middle square of each image is scaled; null: 32, or as
     they are in a file."""
     skip_broken: bool = False
-    """images: leave out files of a folder that cannot be read."""
+    """Leave out image files of a folder that cannot be read."""
     columns: str | None = None
-    """points: columns to use, A,B,C, by name or by number from 1 on; null: all."""
+    """Columns of points to use, as A,B,C, by name or by number from 1 on. null: all columns."""
     held_out: Annotated[float, Range(0, below=1)] = 0.0
-    """images, points: share of the samples that is not trained on, and that measures compare with;
+    """Share of your own samples that is not trained on, and that measures compare with. It holds
     the same samples for every seed."""
     key: str | None = None
     """Name of the array of images or points in a file .npz that has several."""
@@ -129,7 +129,7 @@ class FlowConfig:
     eta: Annotated[float, Range(1e-6)] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
     schedule: Literal["constant", "harmonic"] = "constant"
-    """constant: eta in every step; harmonic: 1/T, 1/(T-1), ..., 1, steps of equal length."""
+    """Step sizes. constant: eta. harmonic: 1/T, 1/(T-1), ..., 1, for steps of equal length."""
 
 
 @dataclass
@@ -141,10 +141,10 @@ class PoolConfig:
     storage: Annotated[Literal["memory", "disk"], FREE_ON_RESUME] = "memory"
     """memory: main memory; disk: a file in the run folder, which a resumed run completes."""
     dtype: Literal["auto", "float32", "float16"] = "auto"
-    """Type of stored positions; auto: float32 if it fits (images: half of the free memory), else
-    float16."""
+    """Type of stored positions. auto: float32 if the pool fits into the free memory (images: into
+    half of it), else float16."""
     build_batch: Annotated[int | Literal["auto"], Range(1), FREE_ON_RESUME] = "auto"
-    """Flows simulated together, halved if the card is full. Does not change results."""
+    """Number of flows simulated together, halved if the card is full. Does not change results."""
 
 
 @dataclass
@@ -202,7 +202,7 @@ class OptimConfig:
     lr: Annotated[float, Range(above=0, maximum=1)] = 1e-3
     """Adam's learning rate after warm-up."""
     warmup_steps: Annotated[int, Range(0)] = 0
-    """Updates over which the rate grows linearly to lr."""
+    """Number of updates over which the rate grows linearly to lr."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Rate after warm-up: constant, or half a cosine down to 0 at the last update."""
     clip_norm: Annotated[float | None, Range(above=0)] = 1.0
@@ -218,9 +218,9 @@ class NSFConfig(OptimConfig):
     source: Literal["prior", "nsgf", "affine"] = "prior"
     """Start X0 of the straight line: prior (mu0); nsgf (end points of the NSGF steps); or affine,
     noise mapped towards the Gaussian with the data's mean and covariance, as far as flow.steps
-    steps go. Without phase predictor samples enter the straight flow at time 0."""
+    steps go. Without the phase predictor, samples enter the straight flow at time 0."""
     coupling: Literal["independent", "ot"] = "independent"
-    """Pairs (X0, X1): as drawn, or paired by exact optimal transport within groups."""
+    """Pairs (X0, X1). independent: as drawn. ot: by exact optimal transport within groups."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
     """Number of samples paired together by ot; null: batch_size. 1024 take 0.15 s on the CPU."""
     starts: Annotated[int | None, Range(1)] = None
@@ -235,8 +235,8 @@ class PeerConfig(OptimConfig):
     """Phase peer: a flow-matching method to compare NSGF with (extra `compare`)."""
 
     method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
-    """torchcfm's independent pairs (icfm), exact transport in the batch (otcfm) or Schroedinger
-    bridge (sbcfm); or rectified flow (rf: independent pairs, no noise)."""
+    """icfm, otcfm and sbcfm are methods of torchcfm: independent pairs, exact transport in the
+    batch, and Schroedinger bridge. rf is rectified flow: independent pairs without noise."""
     sigma: Annotated[float, Range(0, 1e6)] = 0.1
     """Standard deviation of the noise around the line between a pair; must be > 0 for sbcfm."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
@@ -358,7 +358,7 @@ class CompareConfig:
     """Number of updates of a method, all networks together: one number for all methods, or one for
     each (which then includes the 1rf updates of 2rf); empty: as many as the experiment's method."""
     targets: list[Literal[PointName, "8gaussians_moons"]] = field(default_factory=list)
-    """2D sets; 8gaussians_moons is moons with source 8gaussians; empty: data.name."""
+    """2D sets to compare on. 8gaussians_moons is moons with source 8gaussians. Empty: data.name."""
     seeds: Annotated[int, Range(1, 1000)] = 5
     """Number of runs of each method, with the seeds seed, seed + 1, ..."""
     draws: Annotated[int, Range(1, 1000)] = 1
