@@ -21,7 +21,7 @@ def test_each_phase_is_tried_and_timed(tiny, tmp_path):
 def test_time_of_a_run_follows_from_updates_and_preparation(tiny, monkeypatch):
     """As many updates and flows as a run has, at the measured speed."""
     clock = iter(range(1000))
-    monkeypatch.setattr("nsgf.preflight.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("nsgf.experiment.time.perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr("nsgf.phases.nsgf.build_batch", lambda *_: 2)
     long = replace(tiny, phases=["nsgf"], nsgf=replace(tiny.nsgf, iterations=36_000))
     (line,) = [line for line in preflight(long) if line.startswith("ok nsgf")]

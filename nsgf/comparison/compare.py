@@ -24,11 +24,10 @@ from nsgf.comparison.trials import (
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.data import build_source
-from nsgf.experiment import train, training_plan
+from nsgf.experiment import train, training_plan, try_phases
 from nsgf.metrics.measures import Measure, keys_of, name_of
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import get_phase
-from nsgf.preflight import try_phases
 from nsgf.report.progress import trained_updates
 from nsgf.run.checkpoint import read_good_header, restore_previous
 from nsgf.run.folder import RunFolder

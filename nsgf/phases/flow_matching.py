@@ -146,7 +146,7 @@ class Reflow(Phase):
     """Train the peer's network again, on straight lines between the ends of its paths."""
 
     name, title = "reflow", "reflow"
-    takes_classes = True
+    takes_classes = draws_paths = True
     follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:

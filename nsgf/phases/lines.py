@@ -115,7 +115,7 @@ class NSF(Phase):
 
     name: ClassVar[PhaseName] = "nsf"
     title = "straight flow"
-    takes_classes = True
+    takes_classes = draws_paths = True
     lines: ClassVar[tuple[str, ...]] = (
         *NSGF.follows,
         *("nsf.source", "nsf.coupling", "nsf.coupling_batch", "nsf.starts"),
