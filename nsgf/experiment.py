@@ -30,7 +30,7 @@ from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
+from nsgf.run.session import OnLog, Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.trackers import open_tracker, require_tracker
 from nsgf.samples import show_preview
@@ -67,6 +67,7 @@ def train(
     world: World | None = None,
     stop: StopRequest | None = None,
     network: OwnNetwork | None = None,
+    on_log: OnLog | None = None,
 ) -> RunFolder:
     """Train the configured phases that are not finished, and return the run folder.
 
@@ -80,6 +81,7 @@ def train(
         world: the processes that train together; None: only this one.
         stop: ends training early; None: only ``train.max_hours`` does.
         network: the caller's, for a run with ``model.network``.
+        on_log: see :class:`nsgf.run.session.Session`.
 
     Raises:
         Stopped: training was stopped by ``stop``, after a checkpoint; names the run folder.
@@ -121,7 +123,7 @@ def train(
                 "name a folder that all machines share"
             )
         log = held.enter_context(RunLog(run.path, quiet=not world.is_main))
-        session = Session(settings, run, log, device, world, stop)
+        session = Session(settings, run, log, device, world, stop, on_log)
         for line in [f"run {run.path} on {describe_device(device, world.size)}", *plan]:
             log.write(line)
         if world.is_main and names:

@@ -1,7 +1,9 @@
 """Training on samples and with a network of the caller."""
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from signal import SIGINT, default_int_handler, getsignal, raise_signal, signal
 
@@ -17,6 +19,7 @@ from nsgf import UserError
 from nsgf.api import train as training
 from nsgf.api.train import _arrays
 from nsgf.cli import main
+from nsgf.run import checkpoint
 from tests.data.own_files import own_points
 from tests.test_api import SMALL
 
@@ -334,6 +337,37 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
     with ThreadPoolExecutor() as pool:
         other = pool.submit(train, tmp_path, data=POINTS).result()
     assert other.progress["nsgf"] == "4 of 4"
+
+
+def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
+    """Bit for bit; its samples are those of the averaged weights of now, also of own networks."""
+    seen, shown = [], []
+
+    def watch(update):
+        print("loss", update.loss)
+        torch.rand(3), np.random.rand()  # noqa: NPY002
+        seen.append((update.phase, update.step, update.loss))
+        shown.append(update.run().sample(4, seed=0))
+
+    settings = {"nsf.starts": 8, "model.unet.dropout": 0.3, "optim.ema_decay": 0.5}
+    how = {"data": PIXELS, "method": "nsgf++h"}
+    run = train(tmp_path / "watched", settings, callback=watch, **how)
+    assert capsys.readouterr().out.count("loss ") == 8
+    assert [place[:2] for place in seen] == [*product(("nsgf", "nsf"), (1, 2, 3, 4))]
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    assert [loss for *_, loss in seen] == [json.loads(line)["loss"] for line in lines]
+    assert not any(map(torch.equal, shown, shown[1:]))
+    assert torch.equal(shown[-1], run.sample(4, seed=0))
+    plain = train(tmp_path, settings, **how)
+    for phase in ("nsgf", "nsf"):
+        files = [one.folder.checkpoint_file(phase) for one in (run, plain)]
+        ours, same = (checkpoint.load(file)["model"] for file in files)
+        assert all(map(torch.equal, ours.values(), same.values()))
+    assert torch.equal(plain.sample(99, seed=0), run.sample(99, seed=0))
+    own = train_own(tmp_path, MyUNet, callback=lambda update: shown.append(update.run()))
+    assert torch.equal(shown[-1].sample(4, seed=0), own.sample(4, seed=0))
+    with pytest.raises(UserError, match=r"^callback: "):
+        train(tmp_path, data=POINTS, callback=3)
 
 
 def test_random_numbers_of_the_caller_stay(tmp_path):

@@ -129,9 +129,11 @@ class Run:
             raise UserError("images: the run has points; use sample, or show")
         return [*to_pictures(self.sample(n, seed, **how))]
 
-    def show(self, n: int = 64, seed: int | None = None, **how: Any) -> Any:
+    def show(self, n: int | None = None, seed: int | None = None, **how: Any) -> Any:
         """Draw samples as :meth:`sample` does, and return one PIL image of them, which notebooks
-        display: a grid of images, or a plot of the first two coordinates of points."""
+        display: a grid of images, or a plot of the first two coordinates of points. ``n`` is 64
+        images or 2,000 points by default."""
+        n = (64 if len(self.shape) == 3 else 2000) if n is None else n
         target = target_set(self.config.data)
         axes = target.found.names if isinstance(target, TableSet) else None
         return draw_samples(self.sample(n, seed, **how), axes)

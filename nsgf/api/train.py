@@ -2,12 +2,13 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stdout, suppress
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +42,18 @@ _NAMES = {"data.name": "dataset", "optim.iterations": "iterations", "run": "resu
 _NAMES |= {"data.path": "data"}
 
 
+class Update(NamedTuple):
+    """State of a training."""
+
+    phase: str
+    step: int
+    """Number of updates of the phase."""
+    loss: float | None
+    """Mean loss since the last call; None if no update was finite."""
+    run: Callable[[], Run]
+    """Saves a checkpoint and opens the run, as :func:`load`, for samples of the weights of now."""
+
+
 @from_python(_NAMES)
 def train(
     exp: str | Samples | None = None,
@@ -57,6 +70,7 @@ def train(
     device: str | torch.device | None = None,
     seed: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    callback: Callable[[Update], object] | None = None,
     quiet: bool = False,
 ) -> Run:
     """Train an experiment or your own data as ``nsgf train`` does, and open the run. The caller's
@@ -83,6 +97,9 @@ def train(
         seed: seed of all random numbers of the run; None: the experiment's.
         overrides: other settings by key, such as ``{"nsgf.iterations": 2000}``. ``optim.*`` sets
             every phase.
+        callback: function that gets an :class:`Update` at each line of ``metrics.jsonl``: every
+            ``train.log_every`` updates, more often in a short phase. It does not change results. If
+            it raises an exception, training ends; resume continues after the last checkpoint.
         quiet: whether to print nothing.
 
     Raises:
@@ -107,15 +124,25 @@ def train(
         own = "" if network is None else ", network=..."
         return f"continue with nsgf.train(resume={str(folder)!r}{own})"
 
+    def call_back(phase: str, step: int, loss: float | None, save: Callable[[], Path]) -> None:
+        assert callback is not None
+        with redirect_stdout(stdout):
+            callback(Update(phase, step, loss, lambda: load(save(), device=place, network=network)))
+
+    if callback is not None and not callable(callback):
+        raise UserError(f"callback: {type(callback).__name__}, must be a function")
     place = pick_device(wanted.config.device)
     cards = [place] if place.type == "cuda" else []
+    on_log, stdout = call_back if callback else None, sys.stdout
     with silence() if is_quiet else nullcontext(), keep_random_numbers(cards):
         if network is not None:
             check_network(network, wanted.config, place)
         for note in wanted.notes:
             show(note)
         with stop_of_caller(wanted.config.train.max_hours, how_to_resume) as stop:
-            run = experiment.train(wanted.config, wanted.run, stop=stop, network=network)
+            run = experiment.train(
+                wanted.config, wanted.run, stop=stop, network=network, on_log=on_log
+            )
     return load(run.path, device=place, network=network)
 
 

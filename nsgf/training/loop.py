@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import chain
+from pathlib import Path
 
 import torch
 
@@ -132,9 +133,11 @@ class PhaseLoop:
                     progress.update(0, loss=self.mean_loss)
                 if saves:
                     self._save()
+                if logs and session.on_log:
+                    session.on_log(self.name, state.step, self.mean_loss, self._save_once)
+                    self.logged = (state.step, time.perf_counter())
             self._settle(pending, progress)
-        if self.saved_step != state.step:
-            self._save()
+        self._save_once()
         if stopping and state.step < total:  # otherwise the next phase raises Stopped
             raise Stopped(f"{self.name}: step {state.step} of {total}")
 
@@ -233,6 +236,12 @@ class PhaseLoop:
             ) from error
         self.saved_step = self.state.step
         self.log(f"continues after step {self.state.step} of {self.optim.iterations}")
+
+    def _save_once(self) -> Path:
+        """Save a checkpoint, unless this step has one, and return the run folder."""
+        if self.saved_step != self.state.step:
+            self._save()
+        return self.session.run.path
 
     def _save(self) -> None:
         """Save a checkpoint. Raise UserError if the weights are not finite, or if the phase ends
