@@ -1,5 +1,5 @@
-"""Distances between samples: energy distance, nearest images,
-and of features kernel distance and torch-fidelity's Frechet distance, precision and recall."""
+"""Distances between samples (energy distance, nearest images) and between their features (kernel
+distance; with torch-fidelity, Frechet distance, precision and recall)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +18,11 @@ KID_SUBSET = 1000
 PRC_BATCH = 2000
 """Number of rows of distances computed at a time; does not affect results."""
 PART_VALUES = 2**22
-"""Values of training images, and distances to them, that are computed at once."""
+"""Number of values of training images, and of distances to them, that are processed at a time."""
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
-    """Return 2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias: around 0 for equal
+    """Return 2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias. It is around 0 for equal
     distributions.
 
     With few samples, this distance shows differences in shape better than W2, which then mostly
@@ -35,9 +35,9 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
 
 
 def kernel_distance(x: Tensor, y: Tensor) -> float:
-    """Return the squared maximum mean discrepancy with the kernel k(a, b) = (a.b / D + 1)^3,
-    estimated without bias: around 0 for equal distributions, for any number of samples (KID,
-    Binkowski et al. 2018).  x (N, D), y (M, D), N, M > 1"""
+    """Return the squared maximum mean discrepancy with the kernel k(a, b) = (a.b / D + 1)^3 (KID,
+    Binkowski et al. 2018). The estimate has no bias: it is around 0 for equal distributions, for
+    any number of samples.  x (N, D), y (M, D), N, M > 1"""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         return (a @ b.T / a.shape[1] + 1) ** 3
@@ -68,9 +68,9 @@ def _cross_minus_within(
 def nearest_images(
     x: Tensor, images: Tensor, *, flip: bool = False, own: Tensor | None = None
 ) -> Tensor:
-    """Return the nearest image of uint8 ``images`` (M, C, H, W) to each x (N, C, H, W) in [-1, 1],
-    like x; with ``flip`` mirrored images count too. ``own``: for x that are themselves images, the
-    index of each, (N,), which is not its own neighbour."""
+    """Return the image of uint8 ``images`` (M, C, H, W) that is nearest to each x (N, C, H, W) in
+    [-1, 1], in the form of x. ``flip``: also search mirrored images. ``own``: the index of each x
+    among the images (N,), which is skipped."""
     flat, best = x.flatten(1), x.new_full((len(x),), torch.inf)
     found, rows = torch.zeros_like(x), max(1, PART_VALUES // max(flat.shape))
     for first, part in zip(range(0, len(images), rows), images.split(rows), strict=True):
@@ -90,7 +90,7 @@ def nearest_images(
 
 
 def require_fidelity(setting: str) -> str:
-    """Return the version of torch-fidelity, which ``setting`` needs.
+    """Return the version of torch-fidelity. ``setting`` names the setting that needs it.
 
     Raises:
         UserError: torch-fidelity is not installed, or is too old.
@@ -99,7 +99,7 @@ def require_fidelity(setting: str) -> str:
         import torch_fidelity.metric_prc  # new in 0.4
     except ImportError as error:
         raise UserError(
-            f"{setting}: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), or say "
+            f"{setting}: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), or use "
             f"{suggest('evaluation.features', 'none')}"
         ) from error
     return str(torch_fidelity.__version__)
@@ -115,7 +115,7 @@ def require_neighbours(count: int) -> None:
 
 
 def card_or_cpu(device: torch.device) -> torch.device:
-    """Return where features are compared: a CUDA card or the CPU."""
+    """Return the device on which features are compared: a CUDA card or the CPU."""
     return device if device.type == "cuda" else torch.device("cpu")
 
 
@@ -132,9 +132,8 @@ def frechet_distance(x: Tensor, y: Tensor) -> float:
 def precision_and_recall(samples: Tensor, real: Tensor) -> tuple[float, float]:
     """Return the share of samples among the real ones, and of real ones among the samples.
 
-    Both need all (N + M)^2 distances of the features (N, F) and (M, F), float32, which are computed
-    on the device of the samples, block by block.
-    """
+    Both need all (N + M)^2 distances between the features (N, F) and (M, F), float32. These are
+    computed on the device of the samples, block by block."""
     from torch_fidelity.metric_prc import prc_features_to_metric
 
     with full_precision(samples.device):
@@ -159,8 +158,8 @@ def inception_score(logits: Tensor, _: Tensor) -> tuple[float, float]:
 
 
 def subset_kernel_distance(x: Tensor, y: Tensor) -> tuple[float, float, int]:
-    """Return the mean of :func:`kernel_distance` over 100 subsets, as published figures have it,
-    its standard deviation, and the size of a subset.  x (N, F), y (M, F)"""
+    """Return mean and standard deviation of :func:`kernel_distance` over 100 subsets, as in
+    published figures, and the size of a subset.  x (N, F), y (M, F)"""
     from torch_fidelity.metric_kid import kid_features_to_metric
 
     size = min(KID_SUBSET, len(x), len(y))
@@ -176,8 +175,8 @@ def stored_features(
     compute: Callable[[], Tensor],
     log: Callable[[str], None],
 ) -> Tensor:
-    """Return the features (N, F) of images, uint8 (N, C, H, W), by a network, from a file in the
-    folder; if that fails, compute, log and save them."""
+    """Return a network's features (N, F) of images, uint8 (N, C, H, W). Read them from a file in
+    the folder; if that fails, compute, log and save them."""
     file = folder / f"{store.fingerprint(images)}-{network}.pt"
 
     def check(found: Any) -> Tensor:
@@ -187,6 +186,6 @@ def stored_features(
 
     found = store.find(file, check, log)
     if found is None:
-        log(f"features of {len(images)} real images are computed, and kept in {folder}")
+        log(f"features of {len(images)} real images are computed and stored in {folder}")
         store.keep(file, found := compute(), log)
     return found

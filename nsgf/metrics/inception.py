@@ -1,6 +1,6 @@
 """FID, Inception score, KID, precision and recall in the features of the Inception network.
 
-Network and formulas come from torch-fidelity. This module reads files as tensors only, since
+Network and formulas come from torch-fidelity. This module reads files as tensors only.
 torch-fidelity would unpickle weights and cached features, which could run code.
 """
 
@@ -39,8 +39,8 @@ class Inception:
     """The Inception network, with weights from a file that is read once."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Load the weights; None: the published file, which is downloaded into torch's cache if
-        missing. Raise UserError if torch-fidelity or the file are missing, or if it is damaged."""
+        """Load the weights; None: the published file, downloaded into torch's cache if needed.
+        Raise UserError if torch-fidelity or the file is missing, or if the file is damaged."""
         self.version = require_fidelity("evaluation.features = inception")
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
@@ -52,7 +52,7 @@ class Inception:
             if file.name == PUBLISHED and self.sha256 != SHA256:
                 raise ValueError("not the published file of this name; remove it")
             state = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
-            own = BytesIO()  # nothing else may reach torch-fidelity, which unpickles it
+            own = BytesIO()  # torch-fidelity unpickles its input, so it gets only this
             torch.save(dict(state), own)
             own.seek(0)
             self._network = FeatureExtractorInceptionV3(
@@ -68,7 +68,7 @@ class Inception:
         self, images: Tensor, title: str, device: torch.device, batch_size: int
     ) -> tuple[Tensor, Tensor]:
         """Return features (N, 2048) and logits (N, 1008) of images, uint8 (N, C, H, W), as float32
-        on the CPU. ``title`` names the images beside the progress."""
+        on the CPU. The progress bar shows ``title``."""
         network, found = self._network.to(device), []
         with torch.no_grad():
             for part in count_progress(images.split(batch_size), title, "batch"):
@@ -88,7 +88,7 @@ def _published() -> Path:
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"no Inception weights from {URL} ({one_line(error)}); "
-            f"without a network give {suggest('evaluation.inception_weights', 'FILE')}"
+            f"without internet use {suggest('evaluation.inception_weights', 'FILE')}"
         ) from error
     return file
 
@@ -104,12 +104,11 @@ def inception_metrics(
     log: Callable[[str], None] = show,
 ) -> dict[str, Any]:
     """Return FID, Inception score, KID, precision and recall of samples (N, C, H, W) against all
-    real images (M, C, H, W), described by ``name``, both uint8, and descriptions of weights and
-    reference as ``inception_*``.
+    training images (M, C, H, W) of the data set ``name``, both uint8. The keys ``inception_*``
+    describe weights and reference.
 
-    The network is called with ``batch_size`` images at a time. Features of the real images are kept
-    in ``folder``; ``log`` gets a line then. Raise UserError if there are too few samples.
-    """
+    The network is called with ``batch_size`` images at a time. Features of real images are stored
+    in ``folder``; ``log`` then gets a line. Raise UserError if there are too few samples."""
     count, channels, height, width = images.shape
     colour = {1: "grey replicated to 3 channels", 3: "colour"}.get(channels, "in part")
     require_neighbours(min(len(samples), count))

@@ -1,7 +1,7 @@
 """The measures of samples: one record each, for ``evaluate``, ``compare``, tables, pages and model
 cards.
 
-The files ``metrics.json`` and ``table.csv`` have the short keys; all else shows the titles.
+The files ``metrics.json`` and ``table.csv`` have short keys; all other output has titles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +21,10 @@ from nsgf.metrics.distances import (
 from nsgf.sinkhorn.exact import w2
 
 Space = Literal["units", "standardised", "imagenet", "inception", "logits"]
-"""What is compared of samples and real data: their values in the units of the data; own points with
-standardised columns; the features of a network; the Inception network's logits of the samples."""
+"""What a measure compares: values in the units of the data; own points with standardised columns;
+features of a network; logits of the Inception network for the samples."""
 Pairs = Mapping[Space, tuple[Tensor, Tensor]]
-"""Samples (N, ...) and real data (M, ...) in some of the spaces."""
+"""Samples (N, ...) and real data (M, ...) by space."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Measure:
     """One function of samples and real data, which may return several values."""
 
     titles: dict[str, str]
-    """Title of each value by key, with an arrow that shows whether higher or lower is better. A key
-    without a title describes the values before it."""
+    """Title of each value by key; an arrow shows whether higher or lower is better. A key without a
+    title describes the values before it."""
     space: Space
     compute: Callable[[Tensor, Tensor], float | Sequence[float]]
-    """Samples and real data to a value for each key."""
+    """Function of samples and real data that returns a value for each key."""
     is_slow: bool = False
     """Whether only the first ``evaluation.w2_samples`` samples are compared."""
     is_evaluated: bool = True
@@ -86,10 +86,10 @@ MEASURES = [
         {"kid": "KID ↓", "kid_std": "", "kid_subset_size": ""}, "inception", subset_kernel_distance
     ),
 ]
-"""All measures. ``compare`` has those in the features of ImageNet's network if it can, else those
-in the units of the data."""
+"""All measures. ``compare`` uses those of ImageNet's features if it can, otherwise those in the
+units of the data."""
 FLOORS = {"nearest_real": "nearest_real_among_real"}
-"""Keys of floors, for measures whose floor is not MEASURE_floor."""
+"""Keys of floors for measures whose floor does not have the key ``MEASURE_floor``."""
 OTHER_TITLES = {
     "nearest_real": "distance to nearest real image",
     "w2_samples": "samples for W2",
@@ -137,7 +137,7 @@ def is_measure(key: str) -> bool:
 def describe(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return key, value and floor of each line of ``metrics.json`` as text, with the spread over
     draws; the floor is empty for lines without one."""
-    # in files of earlier versions "precision" may be the precision of sampling
+    # in files of earlier versions "precision" may be the numerical precision of sampling
     metrics = {k: v for k, v in metrics.items() if not (is_measure(k) and isinstance(v, str))}
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
     beside = {f"{key}{end}" for key in (*floors, *floors.values()) for end in ("_std", "_noise")}

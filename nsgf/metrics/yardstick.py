@@ -16,12 +16,12 @@ from nsgf.system.errors import UserError
 
 
 class Yardstick:
-    """The measures of one data set. Those of the registry that apply are computed in the space of
-    each: see :data:`nsgf.metrics.measures.Space`."""
+    """Computes the measures of one data set, each in its space: see
+    :data:`nsgf.metrics.measures.Space`."""
 
     def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
-        """Load the data, and the network whose features are compared; ``log`` takes lines about it.
-        Raise UserError if data, a package or a weights file are missing or damaged."""
+        """Load the data and the network for features; ``log`` takes lines about the network. Raise
+        UserError if data, a package or a weights file is missing or damaged."""
         self._config, self._device, self._log = config, device, log
         self.data = Data(config.data, config.seed)
         self.measured = self.data.measured()
@@ -100,12 +100,12 @@ class Yardstick:
         return self.distance(measures, samples, seed, "compare", str(draw))
 
     def floor_places(self, places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-        """Return seed and draw of each floor, given those of the measures. Splits of images do not
-        depend on the seed."""
+        """Return seed and draw of each floor, given seeds and draws of the measures. Floors of
+        images do not depend on the seed."""
         return ((0, split) for split in range(SPLITS)) if self.features else places
 
     def floor(self, measures: Sequence[Measure], seed: int, draw: int) -> dict[str, float]:
-        """Return the measures of equally many fresh samples of the target."""
+        """Return the measures of new samples of the target, as many as those of a trial."""
         if self.features:
             return self.features.floor(self.samples, draw, measures)
         found: dict[str, float] = {}

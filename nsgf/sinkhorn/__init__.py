@@ -1,7 +1,7 @@
 """The Sinkhorn gradient flow on empirical measures, and its velocity.
 
-``base`` states the conventions and the step sizes, ``batched`` is the solver of every shipped
-configuration, ``geomloss`` the reference by automatic differentiation.
+``base`` states the conventions and the step sizes. ``batched`` is the solver of every shipped
+configuration, ``geomloss`` a reference that uses automatic differentiation.
 """
 
 from nsgf.config.schema import SinkhornConfig

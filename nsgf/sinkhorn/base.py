@@ -42,9 +42,9 @@ class SolverReport:
     solves: int = 0
     """Number of transport problems (x, y) solved: one per flow and step."""
     iterations: float = 0.0
-    """Mean number of updates per solve, with annealing; 0 if the solver does not count them."""
+    """Mean number of updates per solve, with those of annealing; 0 if the solver counts none."""
     worst_error: float | None = None
-    """Largest L1 marginal error of a plan; None if the solver does not measure it."""
+    """Largest L1 error of a plan's marginals; None if the solver does not measure it."""
     unconverged: int = 0
     """Number of solves that reached the limit of iterations before the tolerance."""
 
@@ -88,7 +88,7 @@ REAL |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def to_tensor(name: str, points: Array) -> Tensor:
-    """Return the argument ``name`` as a tensor. Raise UserError if it is no array of numbers."""
+    """Return the argument ``name`` as a tensor. Raise UserError if it holds no numbers."""
     try:
         refuse_masks(points)
         x = points if isinstance(points, Tensor) else torch.tensor(to_array(points))
@@ -101,8 +101,8 @@ def to_tensor(name: str, points: Array) -> Tensor:
 
 
 def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
-    """Return the argument ``name`` as a number of Python. Raise UserError unless it is a number, of
-    numpy or torch too, finite and > 0."""
+    """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
+    > 0, of Python, numpy or torch."""
     number = to_plain(name, value)
     kinds, most = ((int,), MANY) if is_whole else ((int, float), sys.float_info.max)
     if type(number) not in kinds or not 0 < number <= most:
@@ -112,8 +112,8 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
 
 
 def to_array(values: Any) -> np.ndarray[Any, Any]:
-    """Return a tensor, an array or numbers as a contiguous array in this machine's byte order, of
-    float32 for bfloat16, which numpy lacks. Raise ValueError for objects and masked values."""
+    """Return a tensor, an array or numbers as a contiguous array in this machine's byte order.
+    bfloat16, which numpy lacks, becomes float32. Raise ValueError for objects and masked values."""
     refuse_masks(values)
     if isinstance(values, Tensor):
         values = values.detach().cpu()
@@ -125,7 +125,7 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def refuse_masks(values: Any) -> None:
-    """Raise ValueError if an array, a tensor, or one of a list has masked values."""
+    """Raise ValueError if an array, a tensor, or one in a list has masked values."""
     if isinstance(values, list | tuple):
         for part in values:
             refuse_masks(part)
@@ -153,9 +153,8 @@ def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple
 def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return C_ij = 1/2 |x_i - y_j|^2 (B, N, M) of clouds (B, N, D) and (B, M, D).
 
-    One matrix product, without an (N, M, D) tensor. It loses digits for clouds far from the origin,
-    so callers subtract the mean of y from both.
-    """
+    This is one matrix product, without an (N, M, D) tensor. It loses digits for clouds far from the
+    origin, so callers subtract the mean of y from both."""
     norms = [torch.linalg.vector_norm(z, dim=2).square() for z in (x, y)]
     cost = torch.baddbmm(norms[1].unsqueeze(1), x, y.mT, beta=0.5, alpha=-1)
     return cost.add_(0.5 * norms[0].unsqueeze(2)).clamp_(min=0.0)
@@ -183,10 +182,10 @@ def full_precision(device: torch.device) -> Iterator[None]:
 def step_sizes(flow: FlowConfig) -> list[float]:
     """Return eta_0 .. eta_{T-1} of X^{t+1} = X^t + eta_t v(X^t).
 
-    The flow never reaches its target. Constant steps eta stop at time T eta. Harmonic steps
-    1/T, 1/(T-1), ..., 1 follow the same curve on the clock s = 1 - exp(-time) up to s = 1. In the
-    limit of exact transport, particles then move at constant speed along straight lines (McCann
-    1997) and arrive in the last step. The velocity network learns dX/ds.
+    The exact flow reaches its target only after infinite time. Constant steps eta stop at time
+    T eta. Harmonic steps 1/T, 1/(T-1), ..., 1 follow the same curve on the clock
+    s = 1 - exp(-time), up to s = 1. With exact transport the particles then move on straight lines
+    at constant speed (McCann 1997). They arrive in the last step. The network learns dX/ds.
     """
     if flow.schedule == "harmonic":
         return [1 / (flow.steps - step) for step in range(flow.steps)]
@@ -194,8 +193,8 @@ def step_sizes(flow: FlowConfig) -> list[float]:
 
 
 def gaussian_part(flow: FlowConfig) -> float:
-    """Return the part of the way to a Gaussian target that the flow covers, in [0, 1]. Each step
-    covers the part eta_t of the way that is left: 1 - (1 - eta_0) ... (1 - eta_{T-1})."""
+    """Return the part of the way to a Gaussian target that the flow covers, in [0, 1]. Step t
+    covers the part eta_t of the remaining way: 1 - (1 - eta_0) ... (1 - eta_{T-1})."""
     return 1 - math.prod(1 - eta for eta in step_sizes(flow))
 
 

@@ -2,8 +2,8 @@
 
     v_i = sum_j P_ij y_j - sum_j Q_ij x_j
 
-P and Q are the transport plans from x to y and from x to itself, rows scaled to sum to 1. Three
-things make it fast, beside those of :mod:`nsgf.sinkhorn.plans`:
+P and Q are the transport plans from x to y and from x to itself, with rows scaled to sum to 1.
+Three ideas make it fast, in addition to those of :mod:`nsgf.sinkhorn.plans`:
 
 1. The updates are over-relaxed by the factor `omega` (Thibault et al. 2021).
 2. Each step of a flow starts from the potentials of the steps before.
@@ -35,13 +35,13 @@ MAX_ITERATIONS = 2000
 OMEGA, OMEGA_MAX = 1.5, 1.95
 """Over-relaxation at the start of a solve, and its largest value when progress is slow."""
 CARRIED = 0.95
-"""Part of omega - 1 that the next step of a flow begins with: in a solve, omega never falls."""
+"""Part of omega - 1 with which the next step of a flow starts. In a solve, omega never falls."""
 ANNEALING_RATIO, ANNEALING_UPDATES = 10.0, 2
 """Ratio of successive eps while annealing, and number of updates at each eps."""
 TINY = 1e-30
-"""Errors are not divided by less."""
+"""Lower bound of an error when it is a divisor."""
 FINEST = 0.01
-"""Smallest factor by which slow particles reduce the tolerance."""
+"""Lower bound of the factor by which slow particles reduce the tolerance."""
 FLOAT32_LIMIT = 0.1 * 2**24
 """Largest C / eps: above it, rounding changes the entries of a plan by more than 10 %."""
 
@@ -50,7 +50,7 @@ FLOAT32_LIMIT = 0.1 * 2**24
 class Solution:
     """Solution of the transport problems (x, y) of B flows; potentials are in units of blur^2."""
 
-    velocity: Tensor  # (B, N, D); in `flows` with further columns, and used again by the next step
+    velocity: Tensor  # (B, N, D); in `flows` with more columns, and overwritten by the next step
     speed: list[float]  # root mean square of |v_i|, one for each flow
     g: Tensor  # (B, M) potential of the targets
     self_potential: Tensor  # (B, N) potential of the particles against themselves
@@ -63,8 +63,8 @@ class Solution:
 class BatchedSolver:
     """A FlowSolver for many flows at once. Between two calls it keeps only its report.
 
-    The tolerance bounds the L1 error of a plan's marginals. It is multiplied by rms |v| / blur
-    where that is < 1, because the effect of a plan's error on v does not shrink with v.
+    The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is < 1, the tolerance
+    is multiplied by it, because the effect of a plan's error on v does not shrink with v.
     """
 
     def __init__(self, config: SinkhornConfig, max_iterations: int = MAX_ITERATIONS) -> None:
@@ -76,7 +76,7 @@ class BatchedSolver:
         """Solve one step of B flows, particles (B, N, *shape) and targets (B, M, *shape).
 
         The velocity is in units of the data. `g`, `speed` and `omega` of `start` are an initial
-        guess, which saves updates and changes the result only within the tolerance.
+        guess. It saves updates, and changes the result only within the tolerance.
 
         Raises:
             ValueError: see :func:`as_clouds`; or the blur is too small for float32.
@@ -104,8 +104,8 @@ class BatchedSolver:
                 solution = self._solution(clouds, solution)
                 clouds.move(solution.velocity, eta)
                 torch.add(origin, clouds.x, alpha=self._blur, out=positions[:, :, t])
-                # the way that is left shrinks by 1 - eta, and so does the difference between g and
-                # its value for x = y; what this leaves out changes little from step to step
+                # the remaining way shrinks by 1 - eta, and so does the difference between g and its
+                # value for x = y; the error of this guess changes little from step to step
                 last, rest = rest, (solution.g - limit) * (1 - eta)
                 solution.g = limit + (rest if last is None else 2 * rest - last * (1 - eta))
                 solution.speed = [abs(1 - eta) * speed for speed in solution.speed]
@@ -124,7 +124,7 @@ class BatchedSolver:
         return self._solution(clouds_of(x, y), start)
 
     def _solution(self, clouds: Clouds, start: Solution | None) -> Solution:
-        """Run `solve`. Numbers of each flow are in lists: a card waits once for each check."""
+        """Run `solve`. Each flow's numbers are in lists, so that a check waits for a card once."""
         self_potential, self_error = clouds.start_step()
         norm_x, norm_y = clouds.norm_x, clouds.norm_y
         self._check_precision(norm_x, norm_y)
@@ -153,7 +153,7 @@ class BatchedSolver:
                 for k, value in zip(at, speeds, strict=True):
                     speed[k], needed[k] = value, self._goal(value)
                     is_done = error[k] <= needed[k] or iterations[k] >= self._cap
-                    # v is slower than guessed, and may become slower still: aim a little lower
+                    # v is slower than guessed and may become slower: aim below the new tolerance
                     goal[k] = math.inf if is_done else 0.8 * min(needed[k], goal[k])
                 going = [i for i, k in enumerate(live) if goal[k] < math.inf]
                 live = [live[i] for i in going]
@@ -165,21 +165,22 @@ class BatchedSolver:
         return Solution(v, speed, h + norm_y, self_potential, counts, errors, converged, omega)
 
     def _goal(self, speed: float) -> float:
-        """Return the marginal error that is small enough for particles of this speed."""
+        """Return the tolerance for particles of this speed."""
         return self._tolerance * min(max(speed, FINEST), 1.0)
 
     def _check_precision(self, norm_x: Tensor, norm_y: Tensor) -> None:
         """Raise ValueError if costs of points with 1/2 |x|^2 (B, N) and 1/2 |y|^2 (B, M) may be too
         large for plans in float32."""
         largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
-        if not largest <= FLOAT32_LIMIT:  # nan, where distances overflow, is refused too
+        if not largest <= FLOAT32_LIMIT:  # also true for nan, after an overflow of distances
             raise ValueError(
                 f"{name_setting('sinkhorn.blur', self._blur)} is too small for float32: cost / "
                 f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
             )
 
     def _annealed(self, clouds: Clouds, spread: list[float]) -> tuple[Tensor, list[int]]:
-        """Return a first h (B, M), by eps that falls from near the spread of C, and its updates."""
+        """Return a first h (B, M) from updates with falling eps, and their number for each flow.
+        The first eps is near the spread of C."""
         h = -clouds.norm_y
         stages = [int(math.log(max(s, 1.0), ANNEALING_RATIO)) for s in spread]
         for stage in range(max(stages), 0, -1):
@@ -191,10 +192,10 @@ class BatchedSolver:
 
 
 def _adapted_omega(omega: float, decrease: float) -> float:
-    """Return a better omega, given the factor by which UPDATES updates reduced the error. Uses
-    Young's formula for the best over-relaxation."""
+    """Return a better omega by Young's formula for the best over-relaxation. ``decrease``: factor
+    by which UPDATES updates reduced the error."""
     rate = min(max(decrease ** (1 / UPDATES), 0.01), 0.999)
-    if not rate > omega - 0.98:  # omega itself sets the rate
+    if not rate > omega - 0.98:  # omega itself limits the rate
         return omega
     plain_rate = min((rate + omega - 1) ** 2 / (rate * omega**2), 0.9999)
     return max(omega, min(2 / (1 + math.sqrt(1 - plain_rate)), OMEGA_MAX))

@@ -1,7 +1,7 @@
 """Plans that do not fit into memory: each pass over a plan computes it again, by blocks of rows.
 
-The updates are those of :class:`nsgf.sinkhorn.plans.Plan`, with logarithms of the row factors; each
-needs a pass for the columns and one for the rows.
+The updates are those of :class:`nsgf.sinkhorn.plans.Plan`, with logarithms of the row factors. An
+update needs one pass for the columns and one for the rows.
 """
 
 import math
@@ -17,7 +17,7 @@ LARGEST_PLAN = 2**28
 BLOCK = 2**20
 """Number of entries of a block: 4 MB, so that it stays in the cache."""
 STEEPEST, LOWEST, HIGHEST = 2.3, -60.0, 80.0
-"""Largest change of a logarithm before over-relaxation; range of exponents in float32."""
+"""Largest change of a logarithm before over-relaxation; range of exponents of float32."""
 
 
 def clouds_of(x: Tensor, y: Tensor, steps: int = 1) -> Clouds:
@@ -42,7 +42,7 @@ class BlockClouds(Clouds):
     ) -> Tensor:
         """Return the logarithms of the sums of exp(scale (x . y + h) + log_u) over rows (dim 0) or
         columns (dim 1), for log_u (N,) and one problem."""
-        # a further coordinate, so that the product adds log_u
+        # one more coordinate, so that the product adds log_u
         x = torch.cat([x, log_u.unsqueeze(1) / scale], 1)
         y = torch.cat([y, torch.ones_like(y[:, :1])], 1)
         blocks = self.blocks(x, y, h, scale)
@@ -81,13 +81,13 @@ class BlockClouds(Clouds):
 
 
 def _log_sums(z: Tensor) -> Tensor:
-    """Return log(exp(z).sum(1)); torch.logsumexp keeps memory of the size of z."""
+    """Return log(exp(z).sum(1)). torch.logsumexp would need more memory, of the size of z."""
     highest = z.amax(1)
     return z.sub_(highest.unsqueeze(1)).exp_().sum(1).log_() + highest
 
 
 class BlockPlan(Plan):
-    """The plans of some flows, of which only h and the logarithms of the row factors are stored."""
+    """The plans of some flows. Only h and the logarithms of the row factors are stored."""
 
     def __init__(
         self, clouds: BlockClouds, x: Tensor, y: Tensor, h: Tensor, live: list[int], scale: float

@@ -58,8 +58,8 @@ def sinkhorn_velocity(
             (B, N, D) or (B, N, C, H, W).
         y: targets, with M points in place of N.
         blur: square root of eps, in units of the data, for the cost 1/2 |x - y|^2.
-        tolerance: largest L1 error of a plan's marginals. Where particles move by less than the
-            blur, the bound shrinks in proportion.
+        tolerance: largest L1 error of a plan's marginals. If particles move by less than the blur,
+            the bound shrinks in proportion.
         max_iterations: number of updates after which an unconverged problem ends with a
             RuntimeWarning.
 
@@ -89,11 +89,11 @@ def sinkhorn_divergence(
     """Return the debiased Sinkhorn divergence S_eps(x, y) of two sets of points of equal weight.
 
     It can be differentiated once, in x and in y. The gradient is exact for converged potentials;
-    in x, it is -1/N times ``sinkhorn_velocity``. Arguments and errors are as there.
+    in x, it is -1/N times ``sinkhorn_velocity``, which has the same arguments and errors.
 
     Returns:
-        A scalar, or (B,) for several problems, with the dtype of x, or float32 if x has 16 bit. It
-        is computed in float32.
+        A scalar, or (B,) for several problems. It has the dtype of x, or float32 if x has 16 bit.
+        Potentials are computed in float32.
     """
     x, clouds, blur, solver = _checked(x, y, blur, tolerance, max_iterations)
     value: Tensor = _Divergence.apply(*clouds, solver) * blur**2
@@ -134,8 +134,8 @@ class _Divergence(torch.autograd.Function):
 def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Return OT(x, y) for eps = 1 (B,), and the f (B, N) that makes the rows of its plan exact.
 
-    The error is quadratic in the error of g. Float32 would lose all digits for a large blur.
-    """
+    The error is quadratic in the error of g. It uses float64: with a large blur float32 would lose
+    all digits."""
     log_plan = half_squared_distances(x, y).double().neg_().add_(g.unsqueeze(1))
     f = math.log(y.shape[1]) - torch.logsumexp(log_plan, 2)
     return f.mean(1) + g.to(f.dtype).mean(1), f
@@ -144,12 +144,11 @@ def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 def _checked(
     x: Array, y: Array, blur: float, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor], float, BatchedSolver]:
-    """Return x as a tensor, the clouds as problems (B, N, D) and (B, M, D) around the mean of y, in
-    units of the blur and float32, the blur, and a solver for them. Raise UserError if an argument
-    is wrong, or they do not fit each other.
+    """Return x as a tensor, the clouds (B, N, D) and (B, M, D), the blur, and a solver for them.
+    Raise UserError if an argument is wrong, or if arguments do not fit each other.
 
-    The mean is subtracted first: float32 has no digits left for clouds far from the origin.
-    """
+    The clouds are float32, in units of the blur. The mean of y is subtracted first, because float32
+    has no digits left for clouds far from the origin."""
     given, y, blur = to_tensor("x", x), to_tensor("y", y), positive_number("blur", blur)
     most = positive_number("max_iterations", max_iterations, is_whole=True)
     unit = SinkhornConfig(blur=1.0, tolerance=positive_number("tolerance", tolerance))
@@ -172,7 +171,7 @@ def _checked(
     extent = box_diameter(x.detach(), y.detach())
     lowest = float(extent.amax()) / math.sqrt(2 * FLOAT32_LIMIT)
     highest = LARGEST * float(extent.where(extent > 0, math.inf).amin())
-    if not lowest <= blur <= highest:  # nan, where distances overflow, is refused too
+    if not lowest <= blur <= highest:  # also true for nan, after an overflow of distances
         raise UserError(
             f"blur = {blur}: must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
         )
@@ -183,8 +182,8 @@ def _checked(
 def _warn(report: SolverReport) -> None:
     if report.unconverged:
         warnings.warn(
-            f"{report.unconverged} of {report.solves} Sinkhorn problems did not converge: an error "
-            f"of {report.worst_error:.1e} is left; raise max_iterations, tolerance or blur",
+            f"{report.unconverged} of {report.solves} Sinkhorn problems did not converge: the "
+            f"error is {report.worst_error:.1e}; use a larger max_iterations, tolerance or blur",
             RuntimeWarning,
             stacklevel=4,  # the line of the caller
         )

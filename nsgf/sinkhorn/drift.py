@@ -4,8 +4,8 @@
 
 T are barycentric maps of entropic plans: from generated samples x to real samples y, and to
 generated samples x' from other noise. The plan from x to itself would mostly pair each particle
-with itself, so T(x -> x) would be x, and V would pull particles to local means of the data. y and
-x' are both independent of x; the errors of the two maps are alike and cancel.
+with itself. Then T(x -> x) would be x, and V would pull particles to local means of the data. y and
+x' are both independent of x, so the errors of the two maps are alike and cancel.
 
 Shapes: B problems, N generated samples, M real samples, *shape one sample.
 """
@@ -23,7 +23,7 @@ from nsgf.sinkhorn.batched import BatchedSolver
 class Drift:
     """Compute V for B independent problems; each half of the samples is the x' of the other half.
 
-    The unit of the blurs is the root of the mean cost between x and y, which changes while a
+    The unit of the blurs is the square root of the mean cost between x and y, which changes while a
     network learns. V is averaged over the blurs.
     """
 
@@ -42,7 +42,7 @@ class Drift:
         x, y = _halves(made.float() / unit), _halves(real.float() / unit)
         other, total = x.roll(len(x) // 2, dims=0), torch.zeros_like(x)
         for solver in self._solvers:
-            # each velocity is T minus the projection of x on itself, which cancels
+            # each velocity is T minus the projection of x on itself; the projections cancel
             if y.shape == x.shape:  # all problems at once
                 to_y, to_x = solver.solve(torch.cat([x, x]), torch.cat([y, other])).velocity.chunk(
                     2

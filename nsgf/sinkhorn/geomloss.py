@@ -1,4 +1,4 @@
-"""Reference solver: the velocity by automatic differentiation of geomloss's divergence."""
+"""Reference solver: differentiates geomloss's divergence automatically."""
 
 from collections.abc import Sequence
 

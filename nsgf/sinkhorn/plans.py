@@ -2,11 +2,11 @@
 
 In units of the blur, a plan P is the softmax over j of x_i . y_j + h_j, with the potential g and
 h_j = g_j - 1/2 |y_j|^2. Its rows sum to 1 for any h; at the optimum, its columns have equal sums
-too. Three things make it fast:
+too. Three ideas make this fast:
 
 1. Sinkhorn updates scale the rows and columns of a computed plan, by two products of a matrix and a
    vector. When the factors become large, h absorbs them, and the plan is computed again.
-2. With many coordinates, inner products move with the particles; nothing computes them again.
+2. With many coordinates, inner products are updated when particles move, not computed again.
 3. A plan with few entries above rounding is applied as a sparse matrix.
 
 Shapes: B flows, N particles x, M targets y, D coordinates; potentials h and g (B, M).
@@ -22,29 +22,29 @@ SELF_UPDATES = 10
 SELF_POWERS = [
     1 / (1.5 + 0.5 * math.cos(math.pi * (k + 0.5) / SELF_UPDATES)) for k in range(SELF_UPDATES)
 ]
-"""Powers of the updates for Q: 1 / the roots of the Chebyshev polynomial on [1, 2]."""
+"""Exponents of the updates for Q: 1 / the roots of the Chebyshev polynomial on [1, 2]."""
 LOWEST = 1e-26
 """Smallest entry of a plan. Denormal numbers would make each product several times slower."""
 SMALL = 1e6
-"""Factors below this do not need a new plan, which would take longer to compute."""
+"""Largest factors for which a plan is kept. Above, h absorbs the factors."""
 HIDDEN = 1e-13
-"""Columns of a plan whose sum is below this part of the mean are updated in the log domain."""
+"""Columns whose sum is below this part of the mean column sum are updated in the log domain."""
 NEGLIGIBLE = 1e-8
 """Entries of a plan below this do not change v: float32 rounds at 6e-8."""
 FEW = 1 / 16
-"""Part of larger entries below which a sparse product is faster."""
+"""Largest part of entries above NEGLIGIBLE for which a sparse product is faster."""
 ALONE = 1 - 1e-7
 """Q is the identity if all its diagonal entries are above this: float32 rounds the others away."""
 
 
 class Memory:
-    """Matrices that are used again, because new ones cost as much as filling them."""
+    """Matrices to reuse. To allocate a new one takes as long as to fill it."""
 
     def __init__(self, like: Tensor) -> None:
         self._like, self._matrices = like, dict[str, Tensor]()
 
     def get(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor of this shape, with values left from the last use of the name."""
+        """Return a tensor of this shape. It has the values of the last use of this name."""
         size = math.prod(shape)
         if name not in self._matrices or self._matrices[name].numel() < size:
             self._matrices[name] = self._like.new_empty(size)
@@ -54,8 +54,8 @@ class Memory:
 class Clouds:
     """Clouds x (B, N, D) and y (B, M, D) near the origin, in units of the blur.
 
-    Where D > N + M, the clouds of a flow have their inner products as further columns, and the
-    velocity too: [x | x . y | x . x] and [y | y . y | y . x].
+    If D > N + M, the clouds of a flow have inner products as more columns, [x | x . y | x . x] and
+    [y | y . y | y . x], and so has the velocity.
     """
 
     def __init__(self, x: Tensor, y: Tensor, steps: int = 1) -> None:
@@ -74,8 +74,8 @@ class Clouds:
         return self._left[:, :, : self._dim]
 
     def last_potential(self) -> Tensor:
-        """Return the potential of y against itself, which that of x and y tends to, or 0 where
-        this would take longer than it saves.  (B, M)"""
+        """Return the potential of y against itself, or 0 if this would cost more than it saves. The
+        potential of x and y converges to it along the flow.  (B, M)"""
         y = self._right
         if y.shape[1] > self._n:
             return torch.zeros_like(self.norm_y)
@@ -83,17 +83,16 @@ class Clouds:
         return self._self_plan(inner)[1]
 
     def start_step(self) -> tuple[Tensor, Tensor]:
-        """Compute what depends on x alone, and return the potential (B, N) of Q and its error
-        (B,)."""
+        """Compute Q, which depends on x only; return its potential (B, N) and its error (B,)."""
         x, n, end = self._left, self._n, self._products.stop
         own_inner = x[:, :, end:]
         if not self._is_wide:
             own_inner = torch.bmm(x, x.mT, out=self.memory.get("self", len(x), n, n))
         self._inner: Tensor | None = None
-        # products that moved with the particles may end a rounding error below 0
+        # after updates of the inner products, rounding may leave a value below 0
         self.norm_x = (0.5 * own_inner.diagonal(dim1=1, dim2=2)).clamp_min_(0.0)
         self._own_plan, potential, error = self._self_plan(own_inner)
-        self.own = x  # Q x, with the further columns
+        self.own = x  # Q x, with all columns
         if self._own_plan is not None:
             self.own = torch.bmm(self._own_plan, x, out=self.memory.get("own", *x.shape))
         return potential, error
@@ -109,12 +108,11 @@ class Clouds:
         return Plan(self._inner, h, live, self.memory, scale)
 
     def _self_plan(self, inner: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Return Q (B, N, N), or None if it is the identity, its potential (B, N) and its error
-        (B,), for the inner products (B, N, N) of a cloud.
+        """Return Q (B, N, N), its potential (B, N) and its error (B,), for the inner products
+        (B, N, N) of a cloud. Q is None if it is the identity.
 
-        The kernel exp(-1/2 |x_i - x_j|^2) is positive definite, so that averaged updates converge
-        from any start. Its diagonal is 1; that of the softmax is 1 / its row sums.
-        """
+        The kernel exp(-1/2 |x_i - x_j|^2) is positive definite, so averaged updates converge from
+        any start. Its diagonal is 1; the diagonal of the softmax is 1 / the kernel's row sums."""
         n = inner.shape[1]
         norm = 0.5 * inner.diagonal(dim1=1, dim2=2).unsqueeze(1)
         kernel = torch.sub(inner, norm, out=self.memory.get("self", *inner.shape))
@@ -131,8 +129,8 @@ class Clouds:
         return kernel.mul_(w).div_(row.mT), w.log().squeeze(1) + 0.5 * math.log(n), error
 
     def velocity(self, plan: "Plan", ready: list[int], at: list[int]) -> tuple[Tensor, list[float]]:
-        """Write P y - Q x of the flows `at`, which are at the places `ready` of the plan. Return v
-        of all flows, with further columns, and the root mean squares of |v_i| of the flows `at`."""
+        """Write P y - Q x of the flows `at`; the plan has these at its indices `ready`. Return v of
+        all flows, with all columns, and the root mean squares of |v_i| of the flows `at`."""
         v, matrix = self.memory.get("velocity", *self.own.shape), plan.normalized(ready)
         _subtract(matrix, self._right, self.own, at, v)
         if not self._is_wide:
@@ -169,7 +167,7 @@ def with_some(values: Tensor, at: list[int], new: Tensor) -> Tensor:
 
 
 def _subtract(plan: Tensor, y: Tensor, own: Tensor, at: list[int], out: Tensor) -> None:
-    """Write plan @ y - own of the flows `at` to `out`; the plans are of these flows alone."""
+    """Write plan @ y - own of the flows `at` to `out`. `plan` has these flows only."""
     if plan.device.type == "cpu" and y.shape[2] > y.shape[1]:
         for matrix, k in zip(plan, at, strict=True):
             kept = matrix > NEGLIGIBLE
@@ -203,7 +201,7 @@ class Plan:
             self._measured(self._filled(), column.amin())
 
     def _measured(self, column: Tensor, number: Tensor) -> float:
-        """Set the errors, and return the number; a card is asked once."""
+        """Set the errors, and return the number. This waits for a card once."""
         errors = (column - 1).abs().mean((1, 2))
         *self.error, found = torch.cat([errors, number.view(1)]).tolist()
         return found
@@ -244,12 +242,12 @@ class Plan:
         return torch.mul(kernel, some_of(self._v, at), out=out).div_(some_of(self._row, at).mT)
 
     def keep(self, at: list[int]) -> None:
-        """Drop the other flows."""
+        """Keep only the flows `at`."""
         if 0 < len(at) < len(self._live):
             self._live, self.error = [self._live[k] for k in at], [self.error[k] for k in at]
             self._kernel, self._row, self._h = self._kernel[at], self._row[at], self._h[at]
             self._u, self._v = self._u[at], self._v[at]
 
     def absorbed(self) -> Tensor:
-        """Return h with the factors of the columns.  (B, M)"""
+        """Return h after it has absorbed the column factors.  (B, M)"""
         return (self._h + self._v.log() / self._scale).squeeze(1)
