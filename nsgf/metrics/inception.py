@@ -104,8 +104,8 @@ def inception_metrics(
     log: Callable[[str], None] = show,
 ) -> dict[str, Any]:
     """Return FID, Inception score, KID, precision and recall of samples (N, C, H, W) against all
-    training images (M, C, H, W) of the data set ``name``, both uint8. The keys ``inception_*``
-    describe weights and reference.
+    real images (M, C, H, W), both uint8. ``name`` describes the real images. The keys
+    ``inception_*`` describe weights and reference.
 
     The network is called with ``batch_size`` images at a time. Features of real images are stored
     in ``folder``; ``log`` then gets a line. Raise UserError if there are too few samples."""
