@@ -55,13 +55,13 @@ def draw_curves(curves: Mapping[str, Curve]) -> Any:
 def choose_scale(panel: Any, values: Sequence[float]) -> None:
     """Make the vertical axis logarithmic, with plain numbers, if the values that it shows are
     positive and have a large range."""
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     if values and min(values) > 0 and max(values) > LARGE_RANGE * min(values):
         panel.set_yscale("log")
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.yaxis.set_major_formatter("{x:g}")
-        panel.yaxis.minorticks_off()
+        panel.yaxis.set_minor_locator(NullLocator())
 
 
 def draw_entry_times(tau: Tensor) -> Any:

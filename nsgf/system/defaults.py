@@ -23,7 +23,7 @@ def torch_defaults() -> Iterator[None]:
     gradient mode: ``torch.inference_mode(False)`` switches gradients on."""
     dtype = torch.get_default_dtype()
     with ExitStack() as held:
-        if torch.get_default_device().type != "cpu":  # the context slows down each call of torch
+        if torch.empty(0).device.type != "cpu":  # the context slows down each call of torch
             held.enter_context(torch.device("cpu"))
         for kind in ("cpu", "cuda"):
             held.enter_context(torch.autocast(kind, enabled=False))

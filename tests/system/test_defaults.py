@@ -43,7 +43,7 @@ def settings():
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:
         precision = torch.backends.cuda.matmul.fp32_precision
-    kind, place = torch.get_default_dtype(), torch.get_default_device()
+    kind, place = torch.get_default_dtype(), torch.empty(0).device
     return kind, place, torch.is_autocast_enabled("cpu"), precision, modes
 
 
