@@ -76,8 +76,8 @@ class DataConfig(Facts):
     conditional: bool = False
     """Give networks the class of each sample: images with labels, or own images in subfolders."""
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
-    """Your own data. For images: a folder, or a file .npz with images (N, C, H, W) or (N, H, W, C)
-    and perhaps labels (N,). For points: a file .npz, .npy or .csv."""
+    """Your own data. For images: a folder, a file .npz with images (N, C, H, W) or (N, H, W, C)
+    and perhaps labels (N,), or a file .npy. For points: a file .npz, .npy or .csv."""
     size: Annotated[int | None, Range(4, 1024)] = None
     """images: pixels of a side, to which the middle square of each image is scaled; null: 32, or as
     they are in a file."""

@@ -295,10 +295,11 @@ def _is_number(text: str) -> bool:
 
 
 def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the array of a file .npy, or of a .npz the array ``data.key``, else the one that is
-    named as the data, else the only one; and the ``labels`` beside it. Raise errors of many types
-    if it is missing or damaged."""
-    content = np.load(data_path(config), allow_pickle=False)
+    """Return the array of a file .npy, which stays there, or of a .npz the array ``data.key``, else
+    the one that is named as the data, else the only one; and the ``labels`` beside it. Raise errors
+    of many types if it is missing or damaged."""
+    # torch takes only writable arrays: "c" never writes to the file
+    content = np.load(data_path(config), mmap_mode="c", allow_pickle=False)
     if isinstance(content, np.ndarray):
         return content, None
     with content:

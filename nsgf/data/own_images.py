@@ -1,15 +1,16 @@
-"""The user's own images: a folder, decoded by Pillow into one uint8 tensor, or a file .npz.
+"""The user's own images: a folder, decoded by Pillow into one uint8 tensor, or a file .npz or .npy.
 
 Images of a folder are taken in the order of their names. Subfolders on the first level are the
 classes, as for torchvision's ImageFolder; images may also lie deeper, or all in the folder itself.
-A file has the array ``images``, or ``data.key``, and for classes ``labels`` (N,).
+A .npz has the array ``images``, or ``data.key``, and for classes ``labels`` (N,). A .npy of uint8
+(N, C, H, W) stays on the disk, and may be larger than memory.
 """
 
 import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -48,6 +49,8 @@ GREY = "1LI"
 """First letters of Pillow's modes without colour; those with an I hold 16 bits a pixel."""
 CHANNELS, LEAST_SIDE = range(1, 5), 4
 """Numbers of channels of images in a file, and the least pixels of a side."""
+BLOCK_BYTES = 2**26
+"""Bytes of an array that are read together."""
 SLACK = 1e-3
 """Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
@@ -59,7 +62,7 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
     if not root.is_dir():
         raise UserError(
             f"{name_setting('data.path', root)}: no such folder; name a folder of images or a file "
-            f".npz, or a file of points with {suggest('exp', 'points')}"
+            f".npz or .npy, or a file of points with {suggest('exp', 'points')}"
         )
     home, images = root.resolve(), list[Path]()
     for base, folders, names in os.walk(home, followlinks=True):
@@ -81,7 +84,7 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
 
 def is_array(config: DataConfig) -> bool:
     """Whether ``data.path`` is a file of arrays; else it is a folder."""
-    return data_path(config).suffix.lower() == ".npz"
+    return data_path(config).suffix.lower() in (".npz", ".npy")
 
 
 def inspect_images(config: DataConfig) -> Inspection:
@@ -114,7 +117,7 @@ def _inspect_array(config: DataConfig) -> tuple[Found, bool, list[str]]:
     count, *shape = images.shape
     if config.size not in (None, shape[1]):
         raise UserError(f"data.size = {config.size}: must be {shape[1]}, as in {config.path}")
-    is_plain = bool((images == images[0, :, :1, :1]).all())
+    is_plain = all(bool((part == images[0, :, :1, :1]).all()) for part in _blocks(images.numpy()))
     return Found(count, shape, checksum, len(names), class_names=names), is_plain, []
 
 
@@ -197,16 +200,15 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
     if is_array(config):
         arrays, *_, checksum = _read_arrays(config)
         check_same_data(config, checksum)
-        return arrays[split_rows(config, len(arrays))[held_out]] if config.held_out else arrays
+        if not config.held_out:
+            return arrays
+        rows = split_rows(config, len(arrays))[held_out]
+        _check_memory(f"data.held_out = {config.held_out:g}", len(rows), arrays.shape[1:], "use 0")
+        return arrays[rows]
     found, root, digest = read_found(config), data_path(config), hashlib.sha256()
     files, (channels, size, _) = _usable(config), found.shape
     chosen = split_rows(config, len(files))[held_out].tolist()
-    needed, free = len(chosen) * math.prod(found.shape), available_bytes()
-    if needed > free:
-        raise UserError(
-            f"data.size = {config.size}: {len(chosen)} images need {format_bytes(needed)} of main "
-            f"memory, {format_bytes(free)} are free; use a smaller one"
-        )
+    _check_memory(f"data.size = {config.size}", len(chosen), found.shape, "use a smaller one")
     images = torch.empty(len(chosen), *found.shape, dtype=torch.uint8)
     places = dict(zip(chosen, images, strict=True))
     for number, file in enumerate(files):
@@ -217,6 +219,16 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
             _decode(root, file, digest, lambda _: None)
     check_same_data(config, digest.hexdigest()[:12])
     return images
+
+
+def _check_memory(setting: str, count: int, shape: Sequence[int], remedy: str) -> None:
+    """Raise UserError if images do not fit into the free memory."""
+    needed, free = count * math.prod(shape), available_bytes()
+    if needed > free:
+        raise UserError(
+            f"{setting}: {count} images need {format_bytes(needed)} of main memory, "
+            f"{format_bytes(free)} are free; {remedy}"
+        )
 
 
 def read_labels(config: DataConfig) -> Tensor:
@@ -275,9 +287,15 @@ def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[st
         where = name_setting("data.path", data_path(config))
         raise UserError(f"{where}: {one_line(error)}") from error
     digest = hashlib.sha256(repr(images.shape).encode())
-    for part in (images, classes):
+    for part in (*_blocks(images), classes):
         digest.update(b"" if part is None else part.tobytes())
     return torch.from_numpy(images), classes, names, digest.hexdigest()[:12]
+
+
+def _blocks(images: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield images in parts of at most BLOCK_BYTES, or of one image."""
+    count = max(1, BLOCK_BYTES // math.prod(images.shape[1:]))
+    return (images[first : first + count] for first in range(0, len(images), count))
 
 
 def image_bytes(images: np.ndarray) -> np.ndarray:

@@ -337,6 +337,37 @@ def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
     assert torch.equal(Data(config.data, 0).images, torch.from_numpy(expected))
 
 
+@pytest.mark.parametrize("stored", [PIXELS, PIXELS[:, 0], FLOATS], ids=["rgb", "grey", "floats"])
+def test_an_array_alone_is_the_file_with_only_that_array(stored, tmp_path, monkeypatch):
+    """The same images and checksum, read in blocks; bytes stay in the file."""
+    expected = config_of(tmp_path / "own.npz", images=stored).data
+    np.save(file := tmp_path / "own.npy", stored)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 1000)  # two images
+    config = parse(["train", "--exp=images", f"--data.path={file}"]).config.data
+    images = Data(config, 0).images
+    assert config.found == expected.found
+    assert torch.equal(images, Data(expected, 0).images)
+    if stored.dtype == np.uint8:  # what changes in the file changes in memory
+        with file.open("r+b") as stream:
+            stream.seek(-1, 2)
+            stream.write(bytes([255 - stored.flat[-1]]))
+        assert images.flatten()[-1] == 255 - stored.flat[-1]
+        with pytest.raises(UserError, match=r"data\.path .* other images"):
+            Data(config, 0)
+
+
+def test_a_held_out_part_of_a_mapped_array_must_fit_into_memory(tmp_path, monkeypatch):
+    np.save(file := tmp_path / "own.npy", PIXELS)
+    flags = ["train", "--exp=images", f"--data.path={file}", "--data.held_out=0.4"]
+    config = parse(flags).config.data
+    data = Data(config, 0)
+    assert (data.count, data.measured().count) == (24, 16)
+    monkeypatch.setattr(module, "available_bytes", lambda: 100)
+    with pytest.raises(UserError, match=r"data\.held_out = 0\.4: .*use 0"):
+        Data(config, 0)
+    assert Data(replace(config, held_out=0.0), 0).count == 40
+
+
 def test_images_of_any_height_and_width_are_trained_on_and_drawn(tmp_path):
     flags = ("--smoke", "--device=cpu", f"--out-dir={tmp_path}", "--method=nsgf++")
     config = config_of(tmp_path / "own.npz", *flags, images=WIDE)
