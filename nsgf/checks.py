@@ -234,5 +234,5 @@ def fit_to_classes(config: Config) -> tuple[Layer, tuple[str, ...]]:
     wanted = _for_classes(config)
     chosen = {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}
     told = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
-    told = f"chosen for {data_classes(config.data)} classes: {told}"
+    told = f"method {config.method}: chosen for {data_classes(config.data)} classes: {told}"
     return chosen, (told,) if chosen else ()

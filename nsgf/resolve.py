@@ -134,7 +134,7 @@ def resolve(
             check_training(methods[-1])
         except UserError as error:
             raise UserError(f"{error} (method {name})") from error
-        notes += [line for line in lines if line.startswith(f"method {name}: ")]
+        notes += [line for line in lines if line.startswith("method ") and line not in notes]
     if run and command == "train" and "tracking.tracker" in {**on_top, **given}:
         from nsgf.run.trackers import require_tracker
 

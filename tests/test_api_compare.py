@@ -11,9 +11,12 @@ from nsgf.cli import main
 from nsgf.comparison import compare as engine
 from nsgf.comparison.results import read_rows
 from nsgf.data import build_source
+from nsgf.metrics import features
+from nsgf.metrics.measures import CLASS_KID, name_of
 from nsgf.metrics.yardstick import Yardstick
 from tests.conftest import shipped
 from tests.data.own_files import own_points
+from tests.metrics.test_features import Pixels
 from tests.pool.conftest import CPU
 
 SMALL = {
@@ -67,6 +70,37 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
     assert read_rows(again.folder / "table.csv")[0].method == "mine"
     assert "mine" in (again.folder / "report.html").read_text()
     assert (again.folder / "moons.png").stat().st_size > 0
+
+
+def test_classes_are_compared_from_the_same_labels(tmp_path, monkeypatch):
+    """Table.csv has each class, the table their mean; guidance has measures of its own."""
+    told, drawn, real = [], [], engine.generate
+    monkeypatch.setattr(features, "ImageNet", Pixels)
+    monkeypatch.setattr(engine, "save_pictures", lambda *_: [])
+    monkeypatch.setattr(engine, "generate", lambda *how: drawn.append(made := real(*how)) or made)
+
+    def compare(draw, **others):
+        flags = {"data.conditional": True, "evaluation.features": "imagenet"}
+        flags |= {"smoke": True, "device": "cpu", "evaluation.num_samples": 100, **others}
+        how = {"against": ["1rf", "2rf"], "nfe": [1], "out_dir": tmp_path, "quiet": True}
+        return nsgf.compare("digits", methods={"mine": draw}, overrides=flags, **how)
+
+    found = compare(lambda noise, _, labels: told.append(labels) or noise)
+    assert torch.equal(torch.cat(told), torch.arange(100) % 10)
+    assert len(drawn) == 3
+    assert all(torch.equal(samples.labels, drawn[0].labels) for samples in drawn)
+    classes = [f"{CLASS_KID} {digit}" for digit in range(10)]
+    assert {row["method"] for row in found.rows} == {"mine", "1rf", "2rf", "floor", "pure noise"}
+    for row in found.rows:
+        assert row[CLASS_KID] == pytest.approx(sum(row[name] for name in classes) / 10)
+    assert found.table.count(name_of(CLASS_KID)) == 2
+    assert "class_kid" not in found.table
+    monkeypatch.setattr(engine, "train", None)
+    guided = compare(lambda noise, *_: noise, **{"sampling.guidance": 2.0})
+    assert [row["calls"] for row in guided.rows[:3]] == [1, 2, 2]
+    for flags, key in (({"sampling.label": 3}, "sampling.label"), ({}, r'methods\["mine"\]')):
+        with pytest.raises(UserError, match=f"^{key}"):
+            compare(lambda noise, nfe: noise, **flags)
 
 
 def test_own_method_is_compared_on_several_targets(tmp_path):

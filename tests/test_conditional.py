@@ -131,3 +131,13 @@ def test_all_phases_learn_classes(source, tmp_path):
     assert found.nfe == sampler.expected_nfe == 2 * config.flow.steps + 1 + 2 * 2
     lines = sample_run(config, run)
     assert f"NFE {found.nfe:g}" in lines[0]
+
+
+def test_comparison_tells_what_it_chose_for_each_method():
+    words = ["compare", "--exp", "digits", "--data.conditional", "true"]
+    notes = parse([*words, "--compare.methods=[nsgf++h,2rf,icfm]"]).notes
+    assert [note.partition(" 10 ")[0] for note in notes] == [
+        "method nsgf++h: chosen for",
+        "method 2rf: chosen for",
+    ]
+    assert notes[1].endswith("reflow.pairs 4100")

@@ -66,8 +66,9 @@ def compare(
         methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``. The function
             returns B samples in the units of the networks (images in [-1, 1]; own points with mean
             0 and standard deviation 1 in each coordinate), after ``nfe`` calls of its network for
-            each sample. It runs without gradients. Later comparisons in the same folder show its
-            last measures, until you remove ``TARGET/functions.jsonl``.
+            each sample. It runs without gradients. With ``data.conditional`` it is called with
+            ``(noise, nfe, labels)``, labels int64 ``(B,)``. Later comparisons in the same folder
+            show its last measures, until you remove ``TARGET/functions.jsonl``.
         against: methods of the package, or YAML files; None: those of the experiment.
         dataset: name of the data set (``data.name``), such as ``moons``.
         nfe: numbers of network calls; None: those of the experiment.

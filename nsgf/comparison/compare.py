@@ -25,7 +25,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan, try_phases
-from nsgf.metrics.measures import Measure, keys_of, name_of
+from nsgf.metrics.measures import Measure, keys_of, name_of, without_classes
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import get_phase
 from nsgf.report.progress import trained_updates
@@ -93,13 +93,13 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     """Check a comparison, and return lines that describe what it is going to do.
 
     Raises:
-        UserError: the data are conditional, a trial's configuration is wrong or differs from the
+        UserError: ``sampling.label`` is set, a trial's configuration is wrong or differs from the
             one that it was trained with, ``compare.nfe`` is too small, a package is missing, or
             this machine has too little memory.
     """
     config, methods = comparison.config, comparison.methods
-    if any(own.data.conditional for own in methods.values()):
-        raise UserError("data.conditional = true: must be false; compare does not support classes")
+    if config.sampling.label is not None:
+        raise UserError(f"sampling.label = {config.sampling.label}: must be null to compare")
     todo = [trial for trial in comparison.trials if trial.nfe]
     if not todo:
         raise UserError(
@@ -253,7 +253,7 @@ class Work:
         values = dict.fromkeys(keys_of(measures), math.inf)
         if samples.finite:
             values = yardstick.measure(measures, samples.x, config.seed, draw)
-        texts = ", ".join(f"{name_of(name)} {value:.4g}" for name, value in values.items())
+        texts = ", ".join(f"{name_of(key)} {values[key]:.4g}" for key in without_classes(values))
         self._log(f"compare: {trial.title}, NFE {samples.nfe:g}: {texts}")
         return Measured(samples.nfe, seconds, values)
 
@@ -285,7 +285,8 @@ class Work:
                 values = {name: known[name] for name in keys_of(yardstick.compared)}
                 rows.append(Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values))
             if features := yardstick.features:
-                rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, features.noise))
+                values = {name: features.noise[name] for name in keys_of(yardstick.compared)}
+                rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, values))
         return rows
 
     def _find_rows(self, trial: Trial) -> list[Row]:

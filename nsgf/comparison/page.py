@@ -22,7 +22,7 @@ from nsgf.comparison.tables import (
 from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
 from nsgf.config.schema import Config
 from nsgf.config.settings import build, drop_machine_settings
-from nsgf.metrics.measures import is_better_higher, name_of
+from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report.page import Album, write_page
@@ -97,7 +97,10 @@ def measured_rows(folder: Path) -> list[Row]:
 def draw_quality(rows: Sequence[Row]) -> Any:
     """Draw the measures of a comparison against NFE: targets down, measures across, a line for
     each method with its standard deviation over seeds, the floor dashed."""
-    targets, metrics = list(dict.fromkeys(row.target for row in rows)), list(rows[0].values)
+    targets, metrics = (
+        list(dict.fromkeys(row.target for row in rows)),
+        without_classes(rows[0].values),
+    )
     methods, counts = methods_of(rows), list(dict.fromkeys(nfe for _, nfe in columns_of(rows)))
     figure, known = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4), list(TITLES)
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)

@@ -13,7 +13,7 @@ import torch
 from nsgf.comparison.results import SETTINGS, TABLE, Row, table_csv
 from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
 from nsgf.data import Data
-from nsgf.metrics.measures import is_better_higher, name_of
+from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
 from nsgf.run.folder import write_facts
 from nsgf.sampling.sampler import Samples
@@ -178,7 +178,7 @@ def cost_table(rows: Sequence[Row]) -> Table:
 
 def all_tables(rows: Sequence[Row]) -> Tables:
     """Return a table of means and one of differences for each measure, and the table of costs."""
-    metrics, is_single = list(rows[0].values), len(methods_of(rows)) < 2
+    metrics, is_single = without_classes(rows[0].values), len(methods_of(rows)) < 2
     differences = [difference_table(rows, metric) for metric in metrics if not is_single]
     return [measure_table(rows, metric) for metric in metrics], differences, cost_table(rows)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.comparison.results import SETTINGS
@@ -59,8 +58,9 @@ FORMAT = 3
 EQUAL = ("seed", "data", "model", "evaluation")
 """Sections that must agree for all methods."""
 
-Draw = Callable[[Tensor, int], Array]
-"""(noise, nfe) -> samples, both (B, *shape)."""
+Draw = Callable[..., Array]
+"""(noise, nfe), and with classes (noise, nfe, labels) -> samples; noise and samples (B, *shape),
+labels int64 (B,)."""
 
 
 def method_title(method: str) -> str:
@@ -225,7 +225,7 @@ class Trial:
         config, keys = self.config, {}
         for nfe in self.nfe:
             sampling = asdict(self.at_nfe(nfe).sampling)
-            for unused in ("num_samples", "label", "guidance"):  # classes are not compared
+            for unused in ("num_samples", "label", *["guidance"] * (not config.data.conditional)):
                 del sampling[unused]
             own = {
                 "method": self.method,
@@ -301,9 +301,9 @@ class FunctionLeg(Leg):
         self._name, self._draw, self._nfe = f'methods["{name}"]', draw, nfe
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
-        noise = samples.x
+        noise, labels = samples.x, [] if samples.labels is None else [samples.labels]
         try:
-            drawn = self._draw(noise.clone(), self._nfe)
+            drawn = self._draw(noise.clone(), self._nfe, *labels)
         except Exception as error:
             raise UserError(f"{self._name}: {type(error).__name__}: {one_line(error)}") from error
         x = to_tensor(self._name, drawn)

@@ -112,7 +112,8 @@ class Data:
         None for others."""
         self.classes = data_classes(config)
         """Number of classes K; 0: networks take no labels."""
-        self._labels: Tensor | None = None
+        self.labels: Tensor | None = None
+        """Classes of the images that networks are given, int64, (N,); None: no classes."""
         if isinstance(target, TableSet):
             rows = read_points(config)
             self.points, self._held_out = (rows[part] for part in split_rows(config, len(rows)))
@@ -121,8 +122,8 @@ class Data:
             generator = make_generator(seed, "fake")
             self.images = target.fake_images(generator) if config.fake else target.images(config)
             if self.classes:
-                self._labels = target.labels(config, len(self.images))
-                if empty := self.classes - len(self._labels.unique()):
+                self.labels = target.labels(config, len(self.images))
+                if empty := self.classes - len(self.labels.unique()):
                     raise UserError(
                         f"data.conditional = true: {empty} classes of {config.name} have no "
                         "images; use false"
@@ -151,9 +152,9 @@ class Data:
         if not self.classes:
             return self.target(*stream)
         assert self.images is not None
-        assert self._labels is not None
+        assert self.labels is not None
         streams: list[Sampler] = []
-        own_rows = self._labels.argsort(stable=True).split(self._labels.bincount().tolist())
+        own_rows = self.labels.argsort(stable=True).split(self.labels.bincount().tolist())
         for label, own in enumerate(own_rows):
             seed = derive_seed(self._seed, "target", *stream, "class", label)
             streams.append(ImageSampler(self.images, seed, flip=self._config.flip, chosen=own))

@@ -34,6 +34,8 @@ class ImageSet:
     """Integers (N,) in [0, classes - 1], in the order of the images; may raise any exception."""
     read_test: Callable[[DataConfig], Tensor] | None = None
     """Test images, uint8, (N, C, H, W), if the set has some; may raise any exception."""
+    read_test_labels: Callable[[DataConfig], Tensor] | None = None
+    """Their labels, as ``read_labels``."""
     class_names: tuple[str, ...] = tuple("0123456789")
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Settings of the section ``data`` that have an effect, besides ``name``; ``root`` if the set
@@ -61,12 +63,13 @@ class ImageSet:
                 raise ValueError(f"images {what}, must be (N, {self.shape}) of torch.uint8")
         return images
 
-    def labels(self, config: DataConfig, count: int) -> Tensor:
-        """Return the labels of the ``count`` training images, in their order, int64, (count,);
-        raise UserError as :meth:`images`."""
-        assert self.read_labels is not None
+    def labels(self, config: DataConfig, count: int, *, test: bool = False) -> Tensor:
+        """Return the labels of the ``count`` training or test images, in their order, int64,
+        (count,); raise UserError as :meth:`images`."""
+        read = self.read_test_labels if test else self.read_labels
+        assert read is not None
         with self._in_one_line(config):
-            labels = self.read_labels(config).long()
+            labels = read(config).long()
             if labels.shape != (count,) or not (labels < self.classes).all() or labels.min() < 0:
                 raise ValueError(f"labels are not {count} numbers from 0 to {self.classes - 1}")
         return labels
@@ -169,6 +172,7 @@ IMAGE_SETS = (
         read_images=lambda config: _mnist(config, "train-images-idx3-ubyte").unsqueeze(1),
         read_labels=lambda config: _mnist(config, "train-labels-idx1-ubyte"),
         read_test=lambda config: _mnist(config, "t10k-images-idx3-ubyte").unsqueeze(1),
+        read_test_labels=lambda config: _mnist(config, "t10k-labels-idx1-ubyte"),
         uses=frozenset({"root", "download", "fake", "flip"}),
     ),
     ImageSet(
@@ -177,6 +181,7 @@ IMAGE_SETS = (
         read_images=lambda config: _cifar10(config)[0],
         read_labels=lambda config: _cifar10(config)[1],
         read_test=lambda config: _cifar10(config, train=False)[0],
+        read_test_labels=lambda config: _cifar10(config, train=False)[1],
         class_names=(
             *("airplane", "automobile", "bird", "cat", "deer"),
             *("dog", "frog", "horse", "ship", "truck"),

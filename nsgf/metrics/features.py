@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nsgf.config.schema import DataConfig, EvaluationConfig
-from nsgf.data import ImageSet, target_set
+from nsgf.data import ImageSet, class_labels, class_names, target_set
 from nsgf.data.images import to_bytes, to_colour
 from nsgf.metrics.distances import (
     card_or_cpu,
@@ -24,7 +24,7 @@ from nsgf.metrics.distances import (
     stored_features,
 )
 from nsgf.metrics.inception import Inception
-from nsgf.metrics.measures import Measure, compute, measures_in
+from nsgf.metrics.measures import Measure, Pairs, compute, measure_of_classes, measures_in
 from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, one_line
@@ -46,7 +46,9 @@ SEED = 0
 """Seed of reference and noise, the same for all runs."""
 BATCH = 128
 Measures = Sequence[Measure] | None
-"""Measures to compute; None: all in the features of ImageNet's network."""
+"""Measures to compute; None: all in the features of ImageNet's network, of all classes together."""
+Labelled = tuple[Tensor, Tensor]
+"""Features (N, F) and their classes (N,), which are not used where there are no classes."""
 
 
 class ImageNet:
@@ -120,12 +122,14 @@ class FeatureMetrics:
         out_dir: Path,
         device: torch.device,
         log: Callable[[str], None],
+        labels: Tensor | None = None,
     ) -> None:
         """
         Args:
             images: all training images, uint8, (N, C, H, W), in their published order.
             out_dir: folder of run folders; its ``.features`` stores features of real images.
             log: gets a line if stored features cannot be used.
+            labels: classes of the images, int64, (N,), to measure each class too; None: no classes.
 
         Raises:
             UserError: there are too few images, or the folder cannot be written.
@@ -138,13 +142,28 @@ class FeatureMetrics:
         reference = None if config.fake else kind.test_images(config)
         self._has_test, self.rest = reference is not None, images
         """``rest``: images that are not in the reference, uint8, (N, C, H, W)."""
+        self._names = () if labels is None else class_names(config)
+        labels = torch.zeros(len(images)) if labels is None else labels
         if reference is None:
             order = torch.randperm(len(images), generator=make_generator(SEED, "features", "real"))
             size = min(MOST, len(images) // 2)
-            reference, self.rest = images[order[:size]], images[order[size : size + MOST]]
-        self._reference = self._stored(reference[:MOST])
-        self.about = f"{len(self._reference)} {'test' if self._has_test else 'training'} images"
+            own, others = order[:size], order[size : size + MOST]
+            reference, self.rest = images[own], images[others]
+            own_labels, labels = labels[own], labels[others]
+        elif self._names:
+            own_labels = kind.labels(config, len(reference), test=True)
+        else:
+            own_labels = torch.zeros(len(reference))
+        self._rest_labels, own_labels = labels, own_labels[:MOST]
+        self._reference = self._stored(reference[:MOST]), own_labels
+        self.about = f"{len(own_labels)} {'test' if self._has_test else 'training'} images"
         """Description of the reference."""
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All measures in the features, with classes also the one of each class."""
+        own = [measure_of_classes(self._names)] if self._names else []
+        return measures_in("imagenet") + own
 
     def used(self, n: int) -> int:
         """Return how many of ``n`` samples are measured: at most as many as a floor can have."""
@@ -154,39 +173,55 @@ class FeatureMetrics:
         """Return measures (None: all) by key of the first :meth:`used` samples.
 
         The samples are images (N, C, H, W), uint8, or float in [-1, 1], which are clipped and
-        rounded to bytes like real images. Raise UserError if there are at most NEIGHBOURS."""
+        rounded to bytes like real images. With K classes sample i has class i mod K. Raise
+        UserError if there are at most NEIGHBOURS."""
         samples = samples[: self.used(len(samples))]
         pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
         features = self._network.features(pixels, "samples", self._device)
-        return self._compare(features, self._reference, measures)
+        labels = class_labels(range(len(features)), len(self._names) or 1)
+        return self._compare((features, labels), self._reference, len(features), measures)
 
     def floor(self, n: int, split: int, measures: Measures = None) -> dict[str, float]:
         """Return the measures of training images in place of ``n`` samples, drawn at random for
         each ``split``: against the test images, or against the other half of a random split."""
-        generator = make_generator(SEED, "floor", split)
-        real = self._real[torch.randperm(len(self._real), generator=generator)]
+        features, labels = self._real
+        order = torch.randperm(len(labels), generator=make_generator(SEED, "floor", split))
         reference = self._reference
         if not self._has_test:
-            reference, real = real.tensor_split([len(reference)])
-        return self._compare(real[: self.used(n)], reference, measures)
+            half, order = order.tensor_split([len(reference[1])])
+            reference = features[half], labels[half]
+        return self._compare((features[order], labels[order]), reference, self.used(n), measures)
 
     @cached_property
     def noise(self) -> dict[str, float]:
         """Measures of pure Gaussian noise, which show the scale of each."""
         shape = self.rest.shape[1:]
-        return self.measure(torch.randn(NOISE, *shape, generator=make_generator(SEED, "noise")))
+        count, generator = max(NOISE, 2 * len(self._names)), make_generator(SEED, "noise")
+        return self.measure(torch.randn(count, *shape, generator=generator), self.measures)
 
     @cached_property
-    def _real(self) -> Tensor:
-        """Features of the images that floors are drawn from."""
+    def _real(self) -> Labelled:
+        """Images that floors are drawn from."""
         order = torch.randperm(len(self.rest), generator=make_generator(SEED, "features", "rest"))
-        rest = self._stored(self.rest[order[:MOST]])
-        return rest if self._has_test else torch.cat([self._reference, rest])
+        rest, labels = self._stored(self.rest[order[:MOST]]), self._rest_labels[order[:MOST]]
+        if self._has_test:
+            return rest, labels
+        features, others = self._reference
+        return torch.cat([features, rest]), torch.cat([others, labels])
 
-    def _compare(self, features: Tensor, reference: Tensor, measures: Measures) -> dict[str, float]:
-        require_neighbours(len(features))
-        pair = (features.to(where := card_or_cpu(self._device)), reference.to(where))
-        return compute(measures or measures_in("imagenet"), {"imagenet": pair})
+    def _compare(
+        self, samples: Labelled, real: Labelled, n: int, measures: Measures
+    ) -> dict[str, float]:
+        """Return measures of the first ``n`` samples, and of the first n / K of each class."""
+        require_neighbours(n)
+        (features, labels), (reference, own), classes = samples, real, range(len(self._names))
+        pair = (features[:n].to(where := card_or_cpu(self._device)), reference.to(where))
+        each = [features[labels == label][: n // len(classes)] for label in classes]
+        spaces: Pairs = {
+            "imagenet": pair,
+            "classes": (each, [reference[own == label] for label in classes]),
+        }
+        return compute(measures or measures_in("imagenet"), spaces)
 
     def _stored(self, images: Tensor) -> Tensor:
         """Return the features of real images from the store; compute them if they are missing."""

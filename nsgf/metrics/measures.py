@@ -4,8 +4,10 @@ cards.
 The files ``metrics.json`` and ``table.csv`` have short keys; all other output has titles.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any, Literal
 
 from torch import Tensor
@@ -20,10 +22,11 @@ from nsgf.metrics.distances import (
 )
 from nsgf.sinkhorn.exact import w2
 
-Space = Literal["units", "standardised", "imagenet", "inception", "logits"]
+Space = Literal["units", "standardised", "imagenet", "classes", "inception", "logits"]
 """What a measure compares: values in the units of the data; own points with standardised columns;
-features of a network; logits of the Inception network for the samples."""
-Pairs = Mapping[Space, tuple[Tensor, Tensor]]
+features of a network; lists of ImageNet's features, a tensor for each class; logits of the
+Inception network for the samples."""
+Pairs = Mapping[Space, tuple[Any, Any]]
 """Samples (N, ...) and real data (M, ...) by space."""
 
 
@@ -35,7 +38,7 @@ class Measure:
     """Title of each value by key; an arrow shows whether higher or lower is better. A key without a
     title describes the values before it."""
     space: Space
-    compute: Callable[[Tensor, Tensor], float | Sequence[float]]
+    compute: Callable[[Any, Any], float | Sequence[float]]
     """Function of samples and real data that returns a value for each key."""
     is_slow: bool = False
     """Whether only the first ``evaluation.w2_samples`` samples are compared."""
@@ -90,7 +93,10 @@ MEASURES = [
 units of the data."""
 FLOORS = {"nearest_real": "nearest_real_among_real"}
 """Keys of floors for measures whose floor does not have the key ``MEASURE_floor``."""
+CLASS_KID = "1000 class_kid"
+"""Key of :func:`measure_of_classes`."""
 OTHER_TITLES = {
+    CLASS_KID: "1000 x KID within classes, mean ↓",
     "nearest_real": "distance to nearest real image",
     "w2_samples": "samples for W2",
     "nfe": "NFE",
@@ -101,6 +107,26 @@ OTHER_TITLES = {
 def measures_in(*spaces: Space) -> list[Measure]:
     """Return the measures in these spaces."""
     return [measure for measure in MEASURES if measure.space in spaces]
+
+
+def measure_of_classes(names: Sequence[str]) -> Measure:
+    """Return the measure of ``compare`` for classes with these names: KID within each class. Its
+    values are the mean over the classes, and one for each class without a title."""
+
+    def compute(samples: Sequence[Tensor], real: Sequence[Tensor]) -> list[float]:
+        own = [
+            1000 * kernel_distance(x, y) if min(len(x), len(y)) > 1 else math.nan
+            for x, y in zip(samples, real, strict=True)
+        ]
+        return [mean(own), *own]
+
+    keys = {CLASS_KID: OTHER_TITLES[CLASS_KID], **{f"{CLASS_KID} {name}": "" for name in names}}
+    return Measure(keys, "classes", compute)
+
+
+def without_classes(keys: Iterable[str]) -> list[str]:
+    """Return the keys of measures, without those of a single class."""
+    return [key for key in keys if not key.startswith(f"{CLASS_KID} ")]
 
 
 def keys_of(measures: Sequence[Measure]) -> list[str]:

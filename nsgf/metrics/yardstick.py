@@ -14,6 +14,9 @@ from nsgf.metrics.features import SPLITS, FeatureMetrics, ImageNet, pick_network
 from nsgf.metrics.measures import Measure, Space, compute, measures_in
 from nsgf.system.errors import UserError
 
+LEAST_OF_CLASS = 10
+"""Smallest number of samples of each class with which ``compare`` measures each class."""
+
 
 class Yardstick:
     """Computes the measures of one data set, each in its space: see
@@ -37,7 +40,7 @@ class Yardstick:
         images, where = self.data.images, Path(self._config.out_dir)
         if images is None or not isinstance(self.network, ImageNet):
             return None
-        how = (where, self._device, self._log)
+        how = (where, self._device, self._log, self.data.labels)
         return FeatureMetrics(self.network, self._config.data, images, *how)
 
     def real(self, space: Space, seed: int, *stream: str, trained: bool = False) -> Sampler:
@@ -87,8 +90,12 @@ class Yardstick:
 
     @property
     def compared(self) -> list[Measure]:
-        """The measures of a comparison."""
-        return measures_in("imagenet") if self.features else self.distances
+        """The measures of a comparison. Each class is measured too in the features of ImageNet's
+        network, if there are LEAST_OF_CLASS samples of each."""
+        if not self.features:
+            return self.distances
+        has_enough = self.samples >= LEAST_OF_CLASS * self.data.classes
+        return self.features.measures if has_enough else measures_in("imagenet")
 
     def measure(
         self, measures: Sequence[Measure], samples: Tensor, seed: int, draw: int

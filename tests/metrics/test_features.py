@@ -10,15 +10,17 @@ from torch.nn import functional
 from torchvision.transforms.functional import InterpolationMode, resize
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import DATA_SETS
+from nsgf.data import DATA_SETS, Data
 from nsgf.data.images import to_unit_range
 from nsgf.metrics import features, measures
 from nsgf.metrics.features import FeatureMetrics, ImageNet
-from nsgf.metrics.measures import Measure, keys_of, measures_in
+from nsgf.metrics.measures import CLASS_KID, Measure, keys_of, measures_in
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
 CONFIG = DataConfig(name="digits")
+WITHIN_CLASS = 2e7
+"""Between the KID of images of one class and of two, in the features of :class:`Pixels`."""
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +150,8 @@ def test_missing_package_and_other_weights_are_refused(monkeypatch):
 
 def test_each_floor_compares_disjoint_halves_of_another_split(metrics, compared):
     """The reference is half of the images, as there are no others."""
-    reference = {row.numpy().tobytes() for row in metrics._reference}
-    others = {row.numpy().tobytes() for row in metrics._real[len(metrics._reference) :]}
+    reference = {row.numpy().tobytes() for row in metrics._reference[0]}
+    others = {row.numpy().tobytes() for row in metrics._real[0][len(metrics._reference[0]) :]}
     assert (len(reference), len(others)) == (898, 899)
     assert not reference & others
     for split in range(3):
@@ -166,10 +168,12 @@ def test_each_floor_compares_disjoint_halves_of_another_split(metrics, compared)
 def test_test_images_are_the_reference_of_a_set_that_has_some(
     images, compared, monkeypatch, tmp_path
 ):
+    labels = DATA_SETS["digits"].labels(CONFIG, 1797)
     kind = replace(
         DATA_SETS["digits"],
         read_images=lambda _: images[:1200],
         read_test=lambda _: images[1200:],
+        read_test_labels=lambda _: labels[1200:],
     )
     monkeypatch.setitem(DATA_SETS, "digits", kind)
     metrics = FeatureMetrics(Pixels(), CONFIG, images[:1200], tmp_path, CPU, lambda _: None)
@@ -182,6 +186,30 @@ def test_test_images_are_the_reference_of_a_set_that_has_some(
     assert len(first) == len(second) == 800
     assert first != second
     assert not (first | second) & test
+    told = replace(CONFIG, conditional=True)
+    metrics = FeatureMetrics(Pixels(), told, images[:1200], tmp_path, CPU, print, labels[:1200])
+    floor = metrics.floor(400, 0, metrics.measures[1:])
+    assert abs(floor[CLASS_KID]) < WITHIN_CLASS
+
+
+def test_each_class_is_measured_against_its_own_real_images(images, tmp_path):
+    """Sample i has class i mod K. Ten floors are around 0, also of each class."""
+    told = replace(CONFIG, conditional=True)
+    labels = DATA_SETS["digits"].labels(CONFIG, 1797)
+    metrics = FeatureMetrics(Pixels(), told, images, tmp_path, CPU, print, labels)
+    real = Data(told, 0).target_by_class().sample(200)
+    spoilt = real.clone()
+    spoilt[7::10] = -spoilt[7::10]
+    (own,) = metrics.measures[len(measures_in("imagenet")) :]
+    right, wrong, one = (metrics.measure(x, [own]) for x in (real, real.roll(1, 0), spoilt))
+    names = [f"{CLASS_KID} {digit}" for digit in range(10)]
+    assert [*right] == [*metrics.floor(200, 0, [own])] == [CLASS_KID, *names]
+    assert right[CLASS_KID] == pytest.approx(sum(right[name] for name in names) / 10)
+    floors = [metrics.floor(200, split, [own]) for split in range(10)]
+    for found in (right, *floors):
+        assert max(abs(found[name]) for name in names) < WITHIN_CLASS < min(wrong.values())
+    assert [name for name in names if one[name] > WITHIN_CLASS] == [f"{CLASS_KID} 7"]
+    assert metrics.noise[f"{CLASS_KID} 3"] > WITHIN_CLASS
 
 
 def test_at_most_as_many_samples_are_measured_as_the_floor_has(
@@ -193,7 +221,7 @@ def test_at_most_as_many_samples_are_measured_as_the_floor_has(
     assert metrics.floor(5000, 1) == metrics.floor(899, 1)
     monkeypatch.setattr(features, "MOST", 300)
     few = FeatureMetrics(Pixels(), CONFIG, images, tmp_path, CPU, lambda _: None)
-    assert (len(few._reference), few.used(5000), len(few._real)) == (300, 300, 600)
+    assert (len(few._reference[0]), few.used(5000), len(few._real[0])) == (300, 300, 600)
 
 
 def test_features_of_real_images_are_computed_once(images, tmp_path):
