@@ -57,7 +57,7 @@ OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "run": (WITH_RUN, str, "DIR", "Run folder. Without it, the newest run of --exp is used."),
     "pretrained": (ON_EXPORTS, str, "NAME", "Run that comes with the program."),
     "nfe": (["sample"], int, "N", "Largest number of network calls for each sample."),
-    "out": (["sample"], str, "PATH", "Write only a new FILE.csv, FILE.npz or DIR/ of PNGs."),
+    "out": (["sample"], str, "PATH", "Write only a new .csv, .npz, .gif, .webp or DIR/ of PNGs."),
     "resume": (["train"], bool, "", "Resume the run from its newest checkpoint."),
     "resume_phase": (["train"], int, "N", "Resume at phase N, or repeat it if it is finished."),
     "to": (["export"], str, "DIR", "Folder to write. It must be new or empty."),
