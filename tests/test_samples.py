@@ -178,6 +178,8 @@ def test_moving_picture_ends_with_the_same_samples(small, small_run, digits_run,
     sample_run(small, small_run, out=str(tmp_path / "x.gif"))
     with Image.open(tmp_path / "x.gif") as picture:
         assert picture.n_frames == 1 + 3 + 4
+    with pytest.raises(UserError, match="not finite"):
+        _write_output(small, replace(grids[0], finite=False), tmp_path / "z.gif")
     line = replace(Config(), data=DataConfig(name="points", path="x", found=LINE))
     with pytest.raises(UserError, match=r"FILE.csv for this"):
         sample_run(line, small_run, out=str(tmp_path / "y.gif"))
