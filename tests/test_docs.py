@@ -1,5 +1,6 @@
 """The documentation names files and tests that exist."""
 
+import pydoc
 import re
 from pathlib import Path
 
@@ -26,3 +27,11 @@ def test_only_pyproject_names_the_address_of_the_repository():
     address = re.search(r'^Repository = "(.+?)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
     texts = [*DOCS, *ROOT.glob("notebooks/*"), *ROOT.glob("nsgf/share/*.j2"), ROOT / "Dockerfile"]
     assert not [file for file in texts if address in file.read_text()]
+
+
+def test_docstrings_of_the_api_page_are_markdown():
+    """Roles of Sphinx, such as :func:, would be shown as they are."""
+    for place in re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), re.M):
+        named = pydoc.locate(place)
+        for text in [part.__doc__ or "" for part in (named, *vars(named).values())]:
+            assert not re.search(r":\w+:`|::$", text, re.M), place

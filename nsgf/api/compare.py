@@ -62,7 +62,7 @@ def compare(
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
-        data: your own points or images, as in :func:`nsgf.train`, without classes.
+        data: your own points or images, as for ``nsgf.train``, without classes.
         methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``. The function
             returns B samples in the units of the networks (images in [-1, 1]; own points with mean
             0 and standard deviation 1 in each coordinate), after ``nfe`` calls of its network for

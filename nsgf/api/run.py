@@ -123,14 +123,14 @@ class Run:
         return in_units(config.data, samples.x, raw=is_raw)
 
     def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:
-        """Draw images as :meth:`sample` does, and return a list of PIL images. Raise UserError for
+        """Draw images as ``sample`` does, and return a list of PIL images. Raise UserError for
         a run of points."""
         if len(self.shape) < 3:
             raise UserError("images: the run has points; use sample, or show")
         return [*to_pictures(self.sample(n, seed, **how))]
 
     def show(self, n: int | None = None, seed: int | None = None, **how: Any) -> Any:
-        """Draw samples as :meth:`sample` does, and return one PIL image of them, which notebooks
+        """Draw samples as ``sample`` does, and return one PIL image of them, which notebooks
         display: a grid of images, or a plot of the first two coordinates of points. ``n`` is 64
         images or 2,000 points by default."""
         n = (64 if len(self.shape) == 3 else 2000) if n is None else n

@@ -51,7 +51,7 @@ class Update(NamedTuple):
     loss: float | None
     """Mean loss since the last call; None if no update was finite."""
     run: Callable[[], Run]
-    """Saves a checkpoint and opens the run, as :func:`load`, for samples of the weights of now."""
+    """Saves a checkpoint and opens the run as ``nsgf.load`` does, to sample with its weights now."""
 
 
 @from_python(_NAMES)
@@ -73,16 +73,16 @@ def train(
     callback: Callable[[Update], object] | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Train an experiment or your own data as ``nsgf train`` does, and open the run. The caller's
-    random numbers stay as they were.
+    """Train an experiment or your own data as ``nsgf train`` does, and return the run, ready for
+    sampling. The random numbers of the caller stay as they were.
 
     Args:
-        exp: the name of an experiment, as ``2d``; or ``data``.
-        data: tensor, array or table of points (N, D) in any units, or images (N, C, H, W), uint8
-            or floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
-            samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``. Or a
-            folder of images or a file, as for ``data.path``.
-        labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is true.
+        exp: name of an experiment, such as ``2d``; or ``data``.
+        data: a tensor, array or table of points (N, D) in any units, or images (N, C, H, W), uint8
+            or floats in [-1, 1], which become bytes; a torch data set with a length, of such
+            samples or of pairs (sample, label); or the path of a folder of images or of a file, as
+            for ``data.path``. Data that are no path are written once into ``OUT_DIR/.data``.
+        labels: the class of each image, (N,), numbers from 0 on or names. The run has classes then.
         network: a module whose ``forward(x, t)``, with classes ``forward(x, t, labels)``, returns a
             tensor of x's shape, or a function or class that makes one. t (B,) is in [0, 1); labels
             (B,) are integers from 0 to K, where K means no class. Velocity networks start as copies
@@ -97,7 +97,7 @@ def train(
         seed: seed of all random numbers of the run; None: the experiment's.
         overrides: other settings by key, such as ``{"nsgf.iterations": 2000}``. ``optim.*`` sets
             every phase.
-        callback: function that gets an :class:`Update` at each line of ``metrics.jsonl``: every
+        callback: function that gets an ``Update`` at each line of ``metrics.jsonl``: every
             ``train.log_every`` updates, more often in a short phase. It does not change results. If
             it raises an exception, training ends; resume continues after the last checkpoint.
         quiet: whether to print nothing.
