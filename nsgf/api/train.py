@@ -51,7 +51,7 @@ class Update(NamedTuple):
     loss: float | None
     """Mean loss since the last call; None if no update was finite."""
     run: Callable[[], Run]
-    """Saves a checkpoint and opens the run as ``nsgf.load`` does, to sample with its weights now."""
+    """Saves a checkpoint and opens the run as ``nsgf.load`` does, to sample with weights of now."""
 
 
 @from_python(_NAMES)
