@@ -53,8 +53,8 @@ def compare(
 ) -> list[Path]:
     """Train and measure all trials, write tables and pictures, and return their files.
 
-    Several processes may run the same comparison at once: each skips the trials that another one
-    works on, and ends when all are finished. The tables are written after each trial.
+    Several processes may run the same comparison at once. Each skips trials that another one works
+    on, and ends when all are finished. The tables are written after each trial.
 
     Args:
         comparison: the experiment and the methods.
@@ -69,7 +69,7 @@ def compare(
     for line in comparison_plan(comparison):
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
-    work.measure_functions()  # first: an error in them shows before hours of training
+    work.measure_functions()  # first, so that their errors come before hours of training
     pending = [trial for trial in comparison.trials if not work.is_measured(trial)]
     while pending:
         left = []
@@ -90,7 +90,7 @@ def compare(
 
 
 def comparison_plan(comparison: Comparison) -> list[str]:
-    """Check a comparison, and return lines that describe what it is going to do.
+    """Check a comparison, and return lines that describe what it will do.
 
     Raises:
         UserError: ``sampling.label`` is set, a trial's configuration is wrong or differs from the
@@ -162,8 +162,8 @@ class Work:
         )
 
     def _find_missing(self, target: str, file: Path, key: str) -> list[Measure]:
-        """Return the measures that a file does not have under a key. A file without some is read
-        again, since another process may have added them."""
+        """Return the measures that a file lacks under a key. If some are missing, read the file
+        again, because another process may have added them."""
         missing = self._yardsticks[target].compared
         for reads_again in (False, True):
             if reads_again:
@@ -188,7 +188,7 @@ class Work:
             if not all(is_trained(config, run, phase) for phase in config.phases):
                 if not config.smoke and trial.method not in self._estimated:
                     self._estimated.add(trial.method)
-                    # a killed comparison leaves nothing in its own folder
+                    # so a killed comparison leaves nothing in its folder
                     elsewhere = replace(config, out_dir=tempfile.gettempdir())
                     seconds = sum(needed for _, needed in try_phases(elsewhere, self.device))
                     each, seeds = format_hours(seconds), config.compare.seeds

@@ -95,8 +95,8 @@ def measured_rows(folder: Path) -> list[Row]:
 
 
 def draw_quality(rows: Sequence[Row]) -> Any:
-    """Draw the measures of a comparison against NFE: targets down, measures across, a line for
-    each method with its standard deviation over seeds, the floor dashed."""
+    """Draw the measures of a comparison against NFE: a row for each target, a column for each
+    measure, a line with standard deviation over seeds for each method, the floor dashed."""
     targets, metrics = (
         list(dict.fromkeys(row.target for row in rows)),
         without_classes(rows[0].values),
@@ -115,7 +115,7 @@ def draw_quality(rows: Sequence[Row]) -> Any:
             place = known.index(method) if method in known else len(known) + number
             how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
             how["linestyle"] = "-" if place < 10 else ":"  # there are ten colours
-            how["capsize"] = 2 + number  # bars at the same place stay visible
+            how["capsize"] = 2 + number  # so that bars at the same place stay visible
             made = [calls_of(rows, target, nfe, method) for nfe in counts]
             panel.errorbar(made, means, spreads, label=method_title(method), **how)
             ticks |= {round(calls, 1) for calls in made}

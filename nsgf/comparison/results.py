@@ -23,9 +23,9 @@ class Row(NamedTuple):
     seed: int
     draw: int
     nfe: int | None
-    """Network calls for each sample that were asked for; None for the floor."""
+    """Requested number of network calls for each sample; None for the floor."""
     calls: float
-    """Network calls for each sample that were made."""
+    """Actual number of network calls for each sample."""
     updates: int
     train_seconds: float
     sample_seconds: float
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 SETTINGS, TABLE = "comparison.yaml", "table.csv"
-"""Files of a comparison's folder with the settings of its command, and with its measures."""
+"""Files in a comparison's folder: the settings of its command, and its measures."""
 COLUMNS = Row._fields[:-1]
 """First columns of ``table.csv``; the others are measures."""
 
@@ -49,7 +49,7 @@ def table_csv(rows: Sequence[Row]) -> str:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Return the rows of a ``table.csv``. Raise UserError if the file is no such table."""
+    """Return the rows of a ``table.csv``. Raise UserError if the file has another form."""
     try:
         head, *lines = csv.reader(io.StringIO(file.read_text("utf-8")))
         names = head[len(COLUMNS) :]
@@ -71,7 +71,7 @@ def read_rows(file: Path) -> list[Row]:
 
 
 class Measured(NamedTuple):
-    """What is kept of one sampling of a trial, or of a floor."""
+    """The stored measures of one sampling of a trial, or of a floor."""
 
     calls: float
     seconds: float
@@ -93,7 +93,7 @@ def read_measures(file: Path) -> dict[str, Measured]:
 
 
 def add_measure(file: Path, key: str, measured: Measured) -> None:
-    """Append a line to a file of measures; null stands for a value that is not finite."""
+    """Append a line to a file of measures. A value that is not finite becomes null."""
     calls, seconds, values = measured
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     line = json.dumps(

@@ -20,16 +20,16 @@ from nsgf.sampling.sampler import Samples
 from nsgf.system.files import write_text
 
 LEGEND = (
-    "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
-    "is one seed, and over splits for the floors of images); the best mean in bold. Below: the "
-    "mean difference within the same seed and draw ± its standard error; ahead or behind by a t "
-    "test at 5 %, which happens by chance in one cell of twenty. With one seed the test concerns "
-    "that training run only. A dash: no measure, for example because the method needs more calls."
+    "Mean ± standard deviation over seeds; the value of a seed is the mean of its draws. With one "
+    "seed the deviation is over draws; for floors of images it is over splits. Bold: the best "
+    "mean. Below: mean difference within the same seed and draw ± its standard error. Ahead or "
+    "behind: by a t test at 5 %, which errs in one cell of twenty. With one seed it concerns that "
+    "training run only. A dash: no measure, for example because the method needs more calls."
 )
 COST_LEGEND = (
-    "Training is the time of all of a method's networks, with the pool, NSGF steps and pairs; 2-RF "
-    "includes 1-RF. For a comparison at equal time pass the fourth column, in this order, to "
-    "compare.updates, with another out_dir."
+    "Training is the time of all networks of a method, with the pool, NSGF steps and pairs; 2-RF "
+    "includes 1-RF. To compare at equal time, set compare.updates to the fourth column, in this "
+    "order, with another out_dir."
 )
 IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
 IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}
@@ -38,9 +38,9 @@ POINTS, IMAGES = 2048, 36
 """Number of samples of each method in a picture, for points and for images."""
 
 Table = list[list[str]]
-"""Lines of cells. The first line is the head; the best mean is written ``**mean**``."""
+"""Lines of cells. The first line is the header; the best mean is written ``**mean**``."""
 Tables = tuple[list[Table], list[Table], Table]
-"""Means of each measure, differences of each measure, and costs."""
+"""Tables of means and of differences for each measure, and the table of costs."""
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
@@ -75,8 +75,8 @@ def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
-    """Return the mean of each seed's draws; for one seed return its draws. Draws of one network
-    share its errors, so they do not count as independent runs."""
+    """Return the mean of each seed's draws; for one seed, return its draws. Draws of one network
+    share its errors, so they are not independent runs."""
     draws: dict[int, list[float]] = {}
     for (seed, _), value in sorted(found.items()):
         draws.setdefault(seed, []).append(value)
@@ -84,8 +84,8 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
 
 
 def measure_table(rows: Sequence[Row], metric: str) -> Table:
-    """Return the means of a measure: rows are methods, then floors and for images pure noise,
-    columns targets and NFE."""
+    """Return the means of a measure. Rows: methods, floors, and for images pure noise. Columns:
+    targets and NFE."""
     methods, sign = methods_of(rows), -1 if is_better_higher(metric) else 1
     others = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
     titles = [*map(method_title, methods), *others]
@@ -136,7 +136,7 @@ def difference_table(rows: Sequence[Row], metric: str) -> Table:
 
 
 def verdict(differences: Sequence[float], metric: str) -> str:
-    """Return the mean difference, its standard error, and who is ahead by a t test at 5 %."""
+    """Return the mean difference, its standard error, and the result of a t test at 5 %."""
     from scipy.special import stdtrit  # scipy.stats takes a second to import
 
     if not differences:
@@ -155,7 +155,7 @@ def verdict(differences: Sequence[float], metric: str) -> str:
 
 
 def cost_table(rows: Sequence[Row]) -> Table:
-    """Return the updates, and the mean training and sampling times, of each method."""
+    """Return updates, mean training time and mean sampling times of each method."""
     own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]

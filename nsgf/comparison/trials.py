@@ -1,8 +1,8 @@
 """Trials of a comparison: one for each method, target and seed, its configuration and sampler.
 
-Equal terms: every method has the same data, network, batch size and total number of updates, which
-are divided among its networks in proportion to their iterations. The exception is 2-RF: it trains
-as many updates again after 1-RF, unless ``compare.updates`` is set.
+Equal terms: every method has the same data, network, batch size and total number of updates. A
+method's networks share its updates in proportion to their iterations. 2-RF is an exception: it
+trains as many updates again after 1-RF, unless ``compare.updates`` is set.
 """
 
 import json
@@ -49,12 +49,12 @@ TITLES = {
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
 
 FLOOR, NOISE_ROW, SHARED = "floor", "pure noise", "rf"
-"""Stand for the method in rows of floors and of noise, and in the folder of rectified flows."""
+"""Replace the method in rows of floors and of noise, and in the folder of rectified flows."""
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
-"""Matches the names that a method may have: folders and tables can hold them."""
+"""Matches names that a method may have: they are valid in folders and tables."""
 NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
 FORMAT = 3
-"""Raised when a measure of the same name is computed in another way."""
+"""Version of the measures; increase it when a measure is computed in another way."""
 EQUAL = ("seed", "data", "model", "evaluation")
 """Sections that must agree for all methods."""
 
@@ -64,7 +64,7 @@ labels int64 (B,)."""
 
 
 def method_title(method: str) -> str:
-    """Return the title of a method; a user's own method has its own name."""
+    """Return the title of a method; for a user's own method, its name."""
     return TITLES.get(method, method)
 
 
@@ -77,7 +77,7 @@ class Comparison:
     methods: Mapping[str, Config]
     """Settings of each method, by name, with equal numbers of updates."""
     functions: Mapping[str, Draw] = field(default_factory=dict)
-    """A caller's own methods, by name. They are only measured."""
+    """A caller's own methods, by name. They are measured but not trained."""
 
     @classmethod
     def of(cls, config: Config, methods: tuple[Config, ...]) -> "Comparison":
@@ -114,7 +114,7 @@ class Comparison:
         stored = read_experiment(folder / SETTINGS)
         names = stored.settings.get("compare.methods")
         if not names:
-            raise UserError(f"compare = {folder}: its {SETTINGS} names no methods")
+            raise UserError(f"compare = {folder}: its {SETTINGS} has no methods")
         layers = [method_layers(stored, name) for name in names]
         methods = [build({**below, **own, **stored.facts}) for below, own in layers]
         return cls(methods[0], {method.method: method for method in methods})
@@ -127,7 +127,7 @@ class Comparison:
 
     @cached_property
     def settings_text(self) -> str:
-        """The comparison as an experiment's file, with a section of all settings per method."""
+        """The comparison as an experiment's file, with all settings of each method in a section."""
         settings, own = asdict(self.config), self.config.compare
         del settings["phases"]  # each method has its own
         settings["compare"] = asdict(replace(own, methods=list(self.methods)))
@@ -182,8 +182,8 @@ class Trial:
 
     @cached_property
     def run(self) -> RunFolder:
-        """The trial's run folder. Rectified flows share one: 2-RF continues after 1-RF, unless each
-        has updates of its own."""
+        """The trial's run folder. Rectified flows share one, because 2-RF continues after 1-RF,
+        unless each has its own number of updates."""
         name = SHARED if _shares_training(self._settings) else self.method
         return RunFolder(self.comparison.folder / self.target / f"{name}-seed{self.seed}")
 
@@ -220,8 +220,8 @@ class Trial:
 
     @cached_property
     def keys(self) -> dict[tuple[int, int], str]:
-        """Keys of the trial's measures by NFE and draw: all settings that determine them, except
-        for those of training, which all measures in the folder share."""
+        """Keys of the trial's measures by NFE and draw. They hold all settings that determine a
+        measure, except those of training, which are the same for the folder."""
         config, keys = self.config, {}
         for nfe in self.nfe:
             sampling = asdict(self.at_nfe(nfe).sampling)
@@ -241,7 +241,7 @@ class Trial:
 
 
 def measure_key(config: Config, **own: Any) -> str:
-    """Return the key of a measure: the numbers of samples, and what else determines it."""
+    """Return the key of a measure: the numbers of samples, and the settings ``own``."""
     counts = {name: getattr(config.evaluation, name) for name in ("num_samples", "w2_samples")}
     if config.data.found:
         own["data"] = config.data.found["checksum"]
@@ -271,9 +271,9 @@ def _shares_training(config: Config) -> bool:
 
 
 def share_updates(config: Config, total: int) -> Config:
-    """Return the settings with ``total`` updates, shared among the networks in proportion to their
+    """Return the settings with ``total`` updates, divided among the networks in proportion to their
     iterations. Without ``compare.updates`` 2-RF trains ``total`` updates of 1-RF, then its own.
-    Raise UserError if there are not enough for all networks."""
+    Raise UserError if the updates are too few for all networks."""
     sections: dict[str, Any] = {phase: getattr(config, phase) for phase in config.phases}
     counts = [section.iterations for section in sections.values()]
     if find_way(config).adds_updates and not config.compare.updates:
