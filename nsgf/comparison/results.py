@@ -1,6 +1,6 @@
-"""The measures of a comparison: lines of ``table.csv``, and of the files that each is appended to,
-``measures.jsonl`` in the run folder of a trial, and in the folder of a target ``floors.jsonl`` and
-``functions.jsonl``, of a caller's own methods."""
+"""The measures of a comparison: lines of ``table.csv``. Each is also appended to a file:
+``measures.jsonl`` in the run folder of its trial; in the folder of its target ``floors.jsonl``, or
+``functions.jsonl`` for a caller's own methods."""
 
 import csv
 import io
