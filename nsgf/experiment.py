@@ -147,8 +147,8 @@ def train(
 
 
 def log_duration(session: Session, data: Data) -> None:
-    """Say how long all phases of a new run take, from a few updates of each in another folder,
-    which changes no random number. Say nothing of short runs, or where that would take long."""
+    """Log how long all phases of a new run take, from a few updates of each in another folder. This
+    changes no random number. Log nothing if the run is short, or if the measurement is long."""
     config, card = session.config, [session.device] if session.device.type == "cuda" else []
     plan = config.sinkhorn.batch_size * config.sinkhorn.targets
     updates = sum(getattr(config, name).iterations for name in config.phases)

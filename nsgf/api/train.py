@@ -37,7 +37,7 @@ from nsgf.system.output import show, silence
 from nsgf.system.seeding import keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any] | str | PathLike[str]
-"""Points or images, or where they are."""
+"""Points or images, or the path of a file or folder that holds them."""
 _NAMES = {"data.name": "dataset", "optim.iterations": "iterations", "run": "resume"}
 _NAMES |= {"data.path": "data"}
 

@@ -24,8 +24,8 @@ class Experiment(NamedTuple):
     methods: dict[str, Layer]
     """Settings for each method, which win over the others."""
     facts: Layer
-    """What a run found, from the file of facts beside it, or from the settings, where earlier
-    versions wrote it; None or empty for other files."""
+    """What a run found, from ``facts.json`` beside the settings; earlier versions wrote it into the
+    settings. None or empty for other files."""
 
 
 def config_folder() -> Path:

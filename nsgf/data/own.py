@@ -186,8 +186,8 @@ def _checksum(values: np.ndarray) -> str:
 
 
 def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the points of ``data.path``, float64, (N, D), and the names of their coordinates;
-    raise UserError unless it is a file with one table of enough finite numbers that vary."""
+    """Return the points of ``data.path``, float64, (N, D), and the names of their coordinates.
+    Raise UserError unless the file has one table with enough points, finite and not constant."""
     file = data_path(config)
     suffix = file.suffix.lower()
     try:

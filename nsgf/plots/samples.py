@@ -271,7 +271,7 @@ def name_axes(panel: Any, axes: Sequence[str] | None) -> None:
 
 def point_box(*points: Tensor) -> tuple[list[float], list[float]]:
     """Return the lower left and the upper right corner of the box around the first two coordinates
-    of points (N, D), without the outermost thousandth, with a margin."""
+    of points (N, D). The outermost thousandth of the points is left out; a margin is added."""
     values = torch.cat(points)[:, :2]
     low, high = (values.quantile(part, dim=0) for part in (0.001, 0.999))
     margin = 0.05 * (high - low)

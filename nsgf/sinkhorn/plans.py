@@ -154,12 +154,12 @@ class Clouds:
 
 
 def some_of(values: Tensor, at: list[int]) -> Tensor:
-    """Return values[at], without a copy if these are all."""
+    """Return values[at]; without a copy if `at` holds all indices."""
     return values if len(at) == values.shape[0] else values[at]
 
 
 def with_some(values: Tensor, at: list[int], new: Tensor) -> Tensor:
-    """Return values with these new ones at `at`, without a copy if these are all."""
+    """Write ``new`` to values[at] and return values; return ``new`` if `at` holds all indices."""
     if len(at) == values.shape[0]:
         return new
     values[at] = new
