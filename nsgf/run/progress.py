@@ -1,11 +1,11 @@
-"""Show the progress of long work: a bar on a terminal, or plain lines."""
+"""Show the progress of long work: a bar on a terminal or in a notebook, or plain lines."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from nsgf.system.output import format_hours, show_error
 
@@ -16,9 +16,9 @@ Item = TypeVar("Item")
 
 
 def is_terminal() -> bool:
-    """Whether stderr, where bars are drawn, is a terminal."""
+    """Whether stderr, where bars are drawn, is a terminal or a notebook's cell."""
     try:
-        return sys.stderr.isatty()
+        return sys.stderr.isatty() or type(sys.stderr).__module__ == "ipykernel.iostream"
     except (AttributeError, ValueError):  # stderr is missing or closed
         return False
 

@@ -2,7 +2,8 @@ import io
 from unittest.mock import Mock
 
 from nsgf.run import progress
-from nsgf.run.progress import Progress, count_progress
+from nsgf.run.progress import Progress, count_progress, is_terminal
+from nsgf.system.output import silence
 
 
 def work(seconds: list[float], **settings) -> list[str]:
@@ -58,3 +59,11 @@ def test_terminal_that_goes_away_does_not_end_the_work(monkeypatch):
     stream.write = Mock(side_effect=OSError(5, "Input/output error"))
     monkeypatch.setattr("sys.stderr", stream)
     assert len(work([100, 100])) == 2
+
+
+def test_bars_are_drawn_in_notebooks_unless_they_are_quiet(monkeypatch):
+    cell = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    monkeypatch.setattr("sys.stderr", cell())
+    assert is_terminal()
+    with silence():
+        assert not is_terminal()
