@@ -67,7 +67,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command that are no settings, e.g. ``{"nfe": 10}``."""
     words: Sequence[str] = ()
-    """Arguments after the command, of a command line."""
+    """Words of the command line after the command."""
 
     @property
     def opened(self) -> "RunFolder":

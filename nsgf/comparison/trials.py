@@ -141,7 +141,7 @@ class Comparison:
 
     @cached_property
     def function_trials(self) -> list["Trial"]:
-        """The caller's functions, with the noise of each seed."""
+        """A trial for each of the caller's functions and each seed; the seed sets the noise."""
         return self._trials_of(self.functions)
 
     def _trials_of(self, methods: Iterable[str]) -> list["Trial"]:

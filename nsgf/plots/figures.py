@@ -90,7 +90,7 @@ def draw_fields(fields: Sequence[Field]) -> Any:
 
 
 def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str = "") -> None:
-    """Draw arrows (N, 2) from points x (N, 2) in units of the axes, so that lengths compare."""
+    """Draw arrows (N, 2) from points x (N, 2) in units of the axes, with comparable lengths."""
     arrows = (*x[:ARROWS].T.numpy(), *velocity[:ARROWS].T.numpy())
     how = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.003}
     panel.quiver(*arrows, color=color, label=label, **how)

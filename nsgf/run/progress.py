@@ -107,7 +107,7 @@ def count_progress(
     unit: str,
     counter: Callable[[str, int, str], Progress] = Progress,
 ) -> Iterator[Item]:
-    """Yield the things and show progress with ``counter``, for example ``RunLog.progress``."""
+    """Yield ``things`` and show the progress. ``counter`` makes the Progress."""
     with counter(title, len(things), unit) as progress:
         for thing in things:
             yield thing
