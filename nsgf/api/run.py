@@ -285,8 +285,8 @@ def check_network(
 
 
 def _check_call(model: nn.Module, inputs: dict[str, Tensor], device: torch.device) -> None:
-    """Call a network in training mode as training does, otherwise as sampling does. Raise ValueError
-    if its output is wrong, or if it changes its inputs."""
+    """Call a network in training mode as training does, else as sampling does. Raise ValueError if
+    its output is wrong, or if it changes its inputs."""
     given = {name: part.to(device, copy=True) for name, part in inputs.items()}
     with torch.set_grad_enabled(model.training):
         answer = model(*given.values())
