@@ -43,69 +43,17 @@ PLUS_PLUS = {
     "coupling ot": "--nsf.coupling ot",
     "source nsgf": "--nsf.source nsgf --sampling.tau 0",
     "source nsgf, coupling ot": "--nsf.source nsgf --nsf.coupling ot --sampling.tau 0",
-    "T 1": "--steps 1",
-    "T 2": "--steps 2",
-    "T 3": "--steps 3",
-    "T 4": "--steps 4",
     "harmonic steps": "--flow.schedule harmonic",
-    "n 128": "--sinkhorn-batch 128 --pool-batches 200",
-    "n 512": "--sinkhorn-batch 512 --pool-batches 50",
     "n 1024, m 1797": "--sinkhorn.target_batch 1797",
-    "n 4096, m 1797": "--sinkhorn-batch 4096 --pool-batches 6 --sinkhorn.target_batch 1797",
     "tau fixed to 0.64": "--sampling.tau 0.64",
-    "straight leg: heun": "--sampling.solver heun",
     "straight leg: dopri5": "--sampling.solver dopri5",
-    "hand-over, source prior": (  # a straight flow from noise needs a predictor
-        "--nsf.init nsgf --nsf.coupling ot --nsf.coupling_batch 1024 --steps 2"
-    ),
 }
-HAND_OVER = {
-    "hand-over": "",
-    "hand-over, T 1": "--steps 1",
-    "hand-over, T 3": "--steps 3",
-    "hand-over, T 5 harmonic": "--steps 5 --flow.schedule harmonic",
-    "hand-over, pairs of 128": "--nsf.coupling_batch 128",
-    "hand-over, pairs as drawn": "--nsf.coupling independent --nsf.coupling_batch null",
-    "hand-over, all starts new": "--nsf.starts null",
-    "hand-over, n 1024": "--sinkhorn-batch 1024 --pool-batches 50",
-    "hand-over, init random": "--nsf.init random",
-    "hand-over, more for nsgf": "--nsgf.iterations 600 --nsf.iterations 1200",
-    "hand-over, blur 0.25": "--sinkhorn.blur 0.25",
-    "hand-over, blur 1": "--sinkhorn.blur 1",
-}
-ONE_CALL = {
-    "128,000 samples, n 256, m 1796": "",
-    "n 64": "--generator.batch_size 64 --compare.updates [2000]",
-    "n 128": "--generator.batch_size 128 --compare.updates [1000]",
-    "n 512": "--generator.batch_size 512 --compare.updates [250]",
-    "m 256": "--generator.targets 256",
-    "m 512": "--generator.targets 512",
-    "m 1024": "--generator.targets 1024",
-    "blur 0.1": "--generator.blurs [0.1]",
-    "blur 0.3": "--generator.blurs [0.3]",
-    "blur 0.4": "--generator.blurs [0.4]",
-    "tolerance 1e-2": "--generator.tolerance 1e-2",
-    "blurs 0.1, 0.2, 0.4": "--generator.blurs [0.1,0.2,0.4]",
-}
-
-
-def on(base: str, variants: dict[str, str]) -> dict[str, str]:
-    """Flags and their values by label: those of the base, with others in their place or besides."""
-    found = {}
-    for label, changes in variants.items():
-        words = f"{base} {changes}".split()
-        last = dict(zip(words[::2], words[1::2], strict=True))
-        found[label] = " ".join(f"{flag} {value}" for flag, value in last.items())
-    return found
-
-
 VARIANTS = {
-    "2d": on("--methods nsgf", POINTS),
+    "2d": {label: f"--methods nsgf {flags}" for label, flags in POINTS.items()},
     "digits": {
-        **on("--methods nsgf++ --compare.updates [1800]", PLUS_PLUS),
-        **on("--methods nsgf++h --compare.updates [1800]", HAND_OVER),
+        label: f"--methods nsgf++ --compare.updates [1800] {flags}"
+        for label, flags in PLUS_PLUS.items()
     },
-    "onecall": on("--methods onecall --generator.batch_size 256 --compare.updates [500]", ONE_CALL),
 }
 """Flags by name of the ablation and label."""
 FIRST_SEED = 2000

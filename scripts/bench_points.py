@@ -3,8 +3,10 @@
     python scripts/bench_points.py make DIR                  # DIR/SET.npy: points to train on
     python -m nsgf compare --exp points --data.path DIR/SET.npy --out-dir DIR/SET ...
     python scripts/bench_points.py measure DIR FILE.csv      # adds the runs below DIR that ended
+    python scripts/bench_points.py draw FILE.csv FILE.png
 
 Samples are compared with held-out points, in standardised columns. All sets have known parts.
+W2 is measured at ten calls.
 """
 
 import csv
@@ -12,6 +14,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +27,8 @@ POINTS, HELD_OUT, DRAWS = 10_000, 4096, 4
 CALLS = (2, 3, 5, 10, 20, 100)
 Labelled = tuple[np.ndarray, np.ndarray]
 """Points (N, D) and the number of the part that each belongs to (N,)."""
+METHODS = {"nsgf++h": "NSGF++h", "nsgf": "NSGF", "affine": "Affine", "otcfm+": "OT-CFM+"}
+METHODS |= {"otcfm": "OT-CFM", "icfm": "I-CFM", "nsgf++": "NSGF++", "floor": "other points"}
 
 
 def mixture(n: int, rng: np.random.Generator, dim: int) -> Labelled:
@@ -42,7 +47,18 @@ def pinwheel(n: int, rng: np.random.Generator) -> Labelled:
     return 2 * np.einsum("ni,nij->nj", np.stack([along, across], 1), turn.reshape(-1, 2, 2)), part
 
 
-SETS = {f"mixture-{dim}": partial(mixture, dim=dim) for dim in (2, 8, 32)} | {"pinwheel": pinwheel}
+def tree(n: int, rng: np.random.Generator) -> Labelled:
+    """A stem in 10 dimensions that splits three times in two; its parts are the 15 branches."""
+    steps = 2 * np.random.default_rng(10).normal(size=(16, 10)) / 10**0.5
+    starts = np.zeros((16, 10))
+    for branch in range(2, 16):
+        starts[branch] = starts[branch // 2] + steps[branch // 2]
+    part, way = rng.integers(1, 16, size=n), rng.uniform(size=(n, 1))
+    return starts[part] + way * steps[part] + 0.05 * rng.normal(size=(n, 10)), part - 1
+
+
+SETS = {f"mixture-{dim}": partial(mixture, dim=dim) for dim in (2, 8, 32)}
+SETS |= {"pinwheel": pinwheel, "tree": tree}
 
 
 class Judge:
@@ -57,7 +73,7 @@ class Judge:
             torch.as_tensor(part[:5000]),
         )
 
-    def measure(self, x: Tensor, draw: int) -> dict[str, float]:
+    def measure(self, x: Tensor, draw: int, *, has_w2: bool = True) -> dict[str, float | str]:
         """Return the measures of samples (N, D): W2, 1000 times the energy distance, the share of
         samples in another part than they should be, and the number of parts with less than a
         quarter of their share."""
@@ -65,7 +81,8 @@ class Judge:
         own, right = self._shares(x), self._shares(real)
         off, lost = float((own - right).abs().sum() / 2), int((own < right / 4).sum())
         energy = 1000 * energy_distance(x, real)
-        return {"w2": w2(x, real), "energy": energy, "parts_off": off, "parts_lost": lost}
+        distance = w2(x, real) if has_w2 else ""
+        return {"w2": distance, "energy": energy, "parts_off": off, "parts_lost": lost}
 
     def _shares(self, x: Tensor) -> Tensor:
         nearest = torch.cat([torch.cdist(rows, self.known).argmin(1) for rows in x.split(1024)])
@@ -76,7 +93,7 @@ def measure(folder: Path, file: Path) -> None:
     """Append the measures of the floors and of all runs that the file does not have."""
     rows = [*csv.DictReader(file.open())] if file.exists() else []
     known = {(row["set"], row["method"], row["seed"]) for row in rows}
-    for name in SETS:
+    for name in (name for name in SETS if (folder / name).exists()):
         found = sorted((folder / name).glob("compare-*/*/*-seed*/costs.jsonl"))
         judge = Judge(name)
         for draw in range(DRAWS) if found and (name, "floor", "0") not in known else ():
@@ -90,7 +107,7 @@ def measure(folder: Path, file: Path) -> None:
             for nfe in CALLS:
                 if method != "nsgf++" or nfe > 2:  # which has three networks to call
                     x = run.sample(HELD_OUT, seed=10_000 + int(seed), nfe=nfe)
-                    values = judge.measure(x, int(seed) % DRAWS)
+                    values = judge.measure(x, int(seed) % DRAWS, has_w2=nfe == 10)
                     rows.append({"set": name, "method": method, "seed": seed, "nfe": nfe, **values})
             with file.open("w", newline="") as stream:
                 writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
@@ -98,8 +115,32 @@ def measure(folder: Path, file: Path) -> None:
                 writer.writerows(rows)
 
 
+def draw(file: Path, picture: Path) -> None:
+    """Draw the mean energy distance against calls, a panel for each set, over the floors."""
+    rows = [*csv.DictReader(file.open())]
+    names = [name for name in SETS if name in {row["set"] for row in rows}]
+    figure, axes = plt.subplots(2, 2, figsize=(9, 5.4), layout="constrained")
+    for axis, name in zip(axes.flat, names, strict=False):
+        for method, label in METHODS.items():
+            values: dict[int, list[float]] = {}
+            for row in rows:
+                if (row["set"], row["method"]) == (name, method):
+                    values.setdefault(int(row["nfe"]), []).append(float(row["energy"]))
+            if method == "floor":
+                axis.axhspan(0.01, max(values[0]), color="0.9", label=label)
+            elif values:
+                means = [max(np.mean(values[nfe]), 0.1) for nfe in values]
+                axis.loglog([*values], means, "o-", ms=3, label=label)
+        axis.set(title=name, xlabel="network calls", ylim=(0.1, 300))
+    axes[0, 0].set_ylabel("1000 x energy distance")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(picture, dpi=110)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "make":
+    if sys.argv[1] == "draw":
+        draw(Path(sys.argv[2]), Path(sys.argv[3]))
+    elif sys.argv[1] == "make":
         Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
         for name in SETS:
             np.save(Path(sys.argv[2]) / f"{name}.npy", Judge(name).points)

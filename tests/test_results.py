@@ -3,8 +3,9 @@
 import csv
 import re
 from functools import cache
+from math import inf
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 import pytest
 from scipy.stats import t as student_t
@@ -15,27 +16,26 @@ ROOT = Path(__file__).parents[1]
 SETS = ("8gaussians", "moons", "scurve", "checkerboard", "8gaussians_moons")
 DIGITS = {"imagenet_frechet": ".1f", "1000 imagenet_kid": ".1f"}
 DIGITS |= {"imagenet_precision": ".3f", "imagenet_recall": ".3f"}
-FID = {"classifier_fid": "fid", "classifier_precision": ".3f", "classifier_recall": ".3f"}
-MEASURES = (*DIGITS, *FID, "w2", "1000 energy", "energy", "parts_off")
+MEASURES = (*DIGITS, "w2", "1000 energy", "energy", "parts_off")
 METHODS = {
     "real images": "floor",
     "other points": "floor",
-    "the same": "affine-fp32",
-    "NSGF++: hand-over": "nsgf++h",
-    "NSGF++h: `evaluate --pretrained mnist`": "nsgf++h",
-    "straight flow after a linear map of the noise": "affine",
-    "OT-CFM with the hand-over's pairs": "otcfm+",
+    "real data": "floor",
+    "NSGF++ of the paper": "nsgf++",
+    "linear map": "affine",
+    "OT-CFM with as many pairs": "otcfm+",
 }
 PAIRS = {
     "2d": "nsgf-otcfm nsgf-sbcfm nsgf-icfm nsgf-1rf nsgf-2rf",
     "digits": "affine-nsgf++h affine-otcfm+ nsgf++h-otcfm+ nsgf++h-nsgf++",
-    "mnist_starts": "affine-otcfm+ affine-otcfm affine-nsgf++h affine-nsgf++ nsgf++h-otcfm+",
-    "points": "nsgf++h-nsgf nsgf++h-affine nsgf++h-otcfm+ nsgf++h-otcfm nsgf++h-icfm "
-    "nsgf++h-nsgf++",
+    "points": "nsgf++h-nsgf nsgf++h-affine nsgf++h-otcfm+ nsgf++h-otcfm "
+    "nsgf-affine nsgf-otcfm+ nsgf-otcfm",
 }
-"""By file, the pairs whose tests are one family, by all measures and calls (and targets of 2d)."""
+"""By file, the pairs whose tests are one family, by all targets, measures and calls."""
+ONLY = {"points": ({"energy"}, {"3", "10", "100"})}
+"""By file, measures and calls of the family, where it has not all of them."""
 Part = tuple[str, str, dict[str, object]]
-"""Measure, format ("fid": one decimal below 100, ±: with deviation) and lines of the file."""
+"""Measure, format (±: with deviation) and lines of the file."""
 
 
 @cache
@@ -66,22 +66,21 @@ def paired(file: str, pair: tuple, measure: str, where: dict[str, object]) -> li
     """Return the differences within the same seed, or within seed and draw if none is tested."""
     one, other = (found(file, name, measure, where) for name in pair)
     kept = sorted(one.keys() & other.keys())
-    if file == "mnist_starts" and {"otcfm", "nsgf++"} & {*pair}:
-        kept = [key for key in kept if key[0] != "0"]  # measured by another classifier
     values = {key: one[key] - other[key] for key in kept}
     return by_seed(values) if file in PAIRS else [*values.values()]
 
 
 @cache
-def p_values(file: str, target: str | None) -> dict[tuple, tuple[float, float]]:
+def p_values(file: str) -> dict[tuple, tuple[float, float]]:
     """Return p of each paired t test, before and after Holm's correction over the family."""
     cells = {(line["target"], line["nfe"]) for line in lines_of(file) if line["nfe"]}
     tests, corrected, largest = {}, {}, 0.0
     pairs = [tuple(pair.split("-")) for pair in PAIRS[file].split()]
-    for pair, measure in ((pair, measure) for pair in pairs for measure in MEASURES):
-        for place, nfe in (cell for cell in cells if target in (None, cell[0])):
+    measures, calls = ONLY.get(file, (MEASURES, {nfe for _, nfe in cells}))
+    for pair, measure in ((pair, measure) for pair in pairs for measure in measures):
+        for place, nfe in (cell for cell in cells if cell[1] in calls):
             values = paired(file, pair, measure, {"target": place, "nfe": nfe})
-            if len(values) > 1:
+            if len(values) > 2:
                 t = abs(mean(values)) / stdev(values) * len(values) ** 0.5
                 tests[pair, measure, place, nfe] = 2 * float(student_t.sf(t, len(values) - 1))
     for place, key in enumerate(sorted(tests, key=lambda key: tests[key])):
@@ -103,15 +102,13 @@ def shown(file: str, who: str | tuple, part: Part) -> str:
         return "-"
     values = [value * (100 if measure == "parts_off" else 1) for value in values]
     middle, count, kind = mean(values), len(values), form.rstrip("±")
-    kind = kind.replace("fid", ".1f" if abs(middle) < 99.95 else ".0f")
     text = f"{middle:{'+' if is_pair else ''}{kind}}" if kind else ""
     has_spread = is_pair or "±" in form or (who == "floor" and len(places) == 1)
     if count > 1 and kind and has_spread:
         text += f" ± {stdev(values) / (count**0.5 if is_pair else 1):{kind}}"
     if is_pair and file in PAIRS:
-        family = p_values(file, where["target"] if file == "points" else None)
         target = where.get("target") or lines_of(file)[0]["target"]
-        p, corrected = family[who, measure, target, str(where["nfe"])]
+        p, corrected = p_values(file)[who, measure, target, str(where["nfe"])]
         sign = "+" if (middle > 0) == measure.endswith(("precision", "recall")) else "-"
         text += " " + (sign if corrected < 0.05 else f"({sign})" if p < 0.05 else "=")
     return text.strip()
@@ -123,7 +120,6 @@ def plain(text: str) -> str:
 
 
 def method_of(label: str) -> str:
-    label = label.replace("NSGF++, hand-over", "NSGF++: hand-over").removeprefix("FID of ")
     name = re.split(r", | \(", label)[0]
     return METHODS.get(name, name.lower().replace("-", "").replace(" ", ""))
 
@@ -158,9 +154,8 @@ def check(
             who = (first, method_of(other))
         who = against if " itself" in label else who
         for place, (cell, parts) in enumerate(zip(cells, columns, strict=False)):
-            kept = parts[:1] if isinstance(who, tuple) and head.startswith("FID") else parts
             only = where if own != "2d" or file == "2d" else where | {"seed": 0}
-            texts = [shown(own, who, (name, form, only | at)) for name, form, at in kept]
+            texts = [shown(own, who, (name, form, only | at)) for name, form, at in parts]
             alike = len({*texts}) == 1 and (who == "floor" or texts[0] == "-")
             expected = plain(texts[0] if alike else join.join(texts))
             if cell not in ("", "not run", expected):
@@ -182,14 +177,15 @@ STEPS = [[(m, ".3f±", at)] for m, _, at in W2[0]] + [ENERGY[0][1:]]
 STEPS += [[(m, ".3f±", at)] for m, _, at in W2[2]] + [ENERGY[2][1:]]
 ABLATION = [[part] for column in (W2[1], W2[3]) for part in column]
 ONE_CALL = [CALLS, *([("w2", ".3f", {"target": x, "nfe": 1})] for x in SETS), TIME]
-SHORT = [[("updates", ".0f", {"nfe": 1})], *([part] for part in each(FID, 1)[0]), TIME]
-POINTS = each({"energy": ".1f±"}, 2, 3, 5, 10, 100)
-POINTS += each({"w2": ".2f±"}, 10) + each({"parts_off": ".1f±"}, 10)
+PLACES = ("mixture-8", "mixture-32", "pinwheel", "tree")
+POINTS = [[("energy", ".1f±", {"target": x, "nfe": n})] for n in (3, 10) for x in PLACES]
+EXACT = [[("w2", ".2f±", {"target": x, "nfe": 10})] for x in PLACES]
+EXACT += [[("parts_off", ".1f±", {"target": x, "nfe": 10})] for x in PLACES]
+LEADS = [[("energy", "", {"target": x, "nfe": n}) for n in (3, 10, 100)] for x in PLACES[:3]]
 FRECHET = [*each({"imagenet_frechet": ".1f±"}, 1, 2, 3, 5, 10, 20), TIME]
 KID = each({name: form for name, form in DIGITS.items() if "frechet" not in name}, 2, 3, 5, 10, 20)
 PAIRED = each({"imagenet_frechet": ".1f"}, 2, 3, 5, 10)
 PAIRED += each({"imagenet_precision": ".3f"}, 3, 10) + each({"imagenet_recall": ".3f"}, 3, 10)
-README = [[part] for part in each(DIGITS, 10)[0]]
 GENERATOR = [CALLS, *([(m, form + "±", at)] for m, form, at in each(DIGITS, 1)[0]), TIME]
 SHIPPED = [
     [("calls", ".0f", {})],
@@ -197,28 +193,20 @@ SHIPPED = [
 ]
 SHARED = {"files": dict.fromkeys(("affine", "otcfm+", "otcfm"), "digits")}
 PLUS = {"join": " / ", "files": {"nsgf": "2d", "otcfm": "2d"}}
-CLASSIFIER = each(FID, 2, 3, 5, 10, 20)
-OLDER = [*each({"classifier_fid": "fid"}, 1, 2, 3, 4, 5, 10, 20, 60), TIME]
 TABLES = [
     ("W2 at 10 / 100 calls | 8gaussians", "2d", [*W2, TIME], {"join": " / "}),
     ("NSGF against", "2d", SIGNS, {"join": " ", "against": "nsgf"}),
     ("W2 at 10 / 100 calls, seed 0", "2d_plus", W2, PLUS),
-    ("1000 x energy distance at", "points", POINTS, {"target": "mixture-8"}),
-    ("pinwheel, 1000 x energy", "points", POINTS, {"target": "pinwheel"}),
-    ("32 dimensions, 1000 x energy", "points", POINTS, {"target": "mixture-32"}),
+    ("1000 x energy distance at 3 and 10 calls", "points", POINTS, {}),
+    ("W2, and % in a wrong part, at 10", "points", EXACT, {}),
+    ("at 3, 10 and 100 calls", "points", LEADS, {"join": " "}),
     ("W2 | moons, 10 calls", "ablations_2d", ABLATION, {}),
     ("minus configs/2d.yaml", "ablations_2d_steps", STEPS, {"against": "configs/2d.yaml"}),
     ("Fréchet distance at | 1 call", "digits", FRECHET, {}),
     ("1000 x KID; precision; recall at", "digits", KID, {}),
     ("paired over seeds", "digits", PAIRED, {}),
-    ("| Fréchet distance", "digits", README, {"page": "README.md"}),
-    ("FID, precision, recall | 2", "mnist_starts", [*CLASSIFIER, TIME], {"join": ", "}),
-    ("6,000 updates, seed 0", "mnist_affine", CLASSIFIER + each(FID, 60), {"join": ", "}),
-    ("classifier FID at", "mnist", OLDER, {}),
-    ("FID, precision, recall on CIFAR", "cifar10", [*CLASSIFIER, TIME], {"join": ", "}),
     ("digits, seeds 0 to 4", "digits_onecall", GENERATOR, SHARED),
     ("W2, seed 0 | calls", "2d_onecall", ONE_CALL, {}),
-    ("MNIST, one call", "mnist_onecall", SHORT, {}),
     ("name | calls | Fréchet", "shipped", SHIPPED, {}),
 ]
 
@@ -228,11 +216,71 @@ def test_table(head, file, columns, how):
     check(head, file, columns, **how)
 
 
+def rows_of(page: str, head: str) -> list[list[str]]:
+    """Return the cells of a table, row by row, without its head."""
+    text = plain((ROOT / page).read_text()).partition(f"\n| {plain(head)}")[2].partition("\n\n")[0]
+    return [re.split(r" *\| *", line.strip("| ")) for line in text.split("\n")[2:]]
+
+
+def lines_from(file: str) -> list[dict[str, str]]:
+    with (ROOT / f"docs/results/{file}.csv").open() as stream:
+        return [*csv.DictReader(stream)]
+
+
+def test_table_of_solvers():
+    """A rival's time is that of its fastest setting that is at least as exact as ours."""
+    times: dict[tuple, dict[str, list[float]]] = {}
+    lines = lines_from("solver_work_precision")
+    limits = {
+        line["case"]: float(line["largest_error"]) for line in lines if line["solver"] == "nsgf"
+    }
+    for line in lines:
+        if float(line["largest_error"]) <= limits[line["case"]]:
+            key = line["case"], line["problems"], line["solver"]
+            times.setdefault(key, {}).setdefault(line["setting"], []).append(
+                float(line["processor_ms"])
+            )
+    least = {key: min(map(median, found.values())) for key, found in times.items()}
+    ratios = {key: least[key] / least[(*key[:2], "nsgf")] for key in least if key[2] != "nsgf"}
+    for case, (_, own, error, _, *cells) in zip(
+        limits, rows_of("docs/sinkhorn.md", "N x M x D, blur"), strict=True
+    ):
+        texts = [f"{least[case, n, 'nsgf']:.1f}" for n in "18"]
+        assert (own, error) == (plain(" / ".join(texts)), plain(f"{limits[case]:.2%}"[:-1]) + " %")
+        for solver, cell in zip(("POT", "ott-jax", "mdot-tnt"), cells, strict=True):
+            found = [f"{ratios.get((case, n, solver), inf):.1f}" for n in "18"]
+            assert cell == plain(" / ".join(found)).replace("inf / inf", "not reached"), case
+    best = {n: [min(r for k, r in ratios.items() if k[:2] == (c, n)) for c in limits] for n in "18"}
+    said = "takes {} to {} times as long; with one problem a call, {} to {} times."
+    said = said.format(*(f"{f(best[n]):.{f(best[n]) < 9.95:d}f}" for n in "81" for f in (min, max)))
+    assert plain(said) in " ".join(plain((ROOT / "docs/sinkhorn.md").read_text()).split())
+    assert min(best["8"]) >= 2, "README: at most half the time"
+    faster = {key[0] for key, ratio in ratios.items() if key[1] == "1" and ratio < 1}
+    assert len(faster) == 1, "README: faster on one of six shapes"
+
+
+def test_table_of_pictures():
+    for place, name in ((1, "digits"), (2, "mnist")):
+        rows = rows_of("docs/evaluation.md", "Fréchet distance, 1000 x KID, precision, recall of")
+        lines = {
+            line["pictures"]: line
+            for line in lines_from("pictures")
+            if line["side"] == "112" and line["scaling"] == "bicubic" and line["set"] == name
+        }
+        assert len(rows) == len(lines) == 9
+        for cells in rows:
+            values = [float(lines[cells[0]][measure]) for measure in DIGITS]
+            forms = (".0f", ".0f", ".2f", ".2f")
+            texts = [f"{value:{form}}" for value, form in zip(values, forms, strict=True)]
+            assert cells[place] == plain(", ".join(texts)).replace("-0,", "0,")
+
+
 def test_table_of_known_shares():
-    text = plain((ROOT / "docs/results.md").read_text())
-    rows = re.findall(r"^\| (digits|MNIST)" + r" \| ([\d.]+)" * 5 + r" \|$", text, re.M)
-    with (ROOT / "docs/results/target_r2.csv").open() as stream:
-        lines = {tuple(line[:3]): [*map(float, line[3:6])] for line in [*csv.reader(stream)][1:]}
+    rows = rows_of("docs/results.md", "data | n | m")
+    lines = {
+        tuple(cells[:3]): [*map(float, cells[3:6])]
+        for cells in (list(line.values()) for line in lines_from("target_r2"))
+    }
     assert len(rows) == 17
     for name, n, m, *texts in rows:
         r_squared, known, seconds = lines[name.lower(), n, m]
@@ -243,49 +291,30 @@ def test_table_of_known_shares():
 
 
 def test_figures_in_sentences():
-    def points(who, nfe=10, measure="energy", form=".1f", target="mixture-8"):
-        return shown("points", who, (measure, form, {"target": target, "nfe": nfe}))
-
-    def minus(*others, **how):
-        return [points(("nsgf++h", other), **how) for other in others]
-
     def digits(who, nfe, file="digits"):
         kept = [each(DIGITS, nfe)[0][place] for place in (0, 2)]
         return " / ".join(shown(file, who, part) for part in kept)
 
-    own = [
-        p for key, (p, _) in p_values("2d", None).items() if key[0][1] == "otcfm" and key[1] == "w2"
-    ]
+    own = [p for key, (p, _) in p_values("2d").items() if key[0][1] == "otcfm" and key[1] == "w2"]
     assert sum(p * (len(own) - place) < 0.05 for place, p in enumerate(sorted(own))) == 4
-    families = {"2d": None, "digits": None, "mnist_starts": None, "points": "mixture-8"}
-    assert [len(p_values(*family)) for family in families.items()] == [100, 80, 72, 105]
+    assert [len(p_values(file)) for file in PAIRS] == [100, 80, 63]
     said = [
-        ("README.md", "{} for the hand-over, {} for `affine` and {} for OT-CFM with as many pairs"),
-        (
-            "README.md",
-            "have a distance of {} and a precision of {} at 10 calls, real images {} and {}",
-        ),
         ("docs/one-call.md", "{} at 1 call | {} at 5, {} at 10"),
-        ("docs/results.md", "{}, minus Affine {}, OT-CFM+ {}, OT-CFM {}, I-CFM {}, NSGF++ {};"),
-        ("docs/results.md", "at 5 calls minus Affine {}, as"),
-        ("docs/results.md", "Affine is {}, minus OT-CFM+ {}, minus OT-CFM {}, minus NSGF {}; W2"),
-        ("docs/results.md", "W2 minus NSGF {}."),
-        ("docs/results.md", "+ and NSGF++h: {}, {}, {}."),
     ]
     measured = [
-        [*map(points, ("nsgf++h", "affine", "otcfm+"))],
-        [
-            shown("shipped", who, (f"imagenet_{name}", form, {}))
-            for who, digit in (("mnist", 0), ("real images of MNIST", 1))
-            for name, form in (("frechet", f".{digit}f"), ("precision", ".2f"))
-        ],
         [digits("onecall", 1, "digits_onecall"), digits("nsgf++h", 5), digits("nsgf++h", 10)],
-        minus("nsgf", "affine", "otcfm+", "otcfm", "icfm", "nsgf++"),
-        minus("affine", nfe=5),
-        minus("affine", "otcfm+", "otcfm", "nsgf", target="pinwheel"),
-        minus("nsgf", measure="w2", form=".3f", target="pinwheel"),
-        [shown("mnist_starts", "floor", part) for part in each(FID, 10)[0]],
     ]
     for (page, sentence), values in zip(said, measured, strict=True):
         text = " ".join(plain((ROOT / page).read_text()).split())
         assert plain(sentence.format(*values)) in text
+
+
+def test_table_of_the_readme():
+    columns = {
+        "points": ("energy", ".1f", {"target": "mixture-8", "nfe": 10}),
+        "digits": ("imagenet_frechet", ".1f", {"nfe": 10}),
+    }
+    for label, *cells in rows_of("README.md", "10 network calls"):
+        who = method_of(label)
+        for cell, (file, part) in zip(cells, columns.items(), strict=False):
+            assert cell in ("", plain(shown(file, who, part).partition(" ")[0])), (label, file)
