@@ -125,7 +125,7 @@ def test_a_run_does_what_the_commands_do(small_run, tmp_path, monkeypatch):
 def test_images_are_saved(small_run, tmp_path):
     run, images = nsgf.load(small_run.path), torch.rand(9, 3, 8, 8)
     assert Image.open(run.save_images(tmp_path / "a.png", images)).size[0] > 24
-    no_images = (images[0], images.byte(), images[:0], images[:, :2], [["a"]])
+    no_images = (images[0], images.byte(), images[:0], images.repeat(1, 2, 1, 1), [["a"]])
     files = [("a.jpg", images), ("no/a.png", images)]
     for file, wrong in (*files, *(("a.png", wrong) for wrong in no_images)):
         with pytest.raises(UserError, match=r"samples|file"):
