@@ -5,6 +5,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Callable
+from io import BytesIO
 from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -57,7 +58,8 @@ def read(stream: BinaryIO, start: int = 0) -> Any:
         if broken := archive.testzip():
             raise ValueError(f"wrong checksum of {broken}")
     stream.seek(start)
-    return torch.load(stream, map_location="cpu", weights_only=True)
+    whole = BytesIO(stream.read()) if start else stream  # torch 2.4 reads no part of a file
+    return torch.load(whole, map_location="cpu", weights_only=True)
 
 
 def find(file: Path, check: Callable[[Any], T], log: Callable[[str], None] = show) -> T | None:
