@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path):
     for file in (target / "config.json", target / "README.md", report):
         text = file.read_text()
         assert str(tmp_path.parent) not in text, file
-        assert "jane doe" not in text.lower() and "~jane" not in text, file
+        assert not re.search("jane doe|~jane", text.lower()), file
     assert "left out: weights.pth is missing" in (target / "README.md").read_text()
     assert "see &#39;x.pt&#39;, y.pt, z.pt" in report.read_text()
     assert nsgf.load(target).config.data.name == small.data.name
