@@ -54,7 +54,7 @@ def test_a_pass_has_each_pair_once():
 
 
 def test_example_of_the_docstring_learns(monkeypatch):
-    text = inspect.getdoc(SinkhornPool).partition("::\n")[2].partition("Iterating")[0]
+    text = inspect.getdoc(SinkhornPool).partition(", ...:\n")[2].partition("One loop")[0]
     torch.manual_seed(0)
     data = 0.3 * torch.randn(2000, 2) + torch.tensor([2.0, -1.0])
     names = {"nsgf": nsgf, "torch": torch, "nn": nn, "data": data}

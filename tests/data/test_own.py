@@ -48,7 +48,7 @@ def test_a_held_out_part_is_the_same_for_every_seed_and_not_trained_on(kind, tmp
     place = write_points(place) if name == "points" else write_images(tmp_path, 40, classes=2)
     whole = Data(inspected(name, place, **how), 0)
     if kind == "arrays":
-        np.savez(place := tmp_path / "x.npz", images=whole.images, labels=whole._labels)
+        np.savez(place := tmp_path / "x.npz", images=whole.images, labels=whole.labels)
     config = inspected(name, place, held_out=0.4, **how)
     data, other = Data(config, 0), Data(config, 5)
     rows, (trained, held_out) = whole.points, split_rows(config, 40)
@@ -56,7 +56,7 @@ def test_a_held_out_part_is_the_same_for_every_seed_and_not_trained_on(kind, tmp
     for one in (data, other):
         if name == "images":
             rows, found = whole.images, (one.images, one.measured().images)
-            assert torch.equal(one._labels, whole._labels[trained])
+            assert torch.equal(one.labels, whole.labels[trained])
         else:
             found = (one.points, one.measured().points)
         assert torch.equal(found[0], rows[trained])

@@ -138,7 +138,7 @@ def test_every_digit_is_of_its_class_and_the_last_group_of_all(mixed):
     data, cut = Data(TOLD, 0), range(5, 335)
     real = to_unit_range(data.images).flatten(1)
     drawn = data.target_by_class("x", mixed=mixed).at(cut).flatten(1)
-    found, told = data._labels[torch.cdist(drawn, real).argmin(1)], class_labels(cut, 10 + mixed)
+    found, told = data.labels[torch.cdist(drawn, real).argmin(1)], class_labels(cut, 10 + mixed)
     assert data.classes == 10
     assert torch.equal(found[told < 10], told[told < 10].long())
     assert not mixed or len(found[told == 10].unique()) > 5
@@ -151,7 +151,7 @@ def test_streams_of_classes_differ_and_need_the_setting():
     assert not torch.equal(one, other)
     assert Data(replace(TOLD, conditional=False), 0).classes == 0
     for label, stream in enumerate(data.target_by_class("x")._streams):  # their work is linear
-        assert torch.equal(stream._chosen, (data._labels == label).nonzero()[:, 0])
+        assert torch.equal(stream._chosen, (data.labels == label).nonzero()[:, 0])
 
 
 def test_class_without_images_is_one_line(monkeypatch):

@@ -155,7 +155,7 @@ def test_samples_pass_the_affine_map_without_a_network_call(tiny):
     assert drawn.marks[:3] == [
         "start",
         "affine 1/1",
-        f"straight 1/{config.sampling.straight_steps}",
+        f"straight flow 1/{config.sampling.straight_steps}",
     ]
 
 
