@@ -118,9 +118,7 @@ def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):
         tiny_run.config_file.write_text(dump_config(tracked))
         request = parse(argv)
         assert request.config.tracking.tracker == expected
-        assert any(f"add --tracker {own}" in note for note in request.notes) == (
-            own != expected
-        )
+        assert any(f"add --tracker {own}" in note for note in request.notes) == (own != expected)
         named = parse([*argv, "--tracker", "wandb-offline"])
         assert named.config.tracking.tracker == "wandb-offline"
         assert named.notes == []
