@@ -32,7 +32,6 @@ POINTS = {
     "T 40, 50 flows": "--steps 40 --pool-batches 50",
     "25 flows": "--pool-batches 25",
     "400 flows": "--pool-batches 400",
-    "constant rate": "--nsgf.schedule constant",
     "n 256, 400 flows": "--sinkhorn-batch 256 --pool-batches 400",
     "paper's n, pool, blur; harmonic": PAPER,
     "paper's n, pool, blur; eta 0.5": f"{PAPER} --flow.schedule constant --flow.eta 0.5",
@@ -43,8 +42,6 @@ PLUS_PLUS = {
     "coupling ot": "--nsf.coupling ot",
     "source nsgf": "--nsf.source nsgf --sampling.tau 0",
     "source nsgf, coupling ot": "--nsf.source nsgf --nsf.coupling ot --sampling.tau 0",
-    "harmonic steps": "--flow.schedule harmonic",
-    "n 1024, m 1797": "--sinkhorn.target_batch 1797",
     "tau fixed to 0.64": "--sampling.tau 0.64",
     "straight leg: dopri5": "--sampling.solver dopri5",
 }
@@ -58,8 +55,6 @@ VARIANTS = {
 """Flags by name of the ablation and label."""
 FIRST_SEED = 2000
 """Not those of a comparison: settings must not be chosen by the draws they are judged with."""
-TARGETS = ["moons", "checkerboard"]
-"""Of 2d, by default."""
 
 
 def main() -> None:
@@ -122,7 +117,9 @@ def _configured(options: argparse.Namespace, flags: list[str], label: str) -> Co
     digest = hashlib.sha256(trained.encode()).hexdigest()[:8]
     name = f"{digest}-{re.sub(r'[^a-z0-9]+', '-', trained)[:80].strip('-')}"
     if options.exp == "2d":
-        words.append(f"--compare.targets=[{','.join(options.targets or TARGETS)}]")
+        words.append(
+            f"--compare.targets=[{','.join(options.targets or ['moons', 'checkerboard'])}]"
+        )
     words += ["--seed", str(FIRST_SEED), "--compare.seeds", str(options.seeds)]
     words += ["--out-dir", str(Path(options.out_dir) / f"ablate-{options.exp}")]
     experiment = "2d" if options.exp == "2d" else "digits"
