@@ -41,7 +41,6 @@ PLUS_PLUS = {
     "NSGF++": "",
     "coupling ot": "--nsf.coupling ot",
     "source nsgf": "--nsf.source nsgf --sampling.tau 0",
-    "source nsgf, coupling ot": "--nsf.source nsgf --nsf.coupling ot --sampling.tau 0",
     "tau fixed to 0.64": "--sampling.tau 0.64",
     "straight leg: dopri5": "--sampling.solver dopri5",
 }
@@ -117,9 +116,8 @@ def _configured(options: argparse.Namespace, flags: list[str], label: str) -> Co
     digest = hashlib.sha256(trained.encode()).hexdigest()[:8]
     name = f"{digest}-{re.sub(r'[^a-z0-9]+', '-', trained)[:80].strip('-')}"
     if options.exp == "2d":
-        words.append(
-            f"--compare.targets=[{','.join(options.targets or ['moons', 'checkerboard'])}]"
-        )
+        targets = ",".join(options.targets or ["moons", "checkerboard"])
+        words.append(f"--compare.targets=[{targets}]")
     words += ["--seed", str(FIRST_SEED), "--compare.seeds", str(options.seeds)]
     words += ["--out-dir", str(Path(options.out_dir) / f"ablate-{options.exp}")]
     experiment = "2d" if options.exp == "2d" else "digits"
