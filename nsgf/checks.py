@@ -59,7 +59,19 @@ def check_training(config: Config) -> None:
 
 def check_values(config: Config) -> None:
     """Raise UserError if a value is outside of its range, whatever the other settings are."""
-    _refuse(config, _value_rules(config))
+    wrong = []
+    for key, item in SETTINGS.items():
+        value, allowed = item.get(config), item.range
+        for number in value if isinstance(value, list) else (value,):
+            if allowed and isinstance(number, int | float) and number not in allowed:
+                wrong.append((True, key, f"must be {allowed}"))
+        if isinstance(value, str) and not value.isprintable():
+            wrong.append((True, key, "must be printable characters"))
+        if item.is_path and value is not None and not is_path(value):
+            wrong.append((True, key, "must be a path (~NAME only for an existing user)"))
+    if not EXP.fullmatch(config.exp):
+        wrong.append((True, "exp", "must be 1 to 100 letters, digits, '-' and '_'"))
+    _refuse(config, wrong)
 
 
 def _refuse(config: Config, rules: Iterable[Rule]) -> None:
@@ -76,22 +88,6 @@ def _refuse(config: Config, rules: Iterable[Rule]) -> None:
         raise UserError("; ".join(lines))
 
 
-def _value_rules(config: Config) -> list[Rule]:
-    wrong = []
-    for key, item in SETTINGS.items():
-        value, allowed = item.get(config), item.range
-        for number in value if isinstance(value, list) else (value,):
-            if allowed and isinstance(number, int | float) and number not in allowed:
-                wrong.append((True, key, f"must be {allowed}"))
-        if isinstance(value, str) and not value.isprintable():
-            wrong.append((True, key, "must be printable characters"))
-        if item.is_path and value is not None and not is_path(value):
-            wrong.append((True, key, "must be a path (~NAME only for an existing user)"))
-    if not EXP.fullmatch(config.exp):
-        wrong.append((True, "exp", "must be 1 to 100 letters, digits, '-' and '_'"))
-    return wrong
-
-
 def _general_rules(config: Config) -> Iterator[Rule]:
     ways = [way for way in WAYS if way.names == config.phases]
     if not ways:
@@ -100,13 +96,20 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     misfits = [way.misfits(config) for way in ways if not find_ways(config)]
     for key, allowed in min(misfits, key=len, default={}).items():
         yield True, key, f"must be {allowed} with phases {format_value(config.phases)}"
-    is_device = DEVICE.fullmatch(config.device)
-    yield not is_device, "device", "must be auto, cpu, cuda or cuda:N"
+    yield not DEVICE.fullmatch(config.device), "device", "must be auto, cpu, cuda or cuda:N"
 
     for key, other, needed in NEEDS:
         useless = SETTINGS[key].get(config) is not None and SETTINGS[other].get(config) != needed
         yield useless, key, f"must be null unless {other} is {needed}"
-    yield from _affine_rules(config)
+    if config.nsf.source == "affine" and "nsf" in config.phases:
+        yield config.nsf.init != "random", "nsf.init", "must be random with nsf.source affine"
+        wrong = config.flow.schedule == "constant" and config.flow.eta > 1
+        yield wrong, "flow.eta", "must be <= 1 with nsf.source affine"
+        wrong = config.data.source != NOISE
+        yield wrong, "nsf.source", f"must not be affine with data.source {config.data.source}"
+        size = math.prod(data_shape(config.data))
+        few = f"must not be affine for samples of {size} values, more than {MOST_VALUES}"
+        yield size > MOST_VALUES, "nsf.source", few
     peer, generator = config.peer, config.generator
     yield peer.method == "sbcfm" and peer.sigma == 0, "peer.sigma", "must be > 0 for sbcfm"
 
@@ -127,20 +130,6 @@ def _general_rules(config: Config) -> Iterator[Rule]:
         yield not generator.blurs, "generator.blurs", "must have at least one"
 
 
-def _affine_rules(config: Config) -> Iterator[Rule]:
-    """Yield the rules for nsf.source affine."""
-    if config.nsf.source != "affine" or "nsf" not in config.phases:
-        return
-    yield config.nsf.init != "random", "nsf.init", "must be random with nsf.source affine"
-    wrong = config.flow.schedule == "constant" and config.flow.eta > 1
-    yield wrong, "flow.eta", "must be <= 1 with nsf.source affine"
-    wrong = config.data.source != NOISE
-    yield wrong, "nsf.source", f"must not be affine with data.source {config.data.source}"
-    size = math.prod(data_shape(config.data))
-    few = f"must not be affine for samples of {size} values, more than {MOST_VALUES}"
-    yield size > MOST_VALUES, "nsf.source", few
-
-
 def _data_rules(config: Config) -> Iterator[Rule]:
     data, target = config.data, target_set(config.data)
     source = DATA_SETS.get(data.source)
@@ -154,10 +143,12 @@ def _data_rules(config: Config) -> Iterator[Rule]:
         usual = SETTINGS[f"data.{name}"].default
         useless = name not in target.uses and getattr(data, name) != usual
         yield useless, f"data.{name}", f"must be {format_value(usual)} for {data.name}"
-    is_image = isinstance(target, ImageSet)
-    own = config.evaluation
+    useless = not isinstance(target, ImageSet) and config.evaluation.features not in (
+        "auto",
+        "none",
+    )
     points = f"must be auto or none for {data.name}, which are points"
-    yield not is_image and own.features not in ("auto", "none"), "evaluation.features", points
+    yield useless, "evaluation.features", points
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:

@@ -46,8 +46,6 @@ FLAG_NAMES = {keys[0]: flag for flag, keys in SHORT_FLAGS.items()}
 """Short flags by the key of their setting, for messages."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
-OF_COMPARE = {"--methods": ("compare.methods",)}
-"""Short flags of ``compare`` only."""
 WITH_RUN = tuple(name for name in COMMANDS if name not in (*WITHOUT_RUN, "list"))
 HAS_SETTINGS = tuple(name for name in COMMANDS if name != "list")
 OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
@@ -73,8 +71,9 @@ ONE_OF = {"pretrained": "run", "resume_phase": "resume"}
 
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Return the short flags of a command, with the settings that each changes."""
-    own = OF_SAMPLING if command in ON_SAMPLES else {}
-    return {**SHORT_FLAGS, **(OF_COMPARE if command == "compare" else own)}
+    if command == "compare":
+        return {**SHORT_FLAGS, "--methods": ("compare.methods",)}
+    return {**SHORT_FLAGS, **(OF_SAMPLING if command in ON_SAMPLES else {})}
 
 
 _TRAINING = " ".join({key.partition(".")[0] for key in KEYS} - {"evaluation", "compare"})

@@ -97,10 +97,8 @@ def measured_rows(folder: Path) -> list[Row]:
 def draw_quality(rows: Sequence[Row]) -> Any:
     """Draw the measures of a comparison against NFE: a row for each target, a column for each
     measure, a line with standard deviation over seeds for each method, the floor dashed."""
-    targets, metrics = (
-        list(dict.fromkeys(row.target for row in rows)),
-        without_classes(rows[0].values),
-    )
+    targets = list(dict.fromkeys(row.target for row in rows))
+    metrics = without_classes(rows[0].values)
     methods, counts = methods_of(rows), list(dict.fromkeys(nfe for _, nfe in columns_of(rows)))
     figure, known = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4), list(TITLES)
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)

@@ -18,16 +18,13 @@ MACHINE_PATH: Final = "machine path"
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed values of a number, or of each number in a list."""
+    """Allowed values of a number, or of each number in a list: from ``minimum`` to ``maximum``,
+    larger than ``above`` and smaller than ``below``."""
 
     minimum: float = -math.inf
-    """Smallest allowed value."""
     maximum: float = MANY
-    """Largest allowed value."""
     above: float = -math.inf
-    """Values are larger than this."""
     below: float = math.inf
-    """Values are smaller than this."""
 
     def __contains__(self, number: float | None) -> bool:
         if number is None:

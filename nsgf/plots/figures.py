@@ -149,10 +149,8 @@ def _grid_frame(images: Tensor, title: str) -> Any:
     columns = math.ceil(len(images) / max(1, math.isqrt(len(images) // 2)))
     if (smaller := WIDTH / columns / images.shape[3]) < 1:
         images = functional.interpolate(images, scale_factor=smaller, mode="area")
-    grid = (join_images(images, columns, padding=1, value=1.0).clamp(-1, 1) + 1) / 2
-    zoom = max(1, round(WIDTH / grid.shape[1]))
-    grid = grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
+    grid = join_images(images, columns, padding=1, value=1.0, width=WIDTH).clamp(-1, 1)
     figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
-    figure.figimage(grid.numpy(), origin="upper")
+    figure.figimage(((grid + 1) / 2).numpy(), origin="upper")
     figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
     return figure

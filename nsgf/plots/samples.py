@@ -88,9 +88,7 @@ def save_grid(images: Tensor, file: Path) -> None:
 
 def draw_grid(images: Tensor) -> Any:
     """Return images (N, C, H, W) in [-1, 1] as one PIL image, nearly square."""
-    grid = join_images(images, padding=2, value=-1.0)
-    zoom = max(1, round(MIN_PIXELS / grid.shape[1]))
-    grid = grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
+    grid = join_images(images, padding=2, value=-1.0, width=MIN_PIXELS)
     return next(to_pictures(grid.permute(2, 0, 1).unsqueeze(0)))
 
 
@@ -126,16 +124,18 @@ def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
 
 
 def join_images(
-    images: Tensor, columns: int | None = None, *, padding: int, value: float
+    images: Tensor, columns: int | None = None, *, padding: int, value: float, width: int = 0
 ) -> Tensor:
     """Return images (N, C, H, W) in rows as one (H', W', 3), with ``padding`` pixels of
-    ``value`` around each."""
+    ``value`` around each, enlarged by a whole factor to about ``width`` if it is smaller."""
     columns = columns or math.ceil(math.sqrt(len(images)))
     left, missing = (padding, 0, padding, 0, 0, 0), -len(images) % columns
     cells = functional.pad(to_colour(images.cpu()), (*left, 0, missing), value=value)
     cells = cells.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)  # (rows, H, columns, W, C)
     grid = cells.flatten(2, 3).flatten(0, 1)
-    return functional.pad(grid, (0, 0, 0, padding, 0, padding), value=value)
+    grid = functional.pad(grid, (0, 0, 0, padding, 0, padding), value=value)
+    zoom = max(1, round(width / grid.shape[1]))
+    return grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
 
 
 def draw_rows(images: Tensor, names: Sequence[str]) -> Any:
@@ -159,11 +159,10 @@ def show_names(panel: Any, names: Sequence[str], height: int) -> None:
 def compare_images(images: Tensor, real: Tensor, title: str) -> Any:
     """Draw samples under ``title`` beside real images, each (N, C, H, W) in [-1, 1]."""
     figure = new_figure(8, 0.5 + 4 * images.shape[2] / images.shape[3])
-    left, right = figure.subplots(1, 2)
-    show_grid(left, images)
-    left.set_title(title)
-    show_grid(right, real)
-    right.set_title("Real images")
+    shown = {title: images, "Real images": real}
+    for panel, (words, x) in zip(figure.subplots(1, 2), shown.items(), strict=True):
+        show_grid(panel, x)
+        panel.set_title(words)
     return figure
 
 
@@ -194,8 +193,8 @@ def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
         panel.annotate(name, (middle, 0), (0, 20), **how)
     if samples.labels is not None and names:
         show_names(panel, [names[label] for label in samples.labels[:count].tolist()], height)
-    if last := last_before(marks):
-        panel.axvline((last + 1) * cell, color="tab:red", linewidth=2)
+    if (first := last_leg(marks)) > 1:
+        panel.axvline(first * cell, color="tab:red", linewidth=2)
     return figure
 
 
@@ -204,17 +203,16 @@ def leg_of(mark: str) -> str:
     return mark.rpartition(" ")[0] or mark
 
 
-def last_before(marks: Sequence[str]) -> int | None:
-    """Return the index of the last state before the last leg; None for a single leg."""
-    first = min((n for n, mark in enumerate(marks) if leg_of(mark) == leg_of(marks[-1])), default=0)
-    return first - 1 if first > 1 else None
+def last_leg(marks: Sequence[str]) -> int:
+    """Return the index of the first state of the last leg."""
+    return next((n for n, mark in enumerate(marks) if leg_of(mark) == leg_of(marks[-1])), 0)
 
 
 def chosen_states(marks: Sequence[str]) -> list[int]:
     """Return the indices of states to draw: all if they fit, else only some of the last leg."""
-    last = [number for number, mark in enumerate(marks) if leg_of(mark) == leg_of(marks[-1])]
-    every = math.ceil(len(last) / max(1, COLUMNS - (len(marks) - len(last))))
-    return [*range(last[0]), *reversed(last[::-1][::every])]
+    first, count = last_leg(marks), len(marks)
+    every = math.ceil((count - first) / max(1, COLUMNS - first))
+    return [*range(first), *range(count - 1, first - 1, -every)[::-1]]
 
 
 def draw_points(
@@ -337,7 +335,8 @@ def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> Non
         path = [torch.cat([x, torch.full_like(x, step)], 1) for step, x in enumerate(path)]
     states = torch.stack(path, dim=1)[..., :2].numpy()  # (N, states, 2)
     if len(path) > 1:
-        lines, last = states[:MAX_PATHS], last_before(marks) or len(path) - 1
+        lines, first = states[:MAX_PATHS], last_leg(marks)
+        last = first - 1 if first > 1 else len(path) - 1
         how: dict[str, Any] = {"linewidths": 0.4, "zorder": 1}
         panel.add_collection(LineCollection(list(lines[:, : last + 1]), colors="0.65", **how))
         panel.scatter(*states[:, 0].T, s=3, color="tab:blue", alpha=FADED, label="source", zorder=0)

@@ -1,23 +1,17 @@
 """Read curves and progress from run folders."""
 
-from typing import TYPE_CHECKING
-
 from nsgf.config.schema import Config, PhaseName
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder
 from nsgf.system.files import read_lines
 
-if TYPE_CHECKING:
-    from nsgf.plots.figures import Curve
-
-
 RECORD = {"phase": str, "step": int, "loss": float, "grad_norm": float}
 """Fields of a line of ``metrics.jsonl``."""
 
 
-def curves(run: RunFolder) -> "dict[str, Curve]":
-    """Return the curves by phase, in the order in which the phases were trained."""
-    found: dict[str, Curve] = {}
+def curves(run: RunFolder) -> dict[str, list[tuple[int, float, float]]]:
+    """Return step, loss and gradient norm of each line, by phase in the order of training."""
+    found: dict[str, list[tuple[int, float, float]]] = {}
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
         found.setdefault(phase, []).append((step, loss, norm))
     return found
