@@ -68,7 +68,7 @@ def check_values(config: Config) -> None:
         if isinstance(value, str) and not value.isprintable():
             wrong.append((True, key, "must be printable characters"))
         if item.is_path and value is not None and not is_path(value):
-            wrong.append((True, key, "must be a path (~NAME only for an existing user)"))
+            wrong.append((True, key, "must be a path (~NAME of an existing user)"))
     if not EXP.fullmatch(config.exp):
         wrong.append((True, "exp", "must be 1 to 100 letters, digits, '-' and '_'"))
     _refuse(config, wrong)
@@ -143,12 +143,9 @@ def _data_rules(config: Config) -> Iterator[Rule]:
         usual = SETTINGS[f"data.{name}"].default
         useless = name not in target.uses and getattr(data, name) != usual
         yield useless, f"data.{name}", f"must be {format_value(usual)} for {data.name}"
-    useless = not isinstance(target, ImageSet) and config.evaluation.features not in (
-        "auto",
-        "none",
-    )
+    has_features = config.evaluation.features not in ("auto", "none")
     points = f"must be auto or none for {data.name}, which are points"
-    yield useless, "evaluation.features", points
+    yield has_features and not isinstance(target, ImageSet), "evaluation.features", points
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:

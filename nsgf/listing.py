@@ -23,10 +23,7 @@ def run_table(folder: Path) -> list[str]:
     head = ("run", "data", "method", "progress", "last loss", "time", "size")
     rows = [head, *map(_row, map(RunFolder, runs))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _row(run: RunFolder) -> tuple[str, ...]:

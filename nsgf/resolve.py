@@ -22,7 +22,7 @@ from nsgf.config.files import (
     read_experiment,
 )
 from nsgf.config.schema import OF_PHASES, PHASE_NUMBERS, Config
-from nsgf.config.settings import SETTINGS, Layer, build, spread_optim
+from nsgf.config.settings import Layer, build, spread_optim
 from nsgf.config.values import expand_path, format_value
 from nsgf.system.errors import UserError, list_names, suggest
 
@@ -269,9 +269,8 @@ def _configure(
         config = build({**base, **smoke, **fitted, **given})
         notes += lines
     if keeps_total and not (smoke or pool in given):
-        particles, flows = (
-            base.get(key, SETTINGS[key].default) for key in ("sinkhorn.batch_size", pool)
-        )
+        before = build(base)
+        particles, flows = before.sinkhorn.batch_size, before.pool.num_batches
         config.pool.num_batches = -(-particles * flows // max(1, config.sinkhorn.batch_size))
         notes.append(
             f"{pool} {flows} -> {config.pool.num_batches} keeps the pool's total of "

@@ -283,7 +283,5 @@ def count_samples(config: Config, data: Data, device: torch.device) -> int:
     """Return the number of samples for a picture, few enough to draw in seconds."""
     if data.images is None:
         return POINT_SAMPLES
-    return min(
-        config.sampling.num_samples,
-        PREVIEW_IMAGES_ON_CPU if device.type == "cpu" else PREVIEW_IMAGES,
-    )
+    most = PREVIEW_IMAGES_ON_CPU if device.type == "cpu" else PREVIEW_IMAGES
+    return min(config.sampling.num_samples, most)

@@ -59,10 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(error, OSError):
             message = unusable(error)
         elif request and kind == "OutOfMemoryError":
-            message = (
-                "the card's memory is full; try a smaller --batch-size, --sampling.batch_size or "
-                "model, or --device cpu"
-            )
+            message = "the card's memory is full; use a smaller --sampling.batch_size or model"
         elif is_launched() and ("gloo" in message or kind == "DistBackendError"):
             message = f"another process is gone, whose own lines say why ({message[:100]})"
         elif not isinstance(error, UserError):

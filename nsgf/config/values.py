@@ -20,10 +20,8 @@ from nsgf.system.errors import UserError, name_setting
 
 NULL = ("null", "Null", "NULL", "~")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-NAMES: dict[Any, str] = {
-    **{int: "an integer", float: "a number", bool: "true or false", str: "a text"},
-    NoneType: "null",
-}
+NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+NAMES[NoneType] = "null"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -178,9 +176,7 @@ def expand_path(key: str, path: Any) -> Path:
     path, empty or not printable, or there is no such user."""
     text = to_plain(key, path)
     if not isinstance(text, str) or not text.isprintable() or not is_path(text):
-        raise UserError(
-            f"{name_setting(key, path)}: must be a path (~NAME only for an existing user)"
-        )
+        raise UserError(f"{name_setting(key, path)}: must be a path (~NAME of an existing user)")
     return Path(text).expanduser()
 
 

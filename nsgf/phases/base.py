@@ -67,11 +67,9 @@ class Phase(ABC):
         Raises:
             UserError: the run needs the caller's network, and ``own`` is None.
         """
-        name = config.model.network
+        name, data = config.model.network, config.data
         if name is None:
-            return velocity_network(
-                config.model, data_shape(config.data), data_classes(config.data)
-            )
+            return velocity_network(config.model, data_shape(data), data_classes(data))
         if own is None:
             raise UserError(
                 f"model.network = {name}: is your class and not saved; from Python, use "

@@ -85,10 +85,7 @@ class NSGF(Phase):
         """Remove the pool from the disk; later phases do not need it."""
         session.world.wait()
         if session.world.is_main and (freed := drop_positions(session.run.pool)):
-            session.log.write(
-                f"pool: removed from the disk ({format_bytes(freed)}); built again if phase 1 is "
-                "continued"
-            )
+            session.log.write(f"pool: removed from the disk ({format_bytes(freed)})")
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
         pool = config.pool

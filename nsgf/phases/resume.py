@@ -38,10 +38,7 @@ def pending_phases(
     for number, name in enumerate(config.phases):
         is_done = _is_finished(config, run, name)
         if first and not is_done and number < begin:
-            raise UserError(
-                f"--resume-phase {begin + 1}: phase {name} of {run.path} is not finished; "
-                "use --resume"
-            )
+            raise UserError(f"--resume-phase {begin + 1}: first finish phase {name} with --resume")
         is_stale = run.checkpoint_file(name).exists() and _needs(name, pending, config)
         if number >= begin and (is_done or is_stale):
             restarts.append(name)

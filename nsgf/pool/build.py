@@ -96,9 +96,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
                 solver.report = SolverReport(**before)
                 release_memory(session.device)
                 half = len(numbers) // 2
-                log.write(
-                    f"pool: {len(numbers)} flows do not fit into the card's memory, trying {half}"
-                )
+                log.write(f"pool: the card has no memory for {len(numbers)} flows, trying {half}")
                 # a resumed or rebuilt pool must use the same limit: rounding depends on it
                 header.limits.append([finished, half])
                 if not file:  # otherwise the header is written with the next flows

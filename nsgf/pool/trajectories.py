@@ -227,10 +227,7 @@ class TrajectoryPool:
         if not all(bound.isfinite() for bound in place.aminmax()):  # nan if any value is nan
             most = float(positions.abs().max())
             if math.isfinite(most):
-                raise UserError(
-                    f"pool.dtype = float16: a position of {most:.3g} is beyond its range of 65504; "
-                    "use float32"
-                )
+                raise UserError(f"pool.dtype = float16: must be float32 for values of {most:.3g}")
             raise UserError(
                 f"a flow with steps of {self.time_step} has values that are not finite; try a "
                 f"smaller {suggest('flow.eta')}"

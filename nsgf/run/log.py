@@ -90,9 +90,7 @@ class RunLog:
     def sort(self, phases: Sequence[str]) -> None:
         """Sort the records by phase, as in an uninterrupted run."""
         order = {phase: number for number, phase in enumerate(phases)}
-        self._rewrite(
-            lambda records: sorted(records, key=lambda one: order.get(one[0], len(order)))
-        )
+        self._rewrite(lambda rows: sorted(rows, key=lambda one: order.get(one[0], len(order))))
 
     def _rewrite(self, change: Callable[[list[list[Any]]], list[list[Any]]]) -> None:
         """Change the records: phase, step and line of each. Drop lines that are cut off."""

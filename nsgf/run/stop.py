@@ -12,9 +12,7 @@ from types import FrameType
 from nsgf.system.errors import UserError
 from nsgf.system.output import STARTED_BY, is_launched
 
-SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
+SIGNALS = [one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP")]
 
 
 class Stopped(Exception):

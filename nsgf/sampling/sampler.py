@@ -324,9 +324,7 @@ def _checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
         raise UserError("labels: have no effect without data.conditional; leave them out")
     known = torch.arange(classes, device=labels.device)
     if labels.shape != (count,) or not torch.isin(labels, known).all():
-        raise UserError(
-            f"labels: must be {count} whole numbers from 0 to {classes - 1}, one for each sample"
-        )
+        raise UserError(f"labels: must be {count} whole numbers from 0 to {classes - 1}")
     return labels.long()
 
 

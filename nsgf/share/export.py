@@ -82,9 +82,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
             text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
             write_text(partial / CONFIG_FILE, text + "\n")
     except OSError as error:
-        raise UserError(
-            f"to = {to}: cannot be written ({cause(error)}); name another folder"
-        ) from error
+        raise UserError(f"to = {to}: cannot be written ({cause(error)}); name another") from error
     return [
         *(str(to / name) for name in sorted(os.listdir(to))),
         f"read it with nsgf.load({str(to)!r}); share it with: "

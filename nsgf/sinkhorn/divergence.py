@@ -172,9 +172,8 @@ def _checked(
     lowest = float(extent.amax()) / math.sqrt(2 * FLOAT32_LIMIT)
     highest = LARGEST * float(extent.where(extent > 0, math.inf).amin())
     if not lowest <= blur <= highest:  # also true for nan, after an overflow of distances
-        raise UserError(
-            f"blur = {blur}: must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
-        )
+        between = f"must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
+        raise UserError(f"blur = {blur}: {between}")
     clouds = x.div_(blur).float(), y.div_(blur).float()
     return given, clouds, blur, BatchedSolver(unit, most)
 

@@ -30,10 +30,8 @@ def pick_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type != "cuda":
         return device
-    if (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; use auto"
-        )
+    if (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise UserError(f"device = {name}: this machine has {count} CUDA devices; use auto")
     if device.index is None:  # some functions of torch need a number
         device = torch.device("cuda", torch.cuda.current_device())
     if problem := _kernel_problem(device):

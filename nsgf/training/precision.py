@@ -40,15 +40,10 @@ def pick_precision(config: Config, device: torch.device) -> Precision:
     if wanted != "auto":
         return wanted
     if capability is None:
-        is_fast = is_image_set(config.data.name) and _multiplies_bfloat16()
-        return "bf16" if is_fast else "fp32"
+        # whether the processor multiplies bf16; False if this version of torch cannot detect it
+        is_fast = any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
+        return "bf16" if is_fast and is_image_set(config.data.name) else "fp32"
     return "bf16" if capability >= BFLOAT16 else "fp16" if capability >= TENSOR_CORES else "fp32"
-
-
-def _multiplies_bfloat16() -> bool:
-    """Whether the processor has units for products of bf16. False if this version of torch cannot
-    detect them."""
-    return any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
 
 
 def sampling_precision(config: Config, device: torch.device, trained: object = None) -> Precision:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 from torch.profiler import record_function
 
 from nsgf.config.schema import OptimConfig, TrainConfig
@@ -112,9 +113,7 @@ class TrainState:
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
         self._fused = device.type in FUSED
         self.adam = Adam(self._parameters, lr=config.lr, fused=self._fused)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.adam, lambda step: lr_factor(step, config)
-        )
+        self.schedule = LambdaLR(self.adam, lambda step: lr_factor(step, config))
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         self.ema = copy.deepcopy(self.model).requires_grad_(False)
         self._averages: list[Tensor] = list(self.ema.parameters())
