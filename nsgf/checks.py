@@ -196,8 +196,7 @@ def _class_rules(config: Config) -> Iterator[Rule]:
 
 
 def _for_classes(config: Config) -> dict[str, Any]:
-    """Return the settings nearest to the given ones with which classes are not mixed and have equal
-    shares."""
+    """Return the nearest settings with which classes are not mixed and have equal shares."""
     classes, nsf, own = data_classes(config.data), config.nsf, config.generator
     wanted: dict[str, Any] = {}
     if classes and "nsf" in config.phases:
@@ -217,8 +216,7 @@ def _for_classes(config: Config) -> dict[str, Any]:
 
 
 def fit_to_classes(config: Config) -> tuple[Layer, tuple[str, ...]]:
-    """Return replacements for settings of files that do not fit ``data.conditional``, and a note
-    for the user."""
+    """Return settings in place of those that do not fit ``data.conditional``, and a note."""
     wanted = _for_classes(config)
     chosen = {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}
     told = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())

@@ -99,8 +99,7 @@ def train(
                 held.enter_context(lock_folder(run.path))
             except OSError as error:
                 raise UserError(
-                    f"run = {run.path}: cannot be written ({cause(error)}); copy the run folder "
-                    "to where you may write, and resume that copy"
+                    f"run = {run.path}: cannot be written ({cause(error)}); resume a copy of it"
                 ) from error
             finish_restart(run, RunLog(run.path).write)
             for name in config.phases:
@@ -119,8 +118,7 @@ def train(
         run.network = network
         if not run.path.is_dir():
             raise UserError(
-                f"out_dir: process {world.rank} does not see {run.path}, which the first one has; "
-                "name a folder that all machines share"
+                f"out_dir: process {world.rank} does not see {run.path}; must be shared"
             )
         log = held.enter_context(RunLog(run.path, quiet=not world.is_main))
         session = Session(settings, run, log, device, world, stop, on_log)

@@ -142,8 +142,7 @@ def sample_run(
 
 
 def _output(out: str, config: Config) -> tuple[Path, bool]:
-    """Return the path of ``--out`` and whether it is a folder, after a check that samples can be
-    written there."""
+    """Check that ``--out`` can be written; return its path, and whether it is a folder."""
     path = expand_path("out", out)
     is_folder = out.endswith("/") or os.path.isdir(path) or not path.suffix
     kinds = ["FILE.npz", "DIR/"] if is_image_set(config.data.name) else ["FILE.npz", "FILE.csv"]
@@ -164,8 +163,7 @@ def _image_name(number: int, label: str = "") -> str:
 
 
 def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bool = False) -> None:
-    """Write samples as an .npz, as a .csv with a line of names, as a moving picture, or as PNG
-    files in a folder."""
+    """Write samples as .npz, as .csv with a line of names, as a moving picture, or as PNG files."""
     target = target_set(config.data)
     columns = target.found.names if isinstance(target, TableSet) else None
     if path.suffix == ".npz" and not is_folder:
@@ -198,8 +196,7 @@ def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
 
 
 def draw_path(samples: Samples, data: Data | None, stream: str, names: tuple[str, ...] = ()) -> Any:
-    """Draw the path of the samples, with the names of their classes; for points also draw as many
-    points of the target."""
+    """Draw the path of samples with the names of their classes, points beside the target."""
     if data is None or data.images is not None:
         return draw_image_path(samples, names)
     states = [data.in_units(state.cpu()) for state in samples.path]

@@ -60,10 +60,7 @@ EVERYWHERE = {
     "sampling.tau": ["null", 0, 0.5],
     "sampling.nsgf_steps": ["null", 2],
 }
-POINTS = {
-    "data.source": ["gaussian", "8gaussians"],
-    "model.mlp.width": [1, 8],
-}
+POINTS = {"data.source": ["gaussian", "8gaussians"], "model.mlp.width": [1, 8]}
 IMAGES = {
     "model.unet.mult": ["[1]", "[2]", "[1,1]", "[2,1]", "[1,1,2]", "[1,1,1,1]"],
     "model.unet.channels": [32, 32, 64],

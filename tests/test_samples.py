@@ -18,13 +18,7 @@ from nsgf.phases.base import load_network
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder, results_folder
-from nsgf.samples import (
-    _write_output,
-    changed_settings,
-    part_of_way,
-    preview_samples,
-    sample_run,
-)
+from nsgf.samples import _write_output, changed_settings, part_of_way, preview_samples, sample_run
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError

@@ -215,8 +215,7 @@ def test_table_is_that_of_the_comparison(run):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [("icfm,1", "icfm,0"), ("0.0500000001", "0.051"), ("100,50.0", "200,50.0")],
+    ("before", "after"), [("icfm,1", "icfm,0"), ("0.0500000001", "0.051"), ("100,50.0", "200,50.0")]
 )
 def test_tables_that_do_not_belong_together_are_refused(tables, before, after):
     """A measure in both files, other data or another network, other updates."""

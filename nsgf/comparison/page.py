@@ -82,8 +82,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
 
 
 def measured_rows(folder: Path) -> list[Row]:
-    """Return the measures of a comparison. Raise UserError if nothing is measured yet, or it is no
-    comparison."""
+    """Return the measures of a comparison; raise UserError if it is none, or has no measures."""
     check_links(folder)
     rows = read_rows(folder / TABLE) if (folder / SETTINGS).exists() else []
     if not any(row.nfe for row in rows):

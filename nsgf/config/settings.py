@@ -119,8 +119,7 @@ def spread_optim(layer: Layer) -> Layer:
 
 
 def drop_machine_settings(config: Config) -> Config:
-    """Return the settings without paths, names of files, device and tracker, so that they can be
-    shared."""
+    """Return the settings without paths, device and tracker, so that they can be shared."""
     usual = [key for key, item in SETTINGS.items() if item.is_path or key.startswith("tracking.")]
     found = {key: value for key, value in config.data.found.items() if key != "broken"}
     defaults = {key: SETTINGS[key].default for key in (*usual, "device")}

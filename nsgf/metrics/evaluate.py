@@ -40,10 +40,7 @@ NEAREST = 2048
 
 
 def evaluate_run(
-    config: Config,
-    run: RunFolder,
-    log: Callable[[str], None] = show,
-    world: World | None = None,
+    config: Config, run: RunFolder, log: Callable[[str], None] = show, world: World | None = None
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write ``metrics.json``, part by part.
 

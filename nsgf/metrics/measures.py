@@ -73,10 +73,7 @@ MEASURES = [
     ),
     Measure({"fid": "FID ↓"}, "inception", frechet_distance),
     Measure(
-        {
-            "precision": "precision, Inception features ↑",
-            "recall": "recall, Inception features ↑",
-        },
+        {"precision": "precision, Inception features ↑", "recall": "recall, Inception features ↑"},
         "inception",
         precision_and_recall,
     ),

@@ -19,8 +19,7 @@ LEAST_OF_CLASS = 10
 
 
 class Yardstick:
-    """Computes the measures of one data set, each in its space: see
-    :data:`nsgf.metrics.measures.Space`."""
+    """Computes the measures of one data set, each in its :data:`nsgf.metrics.measures.Space`."""
 
     def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
         """Load the data and the network for features; ``log`` takes lines about the network. Raise

@@ -94,8 +94,7 @@ class Phase(ABC):
         return "", 0
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
-        """Return settings for a shorter preparation, and how many times longer the preparation
-        takes with ``config``."""
+        """Return settings for a shorter preparation, and how many times shorter it is."""
         return config, 1.0
 
     def clean(self, session: Session) -> None:
@@ -167,10 +166,8 @@ def load_network(
         payload, remark = checkpoint.load_good(file)
     except checkpoint.Unreadable as error:
         number = [*config.phases, phase.name].index(phase.name) + 1  # phases may lack it now
-        raise UserError(
-            f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "
-            f"{number}"
-        ) from error
+        remedy = f"nsgf train --run {run.path} --resume-phase {number}"
+        raise UserError(f"{error} and train that phase anew: {remedy}") from error
     checkpoint.check_phase(file, payload, phase.name)
     texts = find_contradictions(payload["config"], config, set(phase.follows) - FREE_IN_SAMPLING)
     if texts:

@@ -70,10 +70,7 @@ class GeneratorTask(Task):
         try:
             v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
         except ValueError as error:  # the samples are finite: the blur is the cause
-            raise UserError(
-                f"generator.blurs = {self._config.blurs}: too small for the distances of float32; "
-                "use larger ones"
-            ) from error
+            raise UserError(f"generator.blurs = {self._config.blurs}: must be larger") from error
         way = made - (made.detach() + v)
         return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)
 

@@ -202,8 +202,7 @@ def make_pairs(
 
 
 def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
-    """Return mean (D,) and covariance (D, D) of the target, float64, from all of its samples, at
-    most 65,536."""
+    """Return mean (D,) and covariance (D, D), float64, of at most 65,536 samples of the target."""
     target, count = data.target("moments"), min(data.count or MOMENT_SAMPLES, MOMENT_SAMPLES)
     size = math.prod(target.shape)
     total = torch.zeros(size, dtype=torch.float64)

@@ -6,14 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import (
-    INDICES,
-    Data,
-    LabelDropout,
-    PointSampler,
-    class_labels,
-    data_shape,
-)
+from nsgf.data import INDICES, Data, LabelDropout, PointSampler, class_labels, data_shape
 from nsgf.phases.base import Phase, starting_network
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool
 from nsgf.pool.trajectories import drop_positions

@@ -102,8 +102,7 @@ def to_pictures(images: Tensor) -> Iterator[Any]:
 
 @figure_defaults()
 def draw_samples(samples: Tensor, axes: Sequence[str] | None = None) -> Any:
-    """Return a PIL image of a grid of images, or of a plot of points (N, D) in the coordinates
-    ``axes``."""
+    """Return a PIL image: a grid of images, or a plot of points (N, D) with named ``axes``."""
     from PIL import Image
 
     if samples.ndim == 4:

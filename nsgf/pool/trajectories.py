@@ -69,10 +69,7 @@ def read_header(folder: Path) -> Header | None:
     except OSError as error:
         raise UserError(f"pool header {file} cannot be read ({cause(error)})") from error
     except (ValueError, TypeError) as error:
-        raise UserError(
-            f"pool header {file} is damaged or of another version of this program; "
-            f"remove the folder {folder} to build the pool again"
-        ) from error
+        raise UserError(f"pool header {file} is damaged; remove the folder {folder}") from error
     return header
 
 
@@ -152,10 +149,7 @@ class PoolFile:
         known_flows = count_progress(header.checksums, "pool: checking", "flow", counter)
         for index, known in enumerate(known_flows):
             if self._checksum(index) != known:
-                raise UserError(
-                    f"pool file {file} was changed or cut off (flow {index}); "
-                    f"remove the folder {folder} to build it again"
-                )
+                raise UserError(f"pool file {file} is damaged (flow {index}); remove its folder")
 
     def commit(self, finished: int) -> None:
         """Add checksums up to flow ``finished``, and save from time to time."""
@@ -228,10 +222,7 @@ class TrajectoryPool:
             most = float(positions.abs().max())
             if math.isfinite(most):
                 raise UserError(f"pool.dtype = float16: must be float32 for values of {most:.3g}")
-            raise UserError(
-                f"a flow with steps of {self.time_step} has values that are not finite; try a "
-                f"smaller {suggest('flow.eta')}"
-            )
+            raise UserError(f"values of a flow are not finite; try a smaller {suggest('flow.eta')}")
         self.filled = end
 
     def particles(self, indices: Tensor) -> Tensor:

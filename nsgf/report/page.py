@@ -144,8 +144,7 @@ REPORTED = {
 
 
 def write_page(folder: Path, template: Path, **values: Any) -> str:
-    """Write ``report.html`` from a template, and return its path. Values are
-    escaped, and absolute paths shortened."""
+    """Write ``report.html`` from a template, values escaped, paths shortened; return its path."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     engine = Environment(
@@ -210,8 +209,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
-    """Return name, updates, last loss, time and peak memory of each phase. Raise UserError if none
-    has a checkpoint."""
+    """Return name, updates, loss, time and memory of each phase; UserError: none is trained."""
     if not any(map(run.has_checkpoint, config.phases)):
         raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
     rows: list[tuple[str, ...]] = []

@@ -48,8 +48,7 @@ class RunFolder:
         return file.exists() or previous_file(file).exists()
 
     def read_settings(self) -> Layer:
-        """Return the run's saved settings and facts. Raise UserError if they cannot be read, or are
-        wrong."""
+        """Return the saved settings and facts; raise UserError if they are damaged or wrong."""
         saved = read_experiment(self.config_file)
         return {**saved.settings, **saved.facts}
 
@@ -70,8 +69,7 @@ class RunFolder:
 
     @classmethod
     def prepare(cls, path: Path) -> "RunFolder":
-        """Return the run folder at this path, and make it if there is none. Raise UserError if it
-        cannot be written."""
+        """Make a run folder if needed, and return it. Raise UserError if it cannot be written."""
         ensure_writable(path / "checkpoints")
         for folder in (path, path.parent):
             sync_folder(folder)
@@ -125,8 +123,7 @@ def folder_stem(exp: str, smoke: bool) -> str:
 
 
 def dated_folders(out_dir: Path, stem: str) -> list[tuple[str, int, Path]]:
-    """Return time, number within that second, and path of the run folders with this stem, the
-    oldest first."""
+    """Return time, number within that second, and path of run folders, the oldest first."""
     stamp = re.compile(re.escape(stem) + r"-(\d{8}_\d{6})(?:_(\d+))?")
     named = ((stamp.fullmatch(path.name), path) for path in out_dir.glob(f"{stem}-*"))
     return sorted((name[1], int(name[2] or 1), path) for name, path in named if name)

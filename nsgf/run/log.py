@@ -55,8 +55,7 @@ class RunLog:
         done: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> Progress:
-        """Return a progress counter that writes lines to the log. It also prints them if there is
-        no bar."""
+        """Return a progress counter that writes lines to the log, and shows them without a bar."""
         return Progress(
             *(title, total, unit),
             done=done,

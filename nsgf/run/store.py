@@ -43,8 +43,7 @@ def write(stream: Any, content: Any, header: dict[str, Any] | None = None) -> No
 
 
 def read_header(stream: BinaryIO) -> dict[str, Any]:
-    """Return the header of a file. Raise KeyError if it has none, and exceptions of many types if
-    it is damaged."""
+    """Return the header of a file; raise KeyError without one, many types if it is damaged."""
     with zipfile.ZipFile(stream) as archive:
         return parse_object(archive.read(HEADER))
 

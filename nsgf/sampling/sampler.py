@@ -64,8 +64,7 @@ class InferenceNetwork(nn.Module):
             except torch.cuda.OutOfMemoryError as error:
                 if together <= 1:
                     raise UserError(
-                        "the card's memory is full, even with one sample at a time; stop other "
-                        f"programs on it, or use {suggest('device', 'cpu')}"
+                        f"card memory is full, even with one sample; use {suggest('device', 'cpu')}"
                     ) from error
             together = -(-together // 2)  # here the handler has freed its tensors
             torch.cuda.empty_cache()

@@ -51,8 +51,7 @@ def name_setting(key: str, value: Any) -> str:
 
 
 def suggest(key: str, value: Any = "") -> str:
-    """Return how the user sets a setting: ``--KEY VALUE`` or ``KEY=VALUE``; without a value, only
-    the name."""
+    """Return ``--KEY VALUE`` or ``KEY=VALUE``, as the user sets it; without value, the name."""
     names, are_flags = _names.get()
     name = names.get(key, f"--{key}" if are_flags else key)
     return name + (" " if are_flags else "=") * (value != "") + str(value)
@@ -66,8 +65,7 @@ class UserError(Exception):
 
 
 def one_line(said: str | BaseException) -> str:
-    """Return a text or an exception as one printable line. An exception without a message becomes
-    the name of its type."""
+    """Return a text, or an exception (or its type, without a message), as one printable line."""
     text = str(said)
     if isinstance(said, BaseException) and not text.strip():
         text = type(said).__name__

@@ -33,10 +33,8 @@ def pick_precision(config: Config, device: torch.device) -> Precision:
     wanted = config.train.precision
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if wanted == "bf16" and capability and capability < BFLOAT16:
-        raise UserError(
-            f"train.precision = bf16: {torch.cuda.get_device_name(device)} (compute capability "
-            f"{capability[0]}.{capability[1]}) does not support it; use fp16 or auto"
-        )
+        card = torch.cuda.get_device_name(device)
+        raise UserError(f"train.precision = bf16: {card} does not support it; use fp16 or auto")
     if wanted != "auto":
         return wanted
     if capability is None:

@@ -20,11 +20,7 @@ from tests.test_experiment import assert_equal, weights
 
 LOCAL_IMAGES = ("mnist", "cifar10")
 NARROW = {
-    "cifar10": (
-        "--model.unet.channels=32",
-        "--model.unet.heads=2",
-        "--model.unet.res_blocks=1",
-    )
+    "cifar10": ("--model.unet.channels=32", "--model.unet.heads=2", "--model.unet.res_blocks=1")
 }
 """A checkpoint of the whole network of CIFAR-10 has 600 MB."""
 

@@ -7,15 +7,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import CompareConfig, DataConfig
-from nsgf.data import (
-    DATA_SETS,
-    INSPECTORS,
-    NOISE,
-    Data,
-    ImageSet,
-    PointSet,
-    is_image_set,
-)
+from nsgf.data import DATA_SETS, INSPECTORS, NOISE, Data, ImageSet, PointSet, is_image_set
 from nsgf.data.points import moons
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import make_generator

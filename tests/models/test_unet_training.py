@@ -15,10 +15,7 @@ from tests.conftest import shipped
 from tests.models.test_unet import awake
 
 SMALL = UNetConfig(channels=32, mult=[1, 2], attention=[8], heads=2)
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def small_unet(*, config: UNetConfig = SMALL, **options: bool) -> UNet:

@@ -23,11 +23,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def one_call(tiny):
     """Return settings of a generator of points that trains in a second."""
-    return replace(
-        tiny,
-        phases=["generator"],
-        evaluation=replace(tiny.evaluation, num_samples=64),
-    )
+    return replace(tiny, phases=["generator"], evaluation=replace(tiny.evaluation, num_samples=64))
 
 
 def task_of(config) -> GeneratorTask:

@@ -99,11 +99,7 @@ def test_batches_of_all_tasks_depend_only_on_positions():
 
     def tasks():
         both = PointSampler(Gaussian((1, 2, 2)), 0), ImageSampler(images, 1, flip=True)
-        return (
-            NSGFTask(nn.Identity(), pool, 0),
-            line(*both),
-            line(*both, kind=TimePredictorTask),
-        )
+        return (NSGFTask(nn.Identity(), pool, 0), line(*both), line(*both, kind=TimePredictorTask))
 
     for one, other in zip(tasks(), tasks(), strict=True):
         whole = one.draw(range(700))

@@ -22,8 +22,7 @@ def configured(precision, data="moons"):
 
 
 @pytest.mark.parametrize(
-    ("capability", "auto"),
-    [((6, 0), "fp32"), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16")],
+    ("capability", "auto"), [((6, 0), "fp32"), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16")]
 )
 def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
     """A T4 (7.5) gets fp16, whatever torch's emulation of bf16 says; a P100 (6.0) fp32."""
@@ -73,11 +72,7 @@ def test_sampling_precision_is_that_of_the_run_or_float32(monkeypatch, capabilit
 
 @pytest.mark.parametrize(
     ("own", "caches", "expected"),
-    [
-        ("", "/c", "/c/nsgf/compiled"),
-        ("", "", "/h/.cache/nsgf/compiled"),
-        ("mine", "/c", "mine"),
-    ],
+    [("", "/c", "/c/nsgf/compiled"), ("", "", "/h/.cache/nsgf/compiled"), ("mine", "/c", "mine")],
 )
 def test_compiled_code_is_kept_outside_of_runs(own, caches, expected, monkeypatch):
     """A run may bring some from elsewhere."""
