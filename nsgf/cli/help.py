@@ -129,9 +129,7 @@ def completion(shell: str) -> str:
 
 def setting_docs() -> dict[str, str]:
     """Return the docstrings of sections and settings by dotted key, in the order of the schema.
-
-    The empty key is the configuration itself. Settings that phases inherit appear once, under
-    ``optim``."""
+    The empty key is the configuration itself. Inherited settings appear once, under ``optim``."""
     below = {
         node.name: {
             ast.unparse(this.target): " ".join(ast.literal_eval(text.value).split())

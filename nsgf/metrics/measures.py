@@ -86,8 +86,7 @@ MEASURES = [
         {"kid": "KID ↓", "kid_std": "", "kid_subset_size": ""}, "inception", subset_kernel_distance
     ),
 ]
-"""All measures. ``compare`` uses those of ImageNet's features if it can, otherwise those in the
-units of the data."""
+"""All measures. ``compare`` uses those of ImageNet's features if it can, else those of the data."""
 FLOORS = {"nearest_real": "nearest_real_among_real"}
 """Keys of floors for measures whose floor does not have the key ``MEASURE_floor``."""
 CLASS_KID = "1000 class_kid"

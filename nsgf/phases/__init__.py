@@ -208,8 +208,7 @@ def find_way(config: Config, is_trained: Callable[[PhaseName], bool] | None = No
 
 
 def find_preview(config: Config, phase: Phase) -> Way:
-    """Return how the preview of a phase is sampled: by the method whose last phase this is, or by
-    the legs of this phase only."""
+    """Return how to sample a phase's preview: by the method that ends with it, or its own legs."""
     names = config.phases[: config.phases.index(phase.name) + 1]
     for way in find_ways(replace(config, phases=names)):
         if way.names == names:

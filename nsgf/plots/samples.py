@@ -65,8 +65,7 @@ def save_figure(figure: Any, file: Path, dpi: int = DPI) -> None:
 
 
 def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
-    """Return the panels and legends of a figure that was saved, each as a PNG with its share of the
-    figure's width in percent."""
+    """Return panels and legends of a saved figure, each a PNG with its percentage of the width."""
     from PIL import Image
 
     whole, parts = BytesIO(), []

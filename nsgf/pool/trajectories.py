@@ -149,7 +149,9 @@ class PoolFile:
         known_flows = count_progress(header.checksums, "pool: checking", "flow", counter)
         for index, known in enumerate(known_flows):
             if self._checksum(index) != known:
-                raise UserError(f"pool file {file} is damaged (flow {index}); remove its folder")
+                raise UserError(
+                    f"pool file {file} is damaged (flow {index}); remove the folder {folder}"
+                )
 
     def commit(self, finished: int) -> None:
         """Add checksums up to flow ``finished``, and save from time to time."""
@@ -201,8 +203,7 @@ class TrajectoryPool:
     """The trajectories of F particles on the CPU, in memory or in a mapped file."""
 
     def __init__(self, positions: Tensor, time_step: float, filled: int = 0) -> None:
-        """Use the tensor ``positions``, (F, T+1, *shape); its first ``filled`` trajectories are
-        already computed."""
+        """Use the tensor ``positions``, (F, T+1, *shape); its first ``filled`` flows are done."""
         self._positions, self.time_step = positions, time_step
         self.steps, self.filled = positions.shape[1] - 1, filled
 

@@ -72,9 +72,8 @@ def _as_link(content: bytes, kind: str | None) -> str:
 
 
 def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> float:
-    """Draw the pictures that need the run's networks and data. Return the number of network calls
-    for each sample. Raise UserError if there is no checkpoint, the data are not there, or training
-    has diverged."""
+    """Draw the pictures that need networks and data. Return the network calls for each sample.
+    Raise UserError if a checkpoint or the data are missing, or training has diverged."""
     data = Data(config.data, config.seed)
     sampler, _ = load_sampler(config, run, device)
     count = min(count_samples(config, data, device), config.sampling.batch_size)

@@ -310,8 +310,7 @@ class FlowSampler:
 
     @property
     def expected_nfe(self) -> int | None:
-        """Number of network calls per sample; None if it depends on the samples (dopri5,
-        ``omega``)."""
+        """Number of network calls per sample; None if it varies (dopri5, ``omega``)."""
         calls = [leg.expected_calls for leg in self.legs]
         return None if None in calls else sum(calls)  # type: ignore[arg-type]
 

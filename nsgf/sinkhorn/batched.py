@@ -169,8 +169,7 @@ class BatchedSolver:
         return self._tolerance * min(max(speed, FINEST), 1.0)
 
     def _check_precision(self, norm_x: Tensor, norm_y: Tensor) -> None:
-        """Raise ValueError if costs of points with 1/2 |x|^2 (B, N) and 1/2 |y|^2 (B, M) may be too
-        large for plans in float32."""
+        """Raise ValueError if points of 1/2 |x|^2 (B, N), 1/2 |y|^2 (B, M) may overflow float32."""
         largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
         if not largest <= FLOAT32_LIMIT:  # also true for nan, after an overflow of distances
             raise ValueError(

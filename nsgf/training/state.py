@@ -44,8 +44,7 @@ class PendingStats:
     """
 
     def __init__(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Start to copy the scalars of update ``step`` (1, 2, ...): mean loss, and gradient norm
-        before clipping."""
+        """Start to copy the scalars of update ``step`` (1, 2, ...): loss and unclipped norm."""
         self.step = step
         on_card = loss.device.type == "cuda"  # other devices have no events
         self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=on_card)
