@@ -217,10 +217,8 @@ class FeatureMetrics:
         (features, labels), (reference, own), classes = samples, real, range(len(self._names))
         pair = (features[:n].to(where := card_or_cpu(self._device)), reference.to(where))
         each = [features[labels == label][: n // len(classes)] for label in classes]
-        spaces: Pairs = {
-            "imagenet": pair,
-            "classes": (each, [reference[own == label] for label in classes]),
-        }
+        real_each = [reference[own == label] for label in classes]
+        spaces: Pairs = {"imagenet": pair, "classes": (each, real_each)}
         return compute(measures or measures_in("imagenet"), spaces)
 
     def _stored(self, images: Tensor) -> Tensor:

@@ -166,9 +166,8 @@ def describe(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     lines = []
     for key in (key for key in metrics if key not in beside | set(floors.values())):
         floor, noise = (_in_words(metrics, name) for name in (floors.get(key, ""), f"{key}_noise"))
-        lines.append(
-            (key, _in_words(metrics, key), f"{floor}; pure noise: {noise}" if noise else floor)
-        )
+        shown = f"{floor}; pure noise: {noise}" if noise else floor
+        lines.append((key, _in_words(metrics, key), shown))
     return lines
 
 

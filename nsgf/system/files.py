@@ -28,9 +28,8 @@ def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = (
             with _temporary(folder / name) as partial:
                 partial.touch()
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written ({cause(error)}); name another with {suggest(key, 'DIR')}"
-        ) from error
+        hint = f"name another with {suggest(key, 'DIR')}"
+        raise UserError(f"{folder} cannot be written ({cause(error)}); {hint}") from error
     return folder
 
 

@@ -120,10 +120,8 @@ class PhaseLoop:
                 pending = outcome
 
                 late = self.now() - self.saved_at >= CHECKPOINT_SECONDS
-                logs, saves = (
-                    state.step == total or state.step % every == 0
-                    for every in (log_every, self.config.checkpoint_every)
-                )
+                periods = log_every, self.config.checkpoint_every
+                logs, saves = (state.step == total or state.step % n == 0 for n in periods)
                 saves = saves or (late and session.world.is_main)  # only the first process saves
                 if logs or saves:
                     self._settle(pending, progress)
@@ -189,9 +187,8 @@ class PhaseLoop:
             self._save()
             raise UserError(
                 f"{self.name}: no finite update in {self.skipped_in_a_row} steps up to "
-                f"{outcome.step}; a checkpoint with the last good weights is saved; resume with "
-                f"{suggest('train.precision', 'fp32')}, or try a lower {self.name}.lr "
-                f"({self.optim.lr:g}) in a new run"
+                f"{outcome.step}; the last good weights are saved; resume with "
+                f"{suggest('train.precision', 'fp32')}, or lower {self.name}.lr in a new run"
             )
 
     def _record(self) -> None:
@@ -251,9 +248,8 @@ class PhaseLoop:
         if step >= self.optim.iterations > 0 and not any(one["step"] > 0 for one in moments):
             raise UserError(
                 f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
-                f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr "
-                f"({self.optim.lr:g}) in a new run, or train longer: the loss scale of fp16 needs "
-                "some updates to settle"
+                f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr in a new run, or "
+                "train longer: the loss scale of fp16 needs some updates to settle"
             )
         if not all(map(checkpoint.is_finite, content.values())):
             kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"
