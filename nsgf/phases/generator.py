@@ -70,7 +70,9 @@ class GeneratorTask(Task):
         try:
             v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
         except ValueError as error:  # the samples are finite: the blur is the cause
-            raise UserError(f"generator.blurs = {self._config.blurs}: must be larger") from error
+            raise UserError(
+                f"generator.blurs = {self._config.blurs}: too small for float32"
+            ) from error
         way = made - (made.detach() + v)
         return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)
 
