@@ -186,7 +186,8 @@ def refuse_unknown(name: str, known: Collection[str], command: str = "train") ->
         raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")
     close = difflib.get_close_matches(_letters(key), names, 1, 0.82)
     shown = [suggest(each) if is_flag else each for match in close for each in names[match]]
-    hint = f"did you mean {' or '.join(shown)}?" if shown else f"see nsgf {command} --help all"
+    hint = f"did you mean {' or '.join(shown)}?"
+    hint = hint if shown else f"nsgf {command} --help all lists them"
     raise UserError(f"{name}: unknown {'flag' if is_flag else 'key'}; {hint}")
 
 
