@@ -184,6 +184,7 @@ EXACT += [[("parts_off", ".1f±", {"target": x, "nfe": 10})] for x in PLACES]
 LEADS = [[("energy", "", {"target": x, "nfe": n}) for n in (3, 10, 100)] for x in PLACES[:3]]
 FRECHET = [*each({"imagenet_frechet": ".1f±"}, 1, 2, 3, 5, 10, 20), TIME]
 KID = each({name: form for name, form in DIGITS.items() if "frechet" not in name}, 2, 3, 5, 10, 20)
+QUALITY = each({name: form for name, form in DIGITS.items() if "kid" not in name}, 3, 5, 10, 20)
 PAIRED = each({"imagenet_frechet": ".1f"}, 2, 3, 5, 10)
 PAIRED += each({"imagenet_precision": ".3f"}, 3, 10) + each({"imagenet_recall": ".3f"}, 3, 10)
 GENERATOR = [CALLS, *([(m, form + "±", at)] for m, form, at in each(DIGITS, 1)[0]), TIME]
@@ -205,6 +206,7 @@ TABLES = [
     ("Fréchet distance at | 1 call", "digits", FRECHET, {}),
     ("1000 x KID; precision; recall at", "digits", KID, {}),
     ("paired over seeds", "digits", PAIRED, {}),
+    ("MNIST: Fréchet distance; precision", "mnist", QUALITY, {}),
     ("digits, seeds 0 to 4", "digits_onecall", GENERATOR, SHARED),
     ("W2, seed 0 | calls", "2d_onecall", ONE_CALL, {}),
     ("name | calls | Fréchet", "shipped", SHIPPED, {}),
