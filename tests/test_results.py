@@ -179,6 +179,7 @@ ABLATION = [[part] for column in (W2[1], W2[3]) for part in column]
 ONE_CALL = [CALLS, *([("w2", ".3f", {"target": x, "nfe": 1})] for x in SETS), TIME]
 PLACES = ("mixture-8", "mixture-32", "pinwheel", "tree")
 POINTS = [[("energy", ".1f±", {"target": x, "nfe": n})] for n in (3, 10) for x in PLACES]
+LONG = [[("energy", ".1f", {"nfe": n})] for n in (3, 10, 100)]
 EXACT = [[("w2", ".2f±", {"target": x, "nfe": 10})] for x in PLACES]
 EXACT += [[("parts_off", ".1f±", {"target": x, "nfe": 10})] for x in PLACES]
 LEADS = [[("energy", "", {"target": x, "nfe": n}) for n in (3, 10, 100)] for x in PLACES[:3]]
@@ -199,6 +200,7 @@ TABLES = [
     ("NSGF against", "2d", SIGNS, {"join": " ", "against": "nsgf"}),
     ("W2 at 10 / 100 calls, seed 0", "2d_plus", W2, PLUS),
     ("1000 x energy distance at 3 and 10 calls", "points", POINTS, {}),
+    ("mixture-8 after 10,000 updates", "points_long", LONG, {}),
     ("W2, and % in a wrong part, at 10", "points", EXACT, {}),
     ("at 3, 10 and 100 calls", "points", LEADS, {"join": " "}),
     ("W2 | moons, 10 calls", "ablations_2d", ABLATION, {}),
