@@ -147,16 +147,20 @@ def train(
 def log_duration(session: Session, data: Data) -> None:
     """Log how long all phases of a new run take, from a few updates of each in another folder. This
     changes no random number. Log nothing if the run is short, or if the measurement is long."""
-    config, card = session.config, [session.device] if session.device.type == "cuda" else []
+    card = [session.device] if session.device.type == "cuda" else []
+    # a killed run leaves nothing in the folder of runs
+    config = replace(session.config, out_dir=tempfile.gettempdir())
     plan = config.sinkhorn.batch_size * config.sinkhorn.targets
     updates = sum(getattr(config, name).iterations for name in config.phases)
     if config.smoke or config.train.compile or updates < LEAST_UPDATES or plan > QUICK_PLAN:
         return
     try:
         with keep_random_numbers(card):
-            phases = try_phases(config, session.device, data, quick=True)
+            phases = try_phases(config, session.device, data, session.stop, quick=True)
             seconds = sum(needed for _, needed in phases)
         session.log.write(f"all phases: about {format_hours(seconds)}")
+    except Stopped:
+        return
     except Exception as error:  # the training itself says what is wrong
         session.log.write(f"all phases: no estimate of their time ({one_line(error)})")
 
@@ -220,16 +224,23 @@ def training_plan(
 
 
 def try_phases(
-    config: Config, device: torch.device, known: Data | None = None, *, quick: bool = False
+    config: Config,
+    device: torch.device,
+    known: Data | None = None,
+    stop: StopRequest | None = None,
+    *,
+    quick: bool = False,
 ) -> Iterator[tuple[str, float]]:
     """Train each phase for a few updates in a temporary folder. Yield for each a line for the user,
     and the estimated seconds of the whole phase.
 
     ``known``: the data, if they are loaded. With ``quick`` each phase takes at most a few seconds:
     updates end after QUICK seconds and are small on a CPU, and a phase that draws paths of other
-    networks is not tried, but taken to be as fast as the slowest before.
+    networks is not tried, but taken to be as fast as the slowest before. Raise Stopped if ``stop``
+    requests it, or if there is no time for a single update.
     """
     data, slowest = known or Data(config.data, config.seed), math.inf  # samples a second
+    stop = stop or StopRequest()
     place = Path(config.out_dir).expanduser().absolute()
     while not place.exists():
         place = place.parent
@@ -247,7 +258,7 @@ def try_phases(
             own: dict[str, Any] = {phase.name: optim}
             short = replace(short, train=replace(config.train, log_every=1, max_hours=None), **own)
             with silence(), RunLog(run.path) as log:
-                session = Session(short, run, log, device)
+                session = Session(short, run, log, device, stop=stop)
                 begin = time.perf_counter()
                 task = phase.task(session, data)
                 prepared = (time.perf_counter() - begin) * times
@@ -261,8 +272,10 @@ def try_phases(
             del task
             release_memory(device)
             rows = [*read_lines(run.path / "costs.jsonl", phase=str, steps_per_second=float)]
-            speed = max([speed for name, speed in rows if name == phase.name][-UPDATES // 2 :])
-            speed *= optim.batch_size / whole.batch_size
+            speeds = [speed for name, speed in rows if name == phase.name]
+            if stop.reason or not speeds:
+                raise Stopped(f"{phase.name}: no estimate of its time")
+            speed = max(speeds[-UPDATES // 2 :]) * optim.batch_size / whole.batch_size
             slowest = min(slowest, speed * whole.batch_size)
             file, begin = run.checkpoint_file(phase.name), time.perf_counter()
             checkpoint.load(file)

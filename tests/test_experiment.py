@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
+from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 from nsgf.training.precision import BFLOAT16_CHECKS
 from tests.pool.conftest import CPU
@@ -84,6 +87,30 @@ def test_the_time_of_a_phase_that_is_not_tried_follows_from_the_others(tiny, mon
     config = replace(config, nsgf=replace(tiny.nsgf, iterations=50, batch_size=16))
     (_, first), (line, second) = experiment.try_phases(config, CPU, quick=True)
     assert (first // 400, line, second) == (1, "", 1600)  # of 8 and of 16 ticks an update
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_an_estimate_without_time_or_after_ctrl_c_says_nothing(tiny, tmp_path, monkeypatch, tried):
+    """Before an update of the first phase, or in it; its files are where other temporary ones are,
+    and the other phases are not tried."""
+    tiny, folder, stop = replace(tiny, out_dir=str(tmp_path)), [], StopRequest()
+    monkeypatch.setattr(experiment, "LEAST_UPDATES", 1)
+
+    def begin(name, task, session, real=experiment.fit, **how):
+        folder.append(session.run.path)
+        if len(folder) == 1:
+            session.stop = StopRequest(None if tried else 0.0)
+            if tried:
+                stop.follow()
+        return real(name, task, session, **how)
+
+    monkeypatch.setattr(experiment, "fit", begin)
+    with pytest.raises(Stopped) if tried else nullcontext():
+        train(tiny, stop=stop)
+    (run,) = tmp_path.iterdir()
+    assert "all phases" not in (run / "log.txt").read_text()
+    assert folder[0].parents[1] == Path(tempfile.gettempdir())
+    assert [*folder[1:]] == ([] if tried else 3 * [run])
 
 
 def test_phases_in_three_sessions_equal_one(tiny, tiny_run):

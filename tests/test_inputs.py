@@ -43,6 +43,7 @@ class TextTable:
 
 PICTURES = [Image.fromarray(one[0]) for one in PIXELS]
 FLOATS = np.random.default_rng(0).uniform(-1, 1, (40, 1, 8, 8)).astype("f4")
+MISSING = {"nothing.csv": r"nothing\.csv", "./nowhere/": "nowhere", "~/nowhere": "nowhere"}
 MASKED = np.ma.masked_less(POINTS.numpy(), -5)
 
 
@@ -152,6 +153,8 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": POINTS, "exp": __file__}, "data: .*twice"),
         ({"data": __file__, "exp": "2d"}, "data: "),
         ({"data": "nothing.csv"}, r"data = .*nothing\.csv: no such file"),
+        *(({"exp": name}, rf"data = .*{end}: ") for name, end in MISSING.items()),
+        ({"exp": "twod"}, "exp = twod: .*2d"),
         ({"data": "nothing", "labels": LABELS}, "labels: "),
         ({"exp": "2d", "labels": [1]}, "labels: "),
         ({"data": POINTS.log()}, "data: nan in row"),
@@ -190,6 +193,11 @@ def test_wrong_data_are_refused_by_their_argument(how, key, tmp_path):
     with pytest.raises(UserError, match=f"^[^-]*{key}"):
         train(tmp_path, **how)
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+def raise_at_the_end(update):
+    if update.step == SMALL["optim.iterations"]:
+        raise_signal(SIGINT)
 
 
 class MyUNet(nn.Module):
@@ -302,7 +310,15 @@ def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
                 nsgf.load(place, network=other)
 
 
-def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
+@pytest.fixture
+def ours():
+    """The handler of Ctrl-C that Python sets; shells start background processes without it."""
+    before = signal(SIGINT, default_int_handler)
+    yield default_int_handler
+    signal(SIGINT, before)
+
+
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, ours):
     """In the main thread, unless the caller handles it; resumed bit for bit as if undisturbed."""
 
     def interrupted():
@@ -316,13 +332,15 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
         model.register_forward_pre_hook(count)
         return model
 
-    whole, seen, ours = train_own(tmp_path / "whole", MyUNet), [], getsignal(SIGINT)
+    whole, seen = train_own(tmp_path / "whole", MyUNet), []
     with pytest.raises(KeyboardInterrupt, match=r"nsgf: step 2 of 4\); .*network=") as caught:
         train_own(tmp_path, interrupted)
     folder = re.search("resume='(.*)'", str(caught.value))[1]
     run = nsgf.train(resume=folder, network=MyUNet(), quiet=True)
     assert torch.equal(run.sample(5, seed=0), whole.sample(5, seed=0))
-    assert getsignal(SIGINT) is ours is default_int_handler
+    assert getsignal(SIGINT) is ours
+    with pytest.raises(KeyboardInterrupt, match=r"SIGINT.* complete"):  # in the last update
+        train(tmp_path, data=POINTS, method="otcfm", callback=raise_at_the_end)
 
     def refuse(*_):
         raise RuntimeError("the caller's own handler")

@@ -49,7 +49,8 @@ class Update(NamedTuple):
     step: int
     """Number of updates of the phase."""
     loss: float | None
-    """Mean loss since the last call; None if no update was finite."""
+    """Mean loss of the finite updates since the last call. If there was none, the loss of the last
+    call; None if that had none."""
     run: Callable[[], Run]
     """Saves a checkpoint and opens the run as ``nsgf.load`` does, to sample with weights of now."""
 
@@ -148,11 +149,16 @@ def train(
 
 def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:
     """Return the name of an experiment and the data, either of which may be the first argument."""
-    if exp is None or (isinstance(exp, str) and (exp in experiments() or not os.path.exists(exp))):
+    if exp is None or (isinstance(exp, str) and (exp in experiments() or not _is_place(exp))):
         return exp, data
     if data is not None:
         raise UserError("data: given twice; leave the first argument out")
     return None, exp
+
+
+def _is_place(text: str) -> bool:
+    """Whether a text is the path of data, perhaps of missing data."""
+    return os.path.exists(text) or Path(text).suffix != "" or Path(text).name != text
 
 
 def request_with_data(

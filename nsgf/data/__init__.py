@@ -124,9 +124,12 @@ class Data:
             if self.classes:
                 self.labels = target.labels(config, len(self.images))
                 if empty := self.classes - len(self.labels.unique()):
+                    held = (
+                        f" besides data.held_out = {config.held_out:g}" if config.held_out else ""
+                    )
                     raise UserError(
                         f"data.conditional = true: {empty} classes of {config.name} have no "
-                        "images; use false"
+                        f"images{held}; use false"
                     )
 
     def source(self, *stream: str) -> Sampler:

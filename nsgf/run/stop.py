@@ -90,6 +90,8 @@ def stop_of_caller(
     try:
         with stop.listening([signal.SIGINT]) if takes else nullcontext():
             yield stop
+        if stop.reason == "SIGINT":  # in the last step
+            raise KeyboardInterrupt("SIGINT, after the last step; all is complete and saved")
     except Stopped as stopped:
         text = f"{stop.reason}, all is saved ({stopped}); {remedy(stopped.folder)}"
         raise (KeyboardInterrupt if stop.reason == "SIGINT" else UserError)(text) from None

@@ -16,6 +16,7 @@ from nsgf.config.settings import drop_machine_settings
 from nsgf.data import Data, class_names, class_number
 from nsgf.data import own_images as module
 from nsgf.data.images import to_unit_range
+from nsgf.data.own import split_rows
 from nsgf.data.own_images import find_images, inspect_images, read_images, read_labels
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
@@ -304,6 +305,12 @@ def test_labels_become_classes(tmp_path):
     sample = Data(config.data, 0).target_by_class("x").sample(3)
     of_ants = to_unit_range(torch.from_numpy(PIXELS[LABELS == 1]))
     assert (sample[0] == of_ants).flatten(1).all(1).any()
+    held_out = split_rows(replace(config.data, held_out=0.5), 40)[1]
+    names = np.where(np.isin(np.arange(40), held_out), "cat", "dog")
+    flags = ("--data.conditional=true", "--data.held_out=0.5")
+    config = config_of(tmp_path / "own.npz", *flags, images=PIXELS, labels=names)
+    with pytest.raises(UserError, match=r"data\.conditional .*data\.held_out = 0\.5"):
+        Data(config.data, 0)
 
 
 def test_a_resumed_run_must_find_the_same_arrays(tmp_path):
