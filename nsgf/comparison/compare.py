@@ -93,13 +93,18 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     """Check a comparison, and return lines that describe what it will do.
 
     Raises:
-        UserError: ``sampling.label`` is set, a trial's configuration is wrong or differs from the
-            one that it was trained with, ``compare.nfe`` is too small, a package is missing, or
-            this machine has too little memory.
+        UserError: ``sampling.label`` or ``sampling.guidance`` is set, a trial's configuration is
+            wrong or differs from the one that it was trained with, ``compare.nfe`` is too small, a
+            package is missing, or this machine has too little memory.
     """
     config, methods = comparison.config, comparison.methods
     if config.sampling.label is not None:
         raise UserError(f"sampling.label = {config.sampling.label}: must be null to compare")
+    for own in methods.values():
+        if (weight := own.sampling.guidance) != 1:
+            raise UserError(
+                f"sampling.guidance = {weight:g}: must be 1 to compare, others double the calls"
+            )
     todo = [trial for trial in comparison.trials if trial.nfe]
     if not todo:
         raise UserError(

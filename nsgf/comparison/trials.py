@@ -245,6 +245,8 @@ def measure_key(config: Config, **own: Any) -> str:
     counts = {name: getattr(config.evaluation, name) for name in ("num_samples", "w2_samples")}
     if config.data.found:
         own["data"] = config.data.found["checksum"]
+    if config.data.held_out:
+        own["held_out"] = config.data.held_out
     return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)
 
 

@@ -185,6 +185,7 @@ def image_set(config: DataConfig) -> ImageSet:
         read_images=read_images,
         read_labels=read_labels if found.classes else None,
         read_test=partial(read_images, held_out=True) if config.held_out else None,
+        read_test_labels=partial(read_labels, held_out=True),
         class_names=tuple(map(str, found.class_names or range(found.classes))),
         uses=frozenset({"path", "size", "flip", "skip_broken", "held_out", "key"}),
     )
@@ -231,13 +232,13 @@ def _check_memory(setting: str, count: int, shape: Sequence[int], remedy: str) -
         )
 
 
-def read_labels(config: DataConfig) -> Tensor:
-    """Return the class of each image to train on; classes are numbered in the order of their names.
-    (N,)"""
+def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
+    """Return the class of each image of :func:`read_images`; classes are numbered in the order of
+    their names.  (N,)"""
     labels = _read_arrays(config)[1] if is_array(config) else None
     if labels is None:
         labels = np.unique(_folders(_usable(config)), return_inverse=True)[1]
-    return torch.from_numpy(labels)[split_rows(config, len(labels))[0]]
+    return torch.from_numpy(labels)[split_rows(config, len(labels))[held_out]]
 
 
 def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> T:

@@ -148,7 +148,8 @@ def _grid_frame(images: Tensor, title: str) -> Any:
 
     columns = math.ceil(len(images) / max(1, math.isqrt(len(images) // 2)))
     if (smaller := WIDTH / columns / images.shape[3]) < 1:
-        images = functional.interpolate(images, scale_factor=smaller, mode="area")
+        size = [max(1, int(side * smaller)) for side in images.shape[2:]]
+        images = functional.interpolate(images, size, mode="area")
     grid = join_images(images, columns, padding=1, value=1.0, width=WIDTH).clamp(-1, 1)
     figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
     figure.figimage(((grid + 1) / 2).numpy(), origin="upper")

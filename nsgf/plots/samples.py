@@ -92,9 +92,10 @@ def draw_grid(images: Tensor) -> Any:
 
 
 def to_pictures(images: Tensor) -> Iterator[Any]:
-    """Yield images (N, C, H, W) in [-1, 1] as PIL images."""
+    """Yield images (N, C, H, W) in [-1, 1] as PIL images, of 2 or 4 channels without the last."""
     from PIL import Image
 
+    images = images[:, : 1 if images.shape[1] < 3 else 3]  # Pillow's last would be transparency
     for image in to_bytes(images).permute(0, 2, 3, 1).numpy():
         yield Image.fromarray(image.squeeze())
 

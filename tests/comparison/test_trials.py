@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli.arguments import parse
-from nsgf.comparison.trials import Comparison, Trial, count_updates
+from nsgf.comparison.trials import Comparison, Trial, count_updates, measure_key
 from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
@@ -44,6 +44,8 @@ def test_what_determines_a_measure_is_in_its_key(flag):
     assert first.config.train.precision == "fp32"
     keys = set(compared("2d", *flags, flag).trials[0].keys.values()) - set(first.keys.values())
     assert len(keys) == (flag != "--sampling.nsgf_steps=2")  # limited by NFE
+    held_out = replace(first.config, data=replace(first.config.data, held_out=0.4))
+    assert measure_key(held_out) != measure_key(first.config)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_a_held_out_part_is_the_same_for_every_seed_and_not_trained_on(kind, tmp
         if name == "images":
             rows, found = whole.images, (one.images, one.measured().images)
             assert torch.equal(one.labels, whole.labels[trained])
+            tested = target_set(config).labels(config, 16, test=True)
+            assert torch.equal(tested, whole.labels[held_out])
         else:
             found = (one.points, one.measured().points)
         assert torch.equal(found[0], rows[trained])

@@ -20,6 +20,7 @@ def test_curves_show_each_phase_and_single_points():
     [
         ((32, 1, 8, 8), 2, "gif"),
         ((8, 3, 90, 90), 50, "gif"),
+        ((72, 1, 4, 600), 2, "gif"),
         ((9, 5), 2, "webp"),
         ((9, 2), 1, "gif"),
     ],

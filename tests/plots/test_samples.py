@@ -18,6 +18,7 @@ from nsgf.plots.samples import (
     draw_table,
     save_figure,
     save_grid,
+    to_pictures,
 )
 from nsgf.sampling.sampler import Samples
 
@@ -46,6 +47,11 @@ def test_grid_keeps_order_and_full_contrast(tmp_path):
     assert 126 <= quarters[1] <= 128
     assert quarters[2:] == [255, 255]
     assert width >= 300
+
+
+def test_a_last_channel_is_not_shown_as_transparency():
+    modes = [next(to_pictures(torch.zeros(1, count, 4, 4))).mode for count in range(1, 5)]
+    assert modes == ["L", "L", "RGB", "RGB"]
 
 
 def image_path(nsgf: int, straight: int) -> Samples:
