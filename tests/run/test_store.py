@@ -15,6 +15,7 @@ def test_fingerprint_follows_values_shape_and_type():
     others = [tensor + 1, tensor.view(2, 3), tensor.to(torch.int8)]
     assert len({fingerprint(one) for one in (tensor, *others)}) == 4
     assert fingerprint(tensor) == fingerprint(torch.stack([tensor, tensor], dim=1)[:, 0])
+    assert fingerprint(torch.tensor(1.0)) != fingerprint(torch.tensor(2.0))
 
 
 VALUE = torch.arange(40.0)
