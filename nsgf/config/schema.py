@@ -370,7 +370,7 @@ class CompareConfig:
 class Config:
     """One experiment."""
 
-    exp: str = ""
+    exp: str = "2d"
     """Experiment, a file configs/NAME.yaml. The names of its run folders begin with it."""
     method: str = ""
     """Method, a file configs/methods/NAME.yaml, or the path of your own YAML file."""

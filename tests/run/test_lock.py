@@ -59,7 +59,7 @@ def test_a_run_that_cannot_be_written_is_to_be_copied(tiny, tiny_run):
     """A folder stands where the lock is to be: as for a read-only run, whoever runs the test."""
     (tiny_run.path / "lock").unlink(missing_ok=True)
     (tiny_run.path / "lock").mkdir()
-    with pytest.raises(UserError, match=r"cannot be written \(.*\); copy the run folder to"):
+    with pytest.raises(UserError, match=r"cannot be written \(.*\); resume a copy of it"):
         train(tiny, tiny_run)
 
 
