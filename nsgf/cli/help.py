@@ -97,7 +97,8 @@ def _explain(
         text += " It holds for every phase." if key.startswith("optim.") and name != key else ""
         text += f" It sets {' and '.join(keys)}." if is_full and name != key else ""
         allowed += f", {item.range}".removesuffix(f" and <= {schema.MANY}") if item.range else ""
-        text += f" ({allowed}; default: {format_value(item.default)})" if is_full else ""
+        default = format_value(item.default)
+        text += f" ({allowed}{f'; default: {default}' if default else ''})" if is_full else ""
     names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, tuple)())
     if any(each not in text for each in names):
         text += f" Choices: {', '.join(names)}."

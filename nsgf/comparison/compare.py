@@ -195,7 +195,8 @@ class Work:
                     self._estimated.add(trial.method)
                     # so a killed comparison leaves nothing in its folder
                     elsewhere = replace(config, out_dir=tempfile.gettempdir())
-                    seconds = sum(needed for _, needed in try_phases(elsewhere, self.device))
+                    tried = try_phases(elsewhere, self.device, stop=self._stop)
+                    seconds = sum(needed for _, needed in tried)
                     each, seeds = format_hours(seconds), config.compare.seeds
                     together = f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
                     name = method_title(trial.method)
