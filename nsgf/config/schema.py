@@ -49,7 +49,7 @@ class Facts:
     """What the program finds, which is kept beside the settings; an InitVar is no field."""
 
     found: dict[str, Any]
-    """What a new run finds at data.path, and a resumed run must find."""
+    """Facts about the data at data.path. They must be the same when the run is resumed."""
     network: str | None
     """Class of the network that nsgf.train was given in place of mlp or unet; None: none."""
 
