@@ -216,7 +216,7 @@ def _for_classes(config: Config) -> dict[str, Any]:
 
 
 def fit_to_classes(config: Config) -> tuple[Layer, tuple[str, ...]]:
-    """Return settings in place of those that do not fit ``data.conditional``, and a note."""
+    """Return settings that replace those unfit for ``data.conditional``, and a note."""
     wanted = _for_classes(config)
     chosen = {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}
     told = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())

@@ -96,7 +96,7 @@ class Run:
             nfe: network calls for each sample, or the nearest possible number below; None: what
                 the settings of sampling imply.
             batch_size: number of samples that go through the networks together. It changes only
-                rounding, and the steps of dopri5. None: that of the settings.
+                rounding, and the steps of dopri5. None: ``sampling.batch_size``.
             raw: whether images keep the networks' values outside [-1, 1], instead of being clamped.
 
         Returns:
@@ -205,7 +205,7 @@ def load(
     Args:
         path: a run folder, a folder that ``nsgf export`` wrote, the name of a pretrained run
             (``mnist``), or ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``).
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: that of the run's settings.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: the setting ``device``.
         network: the network of your own that the run was trained with, with any weights.
         overrides: other settings by key, such as ``{"sampling.solver": "heun"}``.
 

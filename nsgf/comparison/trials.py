@@ -225,7 +225,7 @@ class Trial:
         config, keys = self.config, {}
         for nfe in self.nfe:
             sampling = asdict(self.at_nfe(nfe).sampling)
-            for unused in ("num_samples", "label", *["guidance"] * (not config.data.conditional)):
+            for unused in ("num_samples", "label", "guidance"):
                 del sampling[unused]
             own = {
                 "method": self.method,

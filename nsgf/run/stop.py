@@ -79,8 +79,8 @@ class StopRequest:
 def stop_of_caller(
     max_hours: float | None, remedy: Callable[[Path | None], str]
 ) -> Iterator[StopRequest]:
-    """Context of a Python function that Ctrl-C and a time limit end after a checkpoint. Ctrl-C is
-    left alone outside the main thread, and where the caller handles it.
+    """Context of a Python function that Ctrl-C and a time limit end after a checkpoint. Ctrl-C
+    works as before outside the main thread, and where the caller has a handler for it.
 
     ``remedy`` returns how to continue with a run folder, for the message of the KeyboardInterrupt
     or the UserError.
