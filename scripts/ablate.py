@@ -1,7 +1,6 @@
-"""Ablations: one setting at a time, trained and measured by `nsgf compare`.
+"""Ablations of NSGF in the plane: one setting at a time, trained and measured by `nsgf compare`.
 
-    python scripts/ablate.py 2d                 # what the settings of configs/2d.yaml rest on
-    python scripts/ablate.py digits --seeds 3   # choices of NSGF++
+    python scripts/ablate.py --seeds 3    # what the settings of configs/2d.yaml rest on
 
 Further flags go to every variant (``--precision bf16``). The same command continues a stopped one.
 """
@@ -22,7 +21,7 @@ from nsgf.system.errors import UserError
 from nsgf.system.files import write_text
 
 PAPER = "--sinkhorn-batch 256 --pool-batches 200 --sinkhorn.blur 0.5"
-POINTS = {
+VARIANTS = {
     "configs/2d.yaml": "",
     "constant eta 0.5": "--flow.schedule constant --flow.eta 0.5",
     "blur 0.5": "--sinkhorn.blur 0.5",
@@ -37,21 +36,7 @@ POINTS = {
     "paper's n, pool, blur; eta 0.5": f"{PAPER} --flow.schedule constant --flow.eta 0.5",
     "paper's n, pool, blur; eta 1": f"{PAPER} --flow.schedule constant --flow.eta 1",
 }
-PLUS_PLUS = {
-    "NSGF++": "",
-    "coupling ot": "--nsf.coupling ot",
-    "source nsgf": "--nsf.source nsgf --sampling.tau 0",
-    "tau fixed to 0.64": "--sampling.tau 0.64",
-    "straight leg: dopri5": "--sampling.solver dopri5",
-}
-VARIANTS = {
-    "2d": {label: f"--methods nsgf {flags}" for label, flags in POINTS.items()},
-    "digits": {
-        label: f"--methods nsgf++ --compare.updates [1800] {flags}"
-        for label, flags in PLUS_PLUS.items()
-    },
-}
-"""Flags by name of the ablation and label."""
+"""Flags by label."""
 FIRST_SEED = 2000
 """Not those of a comparison: settings must not be chosen by the draws they are judged with."""
 
@@ -59,19 +44,16 @@ FIRST_SEED = 2000
 def main() -> None:
     """Train and measure the variants, print the tables and write them into the folder."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("exp", choices=VARIANTS, metavar="|".join(VARIANTS))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--targets", nargs="+")
+    parser.add_argument("--targets", nargs="+", default=["moons", "checkerboard"])
     parser.add_argument("--only", nargs="+", metavar="LABEL")
     parser.add_argument("--out-dir", default="runs")
     options, flags = parser.parse_known_args()
     if "--seed" in [word.split("=")[0] for word in flags]:
         parser.error(f"--seed: the first seed is {FIRST_SEED}; --seeds N trains N of them")
-    if options.targets and options.exp != "2d":
-        parser.error("--targets: for 2d only")
     for label in options.only or []:
-        if label not in VARIANTS[options.exp]:
-            parser.error(f"--only {label}: must be among {', '.join(VARIANTS[options.exp])}")
+        if label not in VARIANTS:
+            parser.error(f"--only {label}: must be among {', '.join(VARIANTS)}")
     rows: list[Row] = []
     try:
         _measure(options, flags, rows)
@@ -83,7 +65,7 @@ def main() -> None:
         if rows:
             text = markdown(all_tables(rows))
             print(text)
-            write_text(Path(options.out_dir) / f"ablate-{options.exp}.md", text)
+            write_text(Path(options.out_dir) / "ablate-2d.md", text)
 
 
 def _measure(options: argparse.Namespace, flags: list[str], rows: list[Row]) -> None:
@@ -93,7 +75,7 @@ def _measure(options: argparse.Namespace, flags: list[str], rows: list[Row]) -> 
         UserError: a variant cannot be trained; raised before the first one is.
         Stopped: the user asked for it.
     """
-    labels = options.only or VARIANTS[options.exp]
+    labels = options.only or VARIANTS
     comparisons = {label: _configured(options, flags, label) for label in labels}
     for comparison in comparisons.values():
         comparison_plan(comparison)
@@ -106,22 +88,14 @@ def _measure(options: argparse.Namespace, flags: list[str], rows: list[Row]) -> 
 
 
 def _configured(options: argparse.Namespace, flags: list[str], label: str) -> Comparison:
-    """The comparison that trains and measures a variant.
-
-    Variants that differ only in sampling share a folder, so a run. All share ``out_dir``, where
-    the features of real images are kept.
-    """
-    words = [*flags, *VARIANTS[options.exp][label].split()]
-    trained = re.sub(r"--sampling\.\S+ \S+", "", " ".join(words)).strip()
-    digest = hashlib.sha256(trained.encode()).hexdigest()[:8]
-    name = f"{digest}-{re.sub(r'[^a-z0-9]+', '-', trained)[:80].strip('-')}"
-    if options.exp == "2d":
-        targets = ",".join(options.targets or ["moons", "checkerboard"])
-        words.append(f"--compare.targets=[{targets}]")
+    """Return the comparison that trains and measures a variant."""
+    words = ["--methods", "nsgf", *flags, *VARIANTS[label].split()]
+    digest = hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]
+    name = f"{digest}-{re.sub(r'[^a-z0-9]+', '-', ' '.join(words))[:80].strip('-')}"
     words += ["--seed", str(FIRST_SEED), "--compare.seeds", str(options.seeds)]
-    words += ["--out-dir", str(Path(options.out_dir) / f"ablate-{options.exp}")]
-    experiment = "2d" if options.exp == "2d" else "digits"
-    request = parse(["compare", "--exp", experiment, *words])
+    words += [f"--compare.targets=[{','.join(options.targets)}]"]
+    words += ["--out-dir", str(Path(options.out_dir) / "ablate-2d")]
+    request = parse(["compare", "--exp", "2d", *words])
     named = [replace(config, exp=name) for config in (request.config, *request.methods)]
     return Comparison.of(named[0], tuple(named[1:]))
 
