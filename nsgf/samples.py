@@ -12,19 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import build
 from nsgf.config.values import expand_path
 from nsgf.data import (
     Data,
-    TableSet,
+    axes_of,
     build_source,
     class_names,
     class_number,
     data_shape,
     in_units,
     is_image_set,
-    target_set,
 )
 from nsgf.phases import Phase, find_preview, find_way, load_sampler
 from nsgf.plots.figures import save_animation
@@ -74,8 +73,9 @@ def sample_run(
 
     The files are ``samples.npz`` (own points in the units of their file, images clamped to [-1, 1];
     with classes ``labels`` too), ``grid.png`` (only images; with classes a row for each) and
-    ``trajectory.png``. Settings that differ from the run's own configuration are added to the
-    names, as in ``samples-seed1-solver_heun.npz``, so that samples of other settings stay.
+    ``trajectory.png`` (points beside the target, if it is at hand). Settings that differ from the
+    run's own configuration are added to the names, as in ``samples-seed1-solver_heun.npz``, so that
+    samples of other settings stay.
 
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
@@ -104,15 +104,16 @@ def sample_run(
     arrays, grid, trajectory = (folder / name for name in names)
     device = pick_device(config.device)
     sampler, updates = load_sampler(config, run, device)
-    has_data = not (place or is_image_set(config.data.name))
+    is_grid = is_image_set(config.data.name)
+    has_data = not (place or is_grid or (config.data.name == "points" and not config.data.path))
     try:
         data = Data(config.data, config.seed) if has_data else None
     except UserError as error:
         raise UserError(f"{error}; --out FILE.npz needs no data") from error
     source = build_source(config.data, config.seed, "sample")
-    count, path = config.sampling.num_samples, 0 if place or data else PATH_SAMPLES
+    count, path = config.sampling.num_samples, PATH_SAMPLES if is_grid and not place else 0
     if place and place.suffix in MOVING and not is_folder:
-        path = MOVING_IMAGES if is_image_set(config.data.name) else POINT_SAMPLES
+        path = MOVING_IMAGES if is_grid else POINT_SAMPLES
         count = min(count, path)
     samples = generate(sampler, source, count, device, path=path, world=world)
     if not world.is_main:
@@ -124,11 +125,11 @@ def sample_run(
         return [about, str(place)]
     _save_arrays(config, samples, arrays)
     classes = class_names(config.data)
-    if data:
+    if not is_grid:
         start = build_source(config.data, config.seed, "path").sample(POINT_SAMPLES).to(device)
         samples = sampler(start, keep_path=True)
-    save_figure(draw_path(samples, data, "path", classes), trajectory)
-    if data:
+    save_figure(draw_path(samples, config.data, data, "path", classes), trajectory)
+    if not is_grid:
         return [about, str(arrays), str(trajectory)]
     if samples.labels is None or config.sampling.label is not None:
         classes = ()
@@ -164,15 +165,13 @@ def _image_name(number: int, label: str = "") -> str:
 
 def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bool = False) -> None:
     """Write samples as .npz, as .csv with a line of names, as a moving picture, or as PNG files."""
-    target = target_set(config.data)
-    columns = target.found.names if isinstance(target, TableSet) else None
+    axes = axes_of(config.data)
     if path.suffix == ".npz" and not is_folder:
         _save_arrays(config, samples, path)
     elif path.suffix in MOVING and not is_folder:
         if not samples.finite:
             raise UserError("the samples are not finite: training has diverged")
         states = [in_units(config.data, state) for state in samples.path]
-        axes = tuple(columns or ()) if isinstance(target, TableSet) else None
         save_animation(replace(samples, path=states), path, axes)
     elif is_image_set(config.data.name):
         names, labels = class_names(config.data), samples.labels
@@ -182,7 +181,7 @@ def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bo
                 image.save(folder / _image_name(number, label))
     else:
         x, text = in_units(config.data, samples.x), io.StringIO()
-        columns = columns or [f"x{number}" for number in range(1, x.shape[1] + 1)]
+        columns = axes or [f"x{number}" for number in range(1, x.shape[1] + 1)]
         csv.writer(text, lineterminator="\n").writerows([columns, *x.tolist()])
         write_text(path, text.getvalue())
 
@@ -195,14 +194,21 @@ def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
         np.savez(stream, x=x, nfe=samples.nfe, **about)  # type: ignore[arg-type]
 
 
-def draw_path(samples: Samples, data: Data | None, stream: str, names: tuple[str, ...] = ()) -> Any:
-    """Draw the path of samples with the names of their classes, points beside the target."""
-    if data is None or data.images is not None:
+def draw_path(
+    samples: Samples,
+    config: DataConfig,
+    data: Data | None,
+    stream: str,
+    names: tuple[str, ...] = (),
+) -> Any:
+    """Draw the path of samples with the names of their classes, points beside the target if the
+    data are at hand."""
+    if is_image_set(config.name):
         return draw_image_path(samples, names)
-    states = [data.in_units(state.cpu()) for state in samples.path]
-    target = data.reference(stream).sample(len(samples.x))
+    states = [in_units(config, state.cpu()) for state in samples.path]
+    target = data.reference(stream).sample(len(samples.x)) if data else None
     title = f"Samples after {words_of_calls(samples.nfe)}"
-    return draw_points(states, target, title, data.axes, samples.marks)
+    return draw_points(states, target, title, axes_of(config), samples.marks)
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:

@@ -179,7 +179,7 @@ def test_moving_picture_ends_with_the_same_samples(small, small_run, digits_run,
         sample_run(line, small_run, out=str(tmp_path / "y.gif"))
 
 
-def test_columns_have_the_names_of_the_data(own_data, tmp_path):
+def test_columns_have_the_names_of_the_data(own_data, tmp_path, monkeypatch):
     config = shipped("points", *own_data["points"], "--smoke", "--device=cpu", "--phases=[nsgf]")
     found = {**config.data.found, "names": ["a, b", "c", "d"]}
     config = replace(config, data=replace(config.data, found=found), out_dir=str(tmp_path))
@@ -189,6 +189,14 @@ def test_columns_have_the_names_of_the_data(own_data, tmp_path):
     with pytest.raises(UserError, match="--out FILE"):
         sample_run(config, run)
     assert next(csv.reader((tmp_path / "x.csv").open())) == ["a, b", "c", "d"]
+    drawn: list = []
+    monkeypatch.setattr("nsgf.samples.save_figure", lambda figure, file: drawn.append(figure))
+    sample_run(replace(config, data=replace(config.data, path=None)), run)  # as in an export
+    ((panel,),) = (figure.axes for figure in drawn)
+    assert panel.get_xlabel() == "a, b (of 3 coordinates)"
+    assert (
+        abs(np.median(np.asarray(panel.collections[-1].get_offsets())[:, 0]) + 5) < 1
+    )  # in its units
 
 
 def test_a_table_keeps_all_digits(tmp_path):

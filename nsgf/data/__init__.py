@@ -97,6 +97,12 @@ def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tenso
     return samples.clamp(-1, 1) if samples.ndim == 4 and not raw else samples
 
 
+def axes_of(config: DataConfig) -> tuple[str, ...] | None:
+    """Return the names of the coordinates of own points; None for other sets."""
+    target = target_set(config)
+    return tuple(target.found.names or ()) if isinstance(target, TableSet) else None
+
+
 class Data:
     """Source and target of an experiment: loads the target once and makes independent samplers."""
 
@@ -204,8 +210,7 @@ class Data:
     @property
     def axes(self) -> tuple[str, ...] | None:
         """Names of the coordinates of own points; None for other sets."""
-        target = self._target
-        return tuple(target.found.names or ()) if isinstance(target, TableSet) else None
+        return axes_of(self._config)
 
 
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:

@@ -216,7 +216,7 @@ def chosen_states(marks: Sequence[str]) -> list[int]:
 
 def draw_points(
     path: list[Tensor],
-    target: Tensor,
+    target: Tensor | None,
     title: str,
     axes: tuple[str, ...] | None = None,
     marks: Sequence[str] = (),
@@ -226,22 +226,27 @@ def draw_points(
 
     Args:
         path: states along the way, each (N, D); a single one: the samples.
-        target: samples of mu*, (M, D).
+        target: samples of mu*, (M, D); None: without them.
         title: title of the left panel.
         axes: names of the coordinates, which may have different units; None: the plane.
         marks: of the states, to show where the last leg takes over.
     """
-    on_line, shape = target.shape[1] == 1, 1.0
+    shown = path[-1] if target is None else target
+    on_line, shape = shown.shape[1] == 1, 1.0
     if axes is None and not on_line:
-        low, high = point_box(target, path[0].to(target))
+        low, high = point_box(shown, path[0].to(shown))
         shape = min(1.0, max(0.3, (high[1] - low[1]) / (high[0] - low[0])))
-    figure = new_figure(11, min(5.5, 1.6 + 5 * shape))
-    left, right = figure.subplots(1, 2, sharex=True, sharey=not on_line)
+    count = 2 if on_line or target is not None else 1
+    figure = new_figure(5.5 * count, min(5.5, 1.6 + 5 * shape))
+    panels = figure.subplots(1, count, sharex=True, sharey=not on_line, squeeze=False)[0]
+    left, right = panels[0], panels[-1]
     _show_path(left, path, marks)
     if on_line:
-        _show_samples(right, path[-1], target, "tab:red", "samples")
-    _show_samples(right, target, target, "tab:green", "target")
-    for panel, words in ((left, title), (right, "Target")):
+        _show_samples(right, path[-1], shown, "tab:red", "samples")
+    if target is not None:
+        _show_samples(right, target, target, "tab:green", "target")
+    names = (title, "Samples" if target is None else "Target")
+    for panel, words in zip(panels, names, strict=False):
         panel.set_title(words)
         panel.tick_params(labelleft=True)
         if axes or not on_line:

@@ -104,6 +104,8 @@ def test_points_are_drawn_with_their_path_beside_the_target(tmp_path):
     np.testing.assert_allclose(offsets(right, 0), target)
     assert left.get_xlim() == right.get_xlim()
     assert left.get_aspect() == right.get_aspect() == 1
+    (panel,) = draw_points([start, start + 3], None, "title").axes
+    np.testing.assert_allclose(offsets(panel, 2), start + 3)
     left, _ = draw_points([start], target, "title").axes
     np.testing.assert_allclose(offsets(left, 0), start)
 
