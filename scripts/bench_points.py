@@ -18,7 +18,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from sklearn.datasets import make_swiss_roll
+from sklearn.decomposition import PCA
 from torch import Tensor
+from torchvision.datasets import MNIST
 
 import nsgf
 from nsgf.metrics.distances import energy_distance
@@ -58,10 +61,34 @@ def tree(n: int, rng: np.random.Generator) -> Labelled:
     return starts[part] + way * steps[part] + 0.05 * rng.normal(size=(n, 10)), part - 1
 
 
+def spirals(n: int, rng: np.random.Generator) -> Labelled:
+    """Two arms that wind round each other one and a half times."""
+    part = rng.integers(2, size=n)
+    radius = 0.5 + 3 * rng.uniform(size=n) ** 0.5
+    angle = np.pi * (radius + part)
+    x = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
+    return x + 0.05 * rng.normal(size=(n, 2)), part
+
+
+def roll(n: int, rng: np.random.Generator) -> Labelled:
+    """The swiss roll in space, its length last; its parts are eight equal stretches along it."""
+    x, along = make_swiss_roll(n, noise=0.3, random_state=int(rng.integers(2**31)))
+    return x[:, [0, 2, 1]], np.digitize(along, np.linspace(1.5, 4.5, 9)[1:-1] * np.pi)
+
+
+def mnist(n: int, rng: np.random.Generator) -> Labelled:
+    """MNIST's images as a table of their 16 principal components; its parts are the digits."""
+    sets = [MNIST("data", train=is_train, download=True) for is_train in (True, False)]
+    images = np.concatenate([images.data.flatten(1).numpy() / 255 for images in sets])
+    kept = rng.permutation(len(images))[:n]
+    x = PCA(16, random_state=0).fit_transform(images)
+    return x[kept], np.concatenate([images.targets.numpy() for images in sets])[kept]
+
+
 SETS: dict[str, Callable[[int, np.random.Generator], Labelled]] = {
-    f"mixture-{dim}": partial(mixture, dim=dim) for dim in (8, 32)
+    f"mixture-{dim}": partial(mixture, dim=dim) for dim in (2, 8, 32)
 }
-SETS |= {"pinwheel": pinwheel, "tree": tree}
+SETS |= {"pinwheel": pinwheel, "spirals": spirals, "roll": roll, "tree": tree, "mnist-16": mnist}
 
 
 class Judge:
@@ -78,14 +105,25 @@ class Judge:
 
     def measure(self, x: Tensor, draw: int, *, has_w2: bool = True) -> dict[str, float | str]:
         """Return the measures of samples (N, D): W2, 1000 times the energy distance, the share of
-        samples in another part than they should be, and the number of parts with less than a
-        quarter of their share."""
+        samples in another part than they should be, the number of parts with less than a quarter
+        of their share, and how near samples are to training points.
+
+        The last is the median distance to the nearest training point, divided by that of held-out
+        points: below 1, samples repeat training points or lie too close to the middle of a part.
+        """
         x, real = x / self.scale, self.draws[draw] / self.scale
         own, right = self._shares(x), self._shares(real)
         off, lost = float((own - right).abs().sum() / 2), int((own < right / 4).sum())
         energy = 1000 * energy_distance(x, real)
         distance = w2(x, real) if has_w2 else ""
-        return {"w2": distance, "energy": energy, "parts_off": off, "parts_lost": lost}
+        near = self._nearness(x) / self._nearness(real)
+        values = {"w2": distance, "energy": energy, "parts_off": off, "parts_lost": lost}
+        return values | {"nearness": near}
+
+    def _nearness(self, x: Tensor) -> float:
+        known = torch.as_tensor(self.points) / self.scale
+        rows = torch.cat([torch.cdist(rows, known).amin(1) for rows in x.double().split(1024)])
+        return float(rows.median())
 
     def _shares(self, x: Tensor) -> Tensor:
         nearest = torch.cat([torch.cdist(rows, self.known).argmin(1) for rows in x.split(1024)])
@@ -97,21 +135,26 @@ def measure(folder: Path, file: Path) -> None:
     rows = [*csv.DictReader(file.open())] if file.exists() else []
     known = {(row["set"], row["method"], row["seed"]) for row in rows}
     for name in (name for name in SETS if (folder / name).exists()):
-        found = sorted((folder / name).glob("compare-*/*/*-seed*/costs.jsonl"))
+        found = sorted((folder / name).glob("compare-*/*/*-seed*/measures.jsonl"))
         judge = Judge(name)
         for draw in range(DRAWS) if found and (name, "floor", "0") not in known else ():
             values = judge.measure(judge.draws[DRAWS + draw], draw)
-            rows.append({"set": name, "method": "floor", "seed": draw, "nfe": 0, **values})
-        for place in (costs.parent for costs in found):
+            head = {"set": name, "method": "floor", "seed": draw, "nfe": 0, "train_seconds": 0}
+            rows.append(head | values)
+        for place in (measures.parent for measures in found):
             method, _, seed = place.name.rpartition("-seed")
-            run = nsgf.load(place, device="cpu") if (name, method, seed) not in known else None
-            if run is None or any(len({*text.split(" of ")}) > 1 for text in run.progress.values()):
+            trial = {"method": method, "seed": seed}
+            if (name, method, seed) in known:
                 continue
+            run = nsgf.load(place, device="cpu")
+            table = csv.DictReader((place.parents[1] / "table.csv").open())
+            (cost,) = {row["train_seconds"] for row in table if row.items() >= trial.items()}
             for nfe in CALLS:
                 if method != "nsgf++" or nfe > 2:  # which has three networks to call
                     x = run.sample(HELD_OUT, seed=10_000 + int(seed), nfe=nfe)
                     values = judge.measure(x, int(seed) % DRAWS, has_w2=nfe == 10)
-                    rows.append({"set": name, "method": method, "seed": seed, "nfe": nfe, **values})
+                    head = {"set": name, **trial, "nfe": nfe, "train_seconds": cost}
+                    rows.append(head | values)
             with file.open("w", newline="") as stream:
                 writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
                 writer.writeheader()
@@ -121,9 +164,8 @@ def measure(folder: Path, file: Path) -> None:
 def draw(file: Path, picture: Path) -> None:
     """Draw the mean energy distance against calls, a panel for each set, over the floors."""
     rows = [*csv.DictReader(file.open())]
-    names = [name for name in SETS if name in {row["set"] for row in rows}]
-    figure, axes = plt.subplots(2, 2, figsize=(9, 5.4), layout="constrained")
-    for axis, name in zip(axes.flat, names, strict=False):
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
+    for axis, name in zip(axes.flat, SETS, strict=True):
         for method, label in METHODS.items():
             values: dict[int, list[float]] = {}
             for row in rows:
@@ -136,7 +178,7 @@ def draw(file: Path, picture: Path) -> None:
                 axis.loglog([*values], means, "o-", ms=3, label=label)
         axis.set(title=name, xlabel="network calls", ylim=(0.1, 300))
     axes[0, 0].set_ylabel("1000 x energy distance")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(picture, dpi=110)
 
 
