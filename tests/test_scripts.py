@@ -273,6 +273,17 @@ def test_ablations_are_refused_before_any_work(tmp_path, run, words, told):
     assert not list(tmp_path.iterdir())
 
 
+def test_ablation_checks_its_last_variant_before_it_trains_the_first(tmp_path, monkeypatch, script):
+    ablate = script("ablate")
+    ablate["VARIANTS"]["last"] = "--sampling.solver dopri5"
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    flags = ["--smoke", "--out-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["ablate.py", "--only", "T 5", "last", *flags])
+    with pytest.raises(SystemExit, match="2"):
+        ablate["main"]()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_torture_damages_the_newest_checkpoint(script, tmp_path, seed):
     files = [tmp_path / "run" / "checkpoints" / f"phase{phase}.pt" for phase in "21"]
