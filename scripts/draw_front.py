@@ -1,6 +1,6 @@
 """Draw docs/results/front.gif from points.gif and digits.gif, moving pictures of shipped runs:
 
-python -m nsgf sample --pretrained checkerboard --nfe 20 --out points.gif    # mnist: digits.gif
+python -m nsgf sample --pretrained roll --nfe 20 --out points.gif    # mnist: digits.gif
 """
 
 from PIL import Image, ImageDraw, ImageFont, ImageSequence
