@@ -6,7 +6,7 @@
     python scripts/bench_points.py draw FILE.csv FILE.png
 
 Samples are compared with held-out points, in standardised columns. All sets have known parts.
-W2 is measured at ten calls.
+W2 and copies are measured at ten calls.
 """
 
 import csv
@@ -106,24 +106,25 @@ class Judge:
     def measure(self, x: Tensor, draw: int, *, has_w2: bool = True) -> dict[str, float | str]:
         """Return the measures of samples (N, D): W2, 1000 times the energy distance, the share of
         samples in another part than they should be, the number of parts with less than a quarter
-        of their share, and how near samples are to training points.
-
-        The last is the median distance to the nearest training point, divided by that of held-out
-        points: below 1, samples repeat training points or lie too close to the middle of a part.
-        """
+        of their share, the median distance to the nearest training point, divided by that of
+        held-out points, and the share of samples nearer to a training point than to as many
+        held-out points, which is more than 0.5 if samples repeat training points."""
         x, real = x / self.scale, self.draws[draw] / self.scale
         own, right = self._shares(x), self._shares(real)
         off, lost = float((own - right).abs().sum() / 2), int((own < right / 4).sum())
         energy = 1000 * energy_distance(x, real)
-        distance = w2(x, real) if has_w2 else ""
-        near = self._nearness(x) / self._nearness(real)
+        distance, copies = (w2(x, real), self._copies(x)) if has_w2 else ("", "")
+        near = float(self._distance(x).median() / self._distance(real).median())
         values = {"w2": distance, "energy": energy, "parts_off": off, "parts_lost": lost}
-        return values | {"nearness": near}
+        return values | {"nearness": near, "copies": copies}
 
-    def _nearness(self, x: Tensor) -> float:
-        known = torch.as_tensor(self.points) / self.scale
-        rows = torch.cat([torch.cdist(rows, known).amin(1) for rows in x.double().split(1024)])
-        return float(rows.median())
+    def _copies(self, x: Tensor) -> float:
+        return float((self._distance(x) < self._distance(x, torch.cat(self.draws))).double().mean())
+
+    def _distance(self, x: Tensor, points: Tensor | None = None) -> Tensor:
+        """Return distances to the nearest of the training points or of other points."""
+        near = (torch.as_tensor(self.points) if points is None else points)[:POINTS] / self.scale
+        return torch.cat([torch.cdist(rows, near).amin(1) for rows in x.double().split(1024)])
 
     def _shares(self, x: Tensor) -> Tensor:
         nearest = torch.cat([torch.cdist(rows, self.known).argmin(1) for rows in x.split(1024)])
