@@ -1,4 +1,4 @@
-"""Points that fall into parts: make sets of them, and measure the runs of a comparison.
+"""Sets of points with known parts: make them, and measure the runs of a comparison.
 
     python scripts/bench_points.py make DIR                  # DIR/SET.npy: points to train on
     python -m nsgf compare --exp points --data.path DIR/SET.npy --out-dir DIR/SET ...
@@ -145,11 +145,13 @@ def measure(folder: Path, file: Path) -> None:
         for place in (measures.parent for measures in found):
             method, _, seed = place.name.rpartition("-seed")
             trial = {"method": method, "seed": seed}
-            if (name, method, seed) in known:
+            table = place.parents[1] / "table.csv"  # written after the measures of a trial
+            lines = [*csv.DictReader(table.open())] if table.exists() else []
+            costs = [line for line in lines if line.items() >= trial.items()]
+            if (name, method, seed) in known or not costs:
                 continue
-            run = nsgf.load(place, device="cpu")
-            table = csv.DictReader((place.parents[1] / "table.csv").open())
-            (cost,) = {row["train_seconds"] for row in table if row.items() >= trial.items()}
+            known.add((name, method, seed))
+            run, cost = nsgf.load(place, device="cpu"), costs[0]["train_seconds"]
             for nfe in CALLS:
                 if method != "nsgf++" or nfe > 2:  # which has three networks to call
                     x = run.sample(HELD_OUT, seed=10_000 + int(seed), nfe=nfe)
@@ -172,7 +174,7 @@ def draw(file: Path, picture: Path) -> None:
             for row in rows:
                 if (row["set"], row["method"]) == (name, method):
                     values.setdefault(int(row["nfe"]), []).append(float(row["energy"]))
-            if method == "floor":
+            if method == "floor" and values:
                 axis.axhspan(0.01, max(values[0]), color="0.9", label=label)
             elif values:
                 means = [max(np.mean(values[nfe]), 0.1) for nfe in values]

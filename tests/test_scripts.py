@@ -1,6 +1,7 @@
 """The scripts, each at a size of seconds."""
 
 import ast
+import csv
 import math
 import os
 import random
@@ -107,6 +108,10 @@ def test_bench_points_sees_a_lost_part_and_repeats_nothing(script, tmp_path):
     whole, less = judge.measure(real, 0), judge.measure(real[nearest != part], 0)
     assert (whole["parts_lost"], less["parts_lost"]) == (0, 1)
     assert all(less[name] > whole[name] for name in ("w2", "energy", "parts_off"))
+    known = judge.measure(torch.as_tensor(judge.points[:300]), 0)
+    assert (known["nearness"], known["copies"]) == (0, 1)
+    assert 0.9 < whole["nearness"] < 1.1
+    assert 0.4 < whole["copies"] < 0.6
 
 
 @pytest.mark.e2e
@@ -118,7 +123,9 @@ def test_bench_points_measures_each_ended_run_once(script, tmp_path):
     assert main(["compare", *words.split(), "--out-dir", str(tmp_path / "pinwheel")]) == 0
     for _ in range(2):
         names["measure"](tmp_path, tmp_path / "points.csv")
-        assert len((tmp_path / "points.csv").read_text().splitlines()) == 1 + 4 + 2 * 2
+        rows = [*csv.DictReader((tmp_path / "points.csv").open())]
+        assert len(rows) == 4 + 2 * 2
+        assert all(float(row["train_seconds"]) >= 0 for row in rows)  # below 0.05 s it is 0
 
 
 @pytest.mark.e2e
@@ -273,7 +280,9 @@ def test_ablations_are_refused_before_any_work(tmp_path, run, words, told):
     assert not list(tmp_path.iterdir())
 
 
-def test_ablation_checks_its_last_variant_before_it_trains_the_first(tmp_path, monkeypatch, script):
+def test_ablation_checks_its_last_variant_before_it_trains_the_first(
+    tmp_path, monkeypatch, script, capsys
+):
     ablate = script("ablate")
     ablate["VARIANTS"]["last"] = "--sampling.solver dopri5"
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
@@ -281,6 +290,7 @@ def test_ablation_checks_its_last_variant_before_it_trains_the_first(tmp_path, m
     monkeypatch.setattr(sys, "argv", ["ablate.py", "--only", "T 5", "last", *flags])
     with pytest.raises(SystemExit, match="2"):
         ablate["main"]()
+    assert "torchdiffeq" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
