@@ -185,12 +185,15 @@ def draw(file: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=110)
 
 
+def make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SETS:
+        np.save(folder / f"{name}.npy", Judge(name).points)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "draw":
-        draw(Path(sys.argv[2]), Path(sys.argv[3]))
-    elif sys.argv[1] == "make":
-        Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
-        for name in SETS:
-            np.save(Path(sys.argv[2]) / f"{name}.npy", Judge(name).points)
-    else:
-        measure(Path(sys.argv[2]), Path(sys.argv[3]))
+    commands: dict[str, Callable[..., None]] = {"make": make, "measure": measure, "draw": draw}
+    command = commands.get("".join(sys.argv[1:2]))
+    if command is None or len(sys.argv) != (3 if command is make else 4):
+        sys.exit(__doc__)
+    command(*map(Path, sys.argv[2:]))
