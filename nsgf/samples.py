@@ -124,15 +124,14 @@ def sample_run(
         _write_output(config, samples, place, is_folder=is_folder)
         return [about, str(place)]
     _save_arrays(config, samples, arrays)
-    classes = class_names(config.data)
     if not is_grid:
         start = build_source(config.data, config.seed, "path").sample(POINT_SAMPLES).to(device)
         samples = sampler(start, keep_path=True)
-    save_figure(draw_path(samples, config.data, data, "path", classes), trajectory)
+    save_figure(draw_path(samples, config.data, data, "path"), trajectory)
     if not is_grid:
         return [about, str(arrays), str(trajectory)]
-    if samples.labels is None or config.sampling.label is not None:
-        classes = ()
+    is_mixed = samples.labels is not None and config.sampling.label is None
+    classes = class_names(config.data) if is_mixed else ()
     columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
     if columns:  # a row for each class; sample i is of class i mod K
         rows = np.arange(columns * len(classes)).reshape(columns, len(classes)).T
@@ -194,17 +193,11 @@ def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
         np.savez(stream, x=x, nfe=samples.nfe, **about)  # type: ignore[arg-type]
 
 
-def draw_path(
-    samples: Samples,
-    config: DataConfig,
-    data: Data | None,
-    stream: str,
-    names: tuple[str, ...] = (),
-) -> Any:
+def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: str) -> Any:
     """Draw the path of samples with the names of their classes, points beside the target if the
     data are at hand."""
     if is_image_set(config.name):
-        return draw_image_path(samples, names)
+        return draw_image_path(samples, class_names(config))
     states = [in_units(config, state.cpu()) for state in samples.path]
     target = data.reference(stream).sample(len(samples.x)) if data else None
     title = f"Samples after {words_of_calls(samples.nfe)}"

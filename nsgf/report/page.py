@@ -87,7 +87,7 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     if data.images is not None:
         figure = compare_images(samples.x, data.reference("report").sample(count), "Samples")
         album.draw("samples", figure, "Samples beside real images", calls)
-    figure = draw_path(samples, config.data, data, "report", class_names(config.data))
+    figure = draw_path(samples, config.data, data, "report")
     album.draw("way", figure, "The way of a batch", calls)
     in_plane = samples.x.shape[1:] == (2,)
     if data.images is not None or in_plane:
