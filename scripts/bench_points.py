@@ -98,10 +98,8 @@ class Judge:
         x, part = SETS[name](POINTS + 2 * DRAWS * HELD_OUT, np.random.default_rng(0))
         self.points, self.scale = x[:POINTS], torch.as_tensor(x[:POINTS].std(0))
         self.draws = torch.as_tensor(x[POINTS:]).split(HELD_OUT)
-        self.known, self.parts = (
-            torch.as_tensor(x[:5000]) / self.scale,
-            torch.as_tensor(part[:5000]),
-        )
+        self.known, self.fresh = (torch.as_tensor(x) / self.scale)[: 2 * POINTS].split(POINTS)
+        self.parts = torch.as_tensor(part[:5000])
 
     def measure(self, x: Tensor, draw: int, *, has_w2: bool = True) -> dict[str, float | str]:
         """Return the measures of samples (N, D): W2, 1000 times the energy distance, the share of
@@ -113,51 +111,46 @@ class Judge:
         own, right = self._shares(x), self._shares(real)
         off, lost = float((own - right).abs().sum() / 2), int((own < right / 4).sum())
         energy = 1000 * energy_distance(x, real)
-        distance, copies = (w2(x, real), self._copies(x)) if has_w2 else ("", "")
-        near = float(self._distance(x).median() / self._distance(real).median())
-        values = {"w2": distance, "energy": energy, "parts_off": off, "parts_lost": lost}
-        return values | {"nearness": near, "copies": copies}
-
-    def _copies(self, x: Tensor) -> float:
-        return float((self._distance(x) < self._distance(x, torch.cat(self.draws))).double().mean())
-
-    def _distance(self, x: Tensor, points: Tensor | None = None) -> Tensor:
-        """Return distances to the nearest of the training points or of other points."""
-        near = (torch.as_tensor(self.points) if points is None else points)[:POINTS] / self.scale
-        return torch.cat([torch.cdist(rows, near).amin(1) for rows in x.double().split(1024)])
+        near, usual = (nearest(each, self.known)[0] for each in (x, real))
+        values = {"w2": w2(x, real) if has_w2 else "", "energy": energy, "parts_off": off}
+        values |= {"parts_lost": lost, "nearness": float(near.median() / usual.median())}
+        copied = near < nearest(x, self.fresh)[0] if has_w2 else None
+        return values | {"copies": "" if copied is None else float(copied.double().mean())}
 
     def _shares(self, x: Tensor) -> Tensor:
-        nearest = torch.cat([torch.cdist(rows, self.known).argmin(1) for rows in x.split(1024)])
-        return torch.bincount(self.parts[nearest], minlength=int(self.parts.max()) + 1) / len(x)
+        own = self.parts[nearest(x, self.known[: len(self.parts)])[1]]
+        return torch.bincount(own, minlength=int(self.parts.max()) + 1) / len(x)
+
+
+def nearest(x: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distance to the nearest of the points, and its number, (N,) each."""
+    found = [torch.cdist(rows, points).min(1) for rows in x.split(1024)]
+    return torch.cat([each.values for each in found]), torch.cat([each.indices for each in found])
 
 
 def measure(folder: Path, file: Path) -> None:
-    """Append the measures of the floors and of all runs that the file does not have."""
+    """Append the measures of the floors and of all compared runs that the file does not have."""
     rows = [*csv.DictReader(file.open())] if file.exists() else []
     known = {(row["set"], row["method"], row["seed"]) for row in rows}
     for name in (name for name in SETS if (folder / name).exists()):
-        found = sorted((folder / name).glob("compare-*/*/*-seed*/measures.jsonl"))
-        judge = Judge(name)
-        for draw in range(DRAWS) if found and (name, "floor", "0") not in known else ():
+        judge, tables = Judge(name), sorted((folder / name).glob("compare-*/table.csv"))
+        for draw in range(DRAWS) if tables and (name, "floor", "0") not in known else ():
             values = judge.measure(judge.draws[DRAWS + draw], draw)
             head = {"set": name, "method": "floor", "seed": draw, "nfe": 0, "train_seconds": 0}
             rows.append(head | values)
-        for place in (measures.parent for measures in found):
-            method, _, seed = place.name.rpartition("-seed")
-            trial = {"method": method, "seed": seed}
-            table = place.parents[1] / "table.csv"  # written after the measures of a trial
-            lines = [*csv.DictReader(table.open())] if table.exists() else []
-            costs = [line for line in lines if line.items() >= trial.items()]
-            if (name, method, seed) in known or not costs:
+        lines = [(table.parent, row) for table in tables for row in csv.DictReader(table.open())]
+        for place, row in lines:
+            method, seed, cost = row["method"], row["seed"], row["train_seconds"]
+            if (name, method, seed) in known or method == "floor":
                 continue
             known.add((name, method, seed))
-            run, cost = nsgf.load(place, device="cpu"), costs[0]["train_seconds"]
+            run = nsgf.load(next(place.glob(f"*/{method}-seed{seed}")), device="cpu")
             for nfe in CALLS:
                 if method != "nsgf++" or nfe > 2:  # which has three networks to call
                     x = run.sample(HELD_OUT, seed=10_000 + int(seed), nfe=nfe)
                     values = judge.measure(x, int(seed) % DRAWS, has_w2=nfe == 10)
-                    head = {"set": name, **trial, "nfe": nfe, "train_seconds": cost}
-                    rows.append(head | values)
+                    head = {"set": name, "method": method, "seed": seed, "nfe": nfe}
+                    rows.append(head | {"train_seconds": cost} | values)
             with file.open("w", newline="") as stream:
                 writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
                 writer.writeheader()
