@@ -42,6 +42,9 @@ TINY = 1e-30
 """Lower bound of an error when it is a divisor."""
 FINEST = 0.01
 """Lower bound of the factor by which slow particles reduce the tolerance."""
+SLOWEST = 0.1
+"""Lower bound of the guess of a step's speed, divided by the speed of the step before. Particles
+rarely stop, and the tolerance for a guess that is too low costs many updates."""
 FLOAT32_LIMIT = 0.1 * 2**24
 """Largest C / eps: above it, rounding changes the entries of a plan by more than 10 %."""
 
@@ -108,7 +111,8 @@ class BatchedSolver:
                 # value for x = y; the error of this guess changes little from step to step
                 last, rest = rest, (solution.g - limit) * (1 - eta)
                 solution.g = limit + (rest if last is None else 2 * rest - last * (1 - eta))
-                solution.speed = [abs(1 - eta) * speed for speed in solution.speed]
+                remaining = max(abs(1 - eta), SLOWEST)
+                solution.speed = [remaining * speed for speed in solution.speed]
         return positions.unflatten(3, shape)
 
     def _centred(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

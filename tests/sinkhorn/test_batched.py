@@ -135,6 +135,15 @@ def test_flows_start_each_step_from_the_last():
     assert fresh.report.iterations > 1.3 * flows.report.iterations
 
 
+def test_whole_steps_take_as_many_updates_as_nearly_whole_ones():
+    """A step of eta = 1 does not stop the particles, so the next tolerance is not the smallest."""
+    x, y = noise(1, 64, 200), 1.5 * noise(1, 64, 200, seed=1)
+    whole, nearly = solver(blur=1.5), solver(blur=1.5)
+    whole.flows(x, y, [1.0] * 5)
+    nearly.flows(x, y, [0.99] * 5)
+    assert whole.report.iterations < 1.2 * nearly.report.iterations
+
+
 def test_over_relaxation_is_raised_where_progress_is_slow(monkeypatch):
     x, y = points(2, 64)
     raised = solver(blur=0.05).solve(x, y)
