@@ -3,6 +3,7 @@
 Each command imports what it needs when it runs, so that help and errors do not wait for torch.
 """
 
+import os
 import shlex
 import sys
 import traceback
@@ -14,7 +15,7 @@ from pathlib import Path
 from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, parse
 from nsgf.cli.help import completion, help_parser, help_topic
 from nsgf.resolve import Request
-from nsgf.system.errors import UserError, naming, one_line, unusable
+from nsgf.system.errors import UserError, naming
 from nsgf.system.output import (
     is_launched,
     launched_rank,
@@ -26,48 +27,45 @@ from nsgf.system.output import (
 from nsgf.version import __version__
 
 
-@naming(FLAG_NAMES, are_flags=True)
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     0; 1 after the traceback of a bug, or if preflight says NO; 2 for an error that the user can
     fix; 130 for Ctrl-C.
     """
-    words, request = sys.argv[1:] if argv is None else argv, None
     try:
-        if _explains(words):
-            return 0
-        request = parse(words)
-        if request.options.get("print_config"):
-            from nsgf.run.folder import dump_config
-
-            show(dump_config(request.config).rstrip("\n"))
-            return 0
-        if is_launched() and request.command in ("export", "preflight", "report"):
-            raise UserError(f"{request.command}: runs in one process; start it without torchrun")
-        says_no = False
-        for line in chain(request.notes, ACTIONS[request.command](request)):
-            show(line)
-            says_no |= line.startswith("NO ")
-        return int(says_no and request.command == "preflight")
+        with naming(FLAG_NAMES, are_flags=True):
+            os.getcwd()  # torch ends the process if the folder is removed
+            return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         show("nsgf: interrupted")
         return 130
-    except Exception as error:
-        # the last two by their names, because torch may not be loaded
-        kind, message = type(error).__name__, str(error)
-        if isinstance(error, OSError):
-            message = unusable(error)
-        elif request and kind == "OutOfMemoryError":
-            message = "the card's memory is full; use a smaller --sampling.batch_size or model"
-        elif is_launched() and ("gloo" in message or kind == "DistBackendError"):
-            message = f"another process is gone, whose own lines say why ({message[:100]})"
-        elif not isinstance(error, UserError):
-            show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
-            return 1
+    except UserError as error:
         who = f" (process {launched_rank()})" if is_launched() else ""
-        show_error(f"nsgf: error{who}: {one_line(message)}")
+        show_error(f"nsgf: error{who}: {error}")
         return 2
+    except Exception:
+        show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
+        return 1
+
+
+def _run(words: list[str]) -> int:
+    """Run a command and return its exit code."""
+    if _explains(words):
+        return 0
+    request = parse(words)
+    if request.options.get("print_config"):
+        from nsgf.run.folder import dump_config
+
+        show(dump_config(request.config).rstrip("\n"))
+        return 0
+    if is_launched() and request.command in ("export", "preflight", "report"):
+        raise UserError(f"{request.command}: runs in one process; start it without torchrun")
+    says_no = False
+    for line in chain(request.notes, ACTIONS[request.command](request)):
+        show(line)
+        says_no |= line.startswith("NO ")
+    return int(says_no and request.command == "preflight")
 
 
 def _explains(words: list[str]) -> bool:

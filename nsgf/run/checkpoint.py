@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from zlib import crc32
 
 from nsgf.run import store
-from nsgf.system.errors import UserError, cause, one_line, suggest
+from nsgf.system.errors import UserError, cause, is_memory_full, one_line, suggest
 from nsgf.system.files import fields, link_or_copy, parse_object, replacing, sync_folder
 from nsgf.system.versions import versions
 
@@ -95,7 +95,7 @@ def load(file: Path, *, only_header: bool = False) -> dict[str, Any]:
         error = _original_error(failure)
         # in a damaged archive zipfile seeks to negative positions
         is_system = isinstance(error, OSError) and error.errno != errno.EINVAL
-        if is_system or isinstance(error, MemoryError) or "allocate memory" in str(error):
+        if is_system or is_memory_full(error):
             raise UserError(f"checkpoint {file} cannot be read ({one_line(error)})") from error
         raise Unreadable(file, one_line(error).partition(". ")[0]) from failure
 

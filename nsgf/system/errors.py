@@ -29,12 +29,15 @@ _names: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("names", default
 @contextmanager
 def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[None]:
     """Context, or decorator, in which messages use these names for settings with these keys: short
-    flags of the command line, or arguments of a Python function. An OSError becomes a UserError."""
+    flags of the command line, or arguments of a Python function. An error of the machine becomes a
+    UserError (:func:`machine_problem`)."""
     token = _names.set((names, are_flags))
     try:
         yield
-    except OSError as error:
-        raise UserError(unusable(error)) from error
+    except (OSError, MemoryError, RuntimeError) as error:
+        if (problem := machine_problem(error)) is None:
+            raise
+        raise UserError(problem) from error
     finally:
         _names.reset(token)
 
@@ -85,10 +88,33 @@ def cause(error: OSError) -> str:
     return one_line(error.strerror or error)
 
 
-def unusable(error: OSError) -> str:
-    """Return the message for a file or folder that cannot be used."""
-    where = f" {error.filename}" if error.filename else ""
-    return f"cannot use{where}: {cause(error)}"
+def machine_problem(error: Exception) -> str | None:
+    """Return the message for an error whose cause is outside of this program: a file, the memory,
+    or another process of torchrun. Return None for other errors."""
+    kind, reason = type(error).__name__, one_line(error)[:200]  # torch may not be loaded
+    if isinstance(error, OSError):
+        # os.getcwd does not name what it misses
+        unnamed = "the working directory" if isinstance(error, FileNotFoundError) else "a file"
+        return f"cannot use {error.filename or unnamed}: {cause(error)}"
+    if kind == "OutOfMemoryError":
+        batch = suggest("sampling.batch_size")
+        return f"the card's memory is full; use a smaller {batch} or model"
+    if is_memory_full(error):
+        return f"the main memory is full ({reason}); free some, or use smaller batches or data"
+    if kind != "DistBackendError" and "gloo" not in reason:
+        return None
+    if "timed out" in reason.lower():
+        return (
+            f"another process is silent ({reason}): it hangs, or its machine or the network is "
+            "down; end all processes, then resume from the last checkpoint"
+        )
+    return f"another process is gone, whose own lines say why ({reason})"
+
+
+def is_memory_full(error: BaseException) -> bool:
+    """Whether an error says that the main memory is full. Torch raises RuntimeError for this."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "DefaultCPUAll" in text or "allocate memory" in text
 
 
 def printable(text: str) -> str:

@@ -32,7 +32,9 @@ def silence() -> Iterator[None]:
         yield
 
 
-def _write(text: str, stream: TextIO, write: Callable[..., object]) -> None:
+def _write(text: str, stream: TextIO | None, write: Callable[..., object]) -> None:
+    if stream is None:  # a program without a terminal
+        return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         write(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=stream)

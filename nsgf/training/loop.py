@@ -16,7 +16,7 @@ from nsgf.run import checkpoint
 from nsgf.run.progress import Progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
-from nsgf.system.errors import UserError, one_line, suggest
+from nsgf.system.errors import UserError, is_memory_full, one_line, suggest
 from nsgf.system.hardware import peak_memory
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
@@ -226,6 +226,8 @@ class PhaseLoop:
             self.state.load_state_dict(payload)
             self.window = [StepStats(*pair) for pair in payload["window"]]
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            if is_memory_full(error):
+                raise
             own = self.session.config.model.network
             remedy = "remove it" if own is None else "pass the network that it was saved with"
             raise UserError(

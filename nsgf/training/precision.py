@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -92,6 +91,10 @@ def prepare_environment(config: TrainConfig) -> None:
 
 def compiled_folder() -> str:
     """Return the cache folder of torch's compiler: the user's setting, or the user's cache. The
-    compiler executes code from there, so the folder is never in a run folder or a shared folder."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return os.environ.get(COMPILED) or str(Path(caches, "nsgf", "compiled"))
+    compiler executes code from there, so the folder is never in a run folder or a shared folder.
+    Raise UserError if there is neither."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    chosen = os.path.expanduser(os.environ.get(COMPILED) or f"{caches}/nsgf/compiled")
+    if chosen.startswith("~"):
+        raise UserError(f"train.compile = true: this user has no home folder; set {COMPILED}")
+    return chosen

@@ -134,40 +134,39 @@ def test_terminal_and_locale_of_ascii_end_nothing(tmp_path, monkeypatch):
     assert r"\xb1" in process("compare", *where, *methods).stdout
 
 
+PAIR = "[/gloo/transport/tcp/pair.cc:561]"
+"""Beginning of the messages of gloo."""
+
+
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [
         (KeyboardInterrupt(), 130, "nsgf: interrupted\n"),
         (OSError(28, "No space left on device", "x.pt"), 2, "nsgf: error: cannot use x.pt: No "),
         (torch.cuda.OutOfMemoryError("Tried to allocate"), 2, "nsgf: error: the card's memory is"),
+        (lambda: torch.empty(10**15), 2, "nsgf: error: the main memory is full ("),
+        (lambda: np.empty(10**15), 2, "nsgf: error: the main memory is full ("),
+        (RuntimeError(f"{PAIR} Connection closed"), 2, "nsgf: error: another process is gone, "),
+        (RuntimeError(f"{PAIR} Timed out waiting"), 2, "nsgf: error: another process is silent "),
+        (RuntimeError("wrong"), 1, "Traceback"),
         (KeyError("wrong"), 1, "Traceback"),
     ],
 )
-def test_errors_of_a_command_have_their_exit_code(error, code, told, monkeypatch, capsys):
+@pytest.mark.parametrize("command", ["preflight", "train"])
+def test_errors_of_a_command_have_their_exit_code(
+    command, error, code, told, monkeypatch, capsys
+):
     def fails(*_):
+        if callable(error):
+            error()
         raise error
 
-    monkeypatch.setattr("nsgf.preflight.preflight", fails)
-    assert main(["preflight", "--exp", "2d"]) == code
+    monkeypatch.setitem(ACTIONS, command, fails)
+    assert main([command, "--exp", "2d"]) == code
     printed = capsys.readouterr()
     text = printed.out + printed.err
     assert text.startswith(told)
     assert text.count("\n") == 1 or code == 1
-
-
-def test_process_that_waits_for_one_that_is_gone_reports_no_bug(monkeypatch, capsys, launch):
-    def lost(*_):
-        raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer [::1]:5")
-
-    monkeypatch.setitem(ACTIONS, "train", lost)
-    words = ["train", "--exp", "2d", "--device=cpu"]
-    assert main(words) == 1
-    assert "Traceback" in capsys.readouterr().err
-    launch()
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("nsgf: error (process 1): another process is gone, whose own lines say")
-    assert error.count("\n") == 1
 
 
 def test_preflight_says_no_by_its_exit_code_and_names_the_command_that_trains(monkeypatch, capsys):

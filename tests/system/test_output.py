@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from nsgf.experiment import train
 from nsgf.system.output import show, show_error
 
 
@@ -17,6 +18,23 @@ def test_closed_pipe_ends_nothing(monkeypatch, name, say):
         for _ in range(2):
             say("x" * 100_000)
         stream.flush()
+
+
+def test_program_without_streams_trains(tiny, monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{name}", None)
+    run = train(tiny)
+    assert "nsgf: done, " in (run.path / "log.txt").read_text()
+
+
+@pytest.mark.e2e
+def test_command_in_a_removed_folder_is_one_line(tmp_path):
+    """Torch's own library would end the process."""
+    gone = tmp_path / "gone"
+    command = f"mkdir {gone}; cd {gone}; rmdir {gone}; exec {sys.executable} -m nsgf train --exp 2d"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("nsgf: error: cannot use the working directory: ")
 
 
 @pytest.mark.parametrize(("name", "say"), [("stdout", show), ("stderr", show_error)])

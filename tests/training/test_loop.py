@@ -259,11 +259,17 @@ def test_compiled_code_is_kept_in_the_cache_of_the_user(tmp_path):
 
 
 @pytest.mark.e2e
-def test_failed_compilation_is_a_one_line_error(tiny, monkeypatch):
-    monkeypatch.setenv("CXX", "/nonexistent")
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/nonexistent"))
+@pytest.mark.parametrize("compiler", ["missing", "folder"])
+def test_failed_compilation_is_a_one_line_error(compiler, tiny, tmp_path, monkeypatch):
+    file = tmp_path / compiler
+    if compiler == "folder":
+        file.mkdir()
+    monkeypatch.setenv("CXX", str(file))
     torch._dynamo.reset()
-    with pytest.raises(UserError, match=r"train\.compile = true: cannot compile here \(.*C\+\+"):
+    with (
+        torch._inductor.config.patch({"cpp.cxx": (None, str(file))}),
+        pytest.raises(UserError, match=r"train\.compile = true: cannot compile here \("),
+    ):
         run_fit(tiny, Quadratic(dropout=0.1), train={"compile": True}, iterations=2)
 
 

@@ -1,4 +1,5 @@
 import os
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -83,6 +84,15 @@ def test_compiled_code_is_kept_outside_of_runs(own, caches, expected, monkeypatc
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == own
     prepare_environment(TrainConfig(compile=True))
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
+
+
+def test_user_without_a_home_names_the_folder_of_compiled_code(monkeypatch):
+    """As in a container whose user has no entry in the list of users."""
+    for key in ("HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError("uid not found")))
+    with pytest.raises(UserError, match="set TORCHINDUCTOR_CACHE_DIR"):
+        prepare_environment(TrainConfig(compile=True))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
