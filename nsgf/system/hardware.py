@@ -1,10 +1,12 @@
 """Device, free memory and versions of this machine."""
 
 import gc
+import math
 import os
 import re
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,10 @@ import torch
 
 from nsgf.system.errors import UserError
 from nsgf.system.output import format_bytes
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def device_name(device: object) -> object:
@@ -68,22 +74,52 @@ def _unusable_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | 
     return None
 
 
-def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the free main memory in bytes, within a container's limit. Cached files count as free:
-    the system drops them when it needs memory."""
+def cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:
+    """Return the folders of this process's control groups for ``controller`` ("memory" or "cpu"):
+    its own group and all above it, in version 2 and 1. Each of them may limit the process."""
+    found = [root, root / controller]
+    with suppress(OSError):  # not on Linux
+        for line in own.read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if not kinds or controller in kinds.split(","):
+                top = root / controller if kinds else root
+                place = top / path.lstrip("/")
+                found += [folder for folder in (place, *place.parents) if top in folder.parents]
+    return found
+
+
+def available_bytes(root: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
+    """Return the free main memory in bytes, within the limits of containers and jobs. Cached files
+    count as free: the system drops them when it needs memory."""
     available = psutil.virtual_memory().available
-    for limit, usage, cached in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            stat_lines = (cgroups / limit).with_name("memory.stat").read_text().splitlines()
-            stat = dict(line.split() for line in stat_lines)
-            used = int((cgroups / usage).read_text()) - int(stat[cached])
-            available = min(available, max(0, int((cgroups / limit).read_text()) - used))
-        except (OSError, ValueError, KeyError):  # no such file, or the limit is "max"
-            continue
+    for folder in cgroup_folders("memory", root, own):
+        for limit, usage, cached in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            # no such file, or the limit is "max"
+            with suppress(OSError, ValueError, KeyError):
+                most = int((folder / limit).read_text())
+                lines = (folder / "memory.stat").read_text().splitlines()
+                stat = dict(line.split() for line in lines)
+                used = int((folder / usage).read_text()) - int(stat[cached])
+                available = min(available, max(0, most - used))
     return available
+
+
+def available_cores(root: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
+    """Return the number of cores that this process may use."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        cores = len(os.sched_getaffinity(0))
+    for folder in cgroup_folders("cpu", root, own):
+        for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+            with suppress(OSError, ValueError):  # no such file, or the quota is "max" or -1
+                words = " ".join((folder / name).read_text() for name in files)
+                quota, period = map(int, words.split())
+                if quota > 0:
+                    cores = min(cores, math.ceil(quota / period))
+    return cores
 
 
 def free_disk_bytes(folder: Path) -> int:
@@ -119,7 +155,7 @@ def describe_device(device: torch.device, processes: int = 1) -> str:
     if device.type != "cuda":
         together = f", {processes} processes" if processes > 1 else ""
         unusable = f"; {reason}" if (reason := _unusable_card()) else ""
-        return f"CPU, {os.cpu_count()} cores{together}, {free}{unusable}"
+        return f"CPU, {available_cores()} cores{together}, {free}{unusable}"
     free_cuda, total_cuda = torch.cuda.mem_get_info(device)
     if torch.cuda.device_count() > 1:
         free += f"; {processes} of {torch.cuda.device_count()} cards used"

@@ -1,7 +1,6 @@
 """Versions of packages, git commit and machine, which are recorded with results."""
 
 import functools
-import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -20,9 +19,11 @@ def provenance() -> dict[str, object]:
     """Return versions, machine, and git commit, for ``versions.json``."""
     import torch
 
+    from nsgf.system.hardware import available_cores
+
     machine = {
         "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": available_cores(),
         "memory": format_bytes(psutil.virtual_memory().total),
         "cards": [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())],
     }

@@ -13,6 +13,7 @@ from nsgf.system.errors import UserError
 from nsgf.system.hardware import (
     _unusable_card,
     available_bytes,
+    available_cores,
     describe_device,
     peak_memory,
     pick_device,
@@ -44,28 +45,65 @@ def test_missing_cuda_device_is_refused():
 
 
 def write_cgroup(folder: Path, **texts: str) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name.replace("__", ".")).write_text(text)
 
 
-def test_free_memory_is_within_the_limit_of_a_container(tmp_path, monkeypatch):
+MAX = {
+    "memory__max": "1000000\n",
+    "memory__current": "900000\n",
+    "memory__stat": "anon 500\ninactive_file 300000\n",
+}
+OLD = {
+    "memory__limit_in_bytes": "5000",
+    "memory__usage_in_bytes": "4500",
+    "memory__stat": "total_inactive_file 1000",
+}
+
+
+@pytest.mark.parametrize(
+    ("groups", "own", "expected"),
+    [
+        ({}, None, 600_000),
+        ({"": MAX}, None, 400_000),
+        ({"": {**MAX, "memory__max": "max\n"}}, None, 600_000),
+        ({"memory": OLD}, None, 1500),
+        ({"memory": {**OLD, "memory__usage_in_bytes": "9000"}}, None, 0),
+        ({"job": MAX}, "0::/job/step/task\n", 400_000),  # a job of Slurm, a scope of systemd
+        ({"other": MAX}, "0::/job\n", 600_000),
+        ({"memory/job": OLD}, "4:cpu,memory:/job/step\n0::/\n", 1500),
+        ({"cpu/job": OLD}, "4:cpu:/job\n", 600_000),
+        ({"": MAX}, "0::/../elsewhere\n", 400_000),
+    ],
+)
+def test_free_memory_is_within_the_limits_of_containers_and_jobs(
+    groups, own, expected, tmp_path, monkeypatch
+):
     """Cached files count as free."""
     system = SimpleNamespace(available=600_000, total=10**6)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: system)
-    assert available_bytes(tmp_path) == 600_000
-    stat = "anon 500\ninactive_file 300000\n"
-    known = {"memory__max": "1000000\n", "memory__current": "900000\n", "memory__stat": stat}
-    write_cgroup(tmp_path / "new", **known)
-    assert available_bytes(tmp_path / "new") == 400_000
-    write_cgroup(tmp_path / "new", memory__max="max\n")
-    assert available_bytes(tmp_path / "new") == 600_000
-    (tmp_path / "old").mkdir()
-    known = {"memory__limit_in_bytes": "5000", "memory__usage_in_bytes": "4500"}
-    write_cgroup(tmp_path / "old" / "memory", **known, memory__stat="total_inactive_file 1000")
-    assert available_bytes(tmp_path / "old") == 1500
-    write_cgroup(tmp_path / "old" / "memory", memory__usage_in_bytes="9000")
-    assert available_bytes(tmp_path / "old") == 0
+    for name, texts in groups.items():
+        write_cgroup(tmp_path / "root" / name, **texts)
+    (tmp_path / "own").write_text(own or "")
+    assert available_bytes(tmp_path / "root", tmp_path / "own") == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ({"cpu__max": "250000 100000\n"}, 3),
+        ({"cpu__max": "max 100000\n"}, 6),
+        ({"cpu__cfs_quota_us": "200000\n", "cpu__cfs_period_us": "100000\n"}, 2),
+        ({"cpu__cfs_quota_us": "-1\n", "cpu__cfs_period_us": "100000\n"}, 6),
+    ],
+)
+def test_cores_are_those_of_the_process(texts, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6), raising=False)
+    for place in ("cpu/job", "job"):
+        write_cgroup(tmp_path / place, **texts)
+    (tmp_path / "own").write_text("3:cpu,cpuacct:/job/step\n0::/job/step\n")
+    assert available_cores(tmp_path, tmp_path / "own") == expected
 
 
 def test_idle_cards_are_mentioned(monkeypatch):
@@ -141,7 +179,7 @@ def test_peak_memory_keeps_the_highest():
 def test_provenance_names_versions_commit_and_machine(tmp_path):
     known = provenance()
     assert {"nsgf", "torch", "geomloss", "python", "commit"} <= known.keys()
-    assert known["machine"]["cores"] == os.cpu_count()
+    assert known["machine"]["cores"] == len(os.sched_getaffinity(0))
     assert _commit(tmp_path) is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
     subprocess.run([*git, "init", "-q"], check=True)
