@@ -7,11 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from socket import socketpair
 from types import FrameType
 
 from nsgf.system.errors import UserError
 from nsgf.system.output import STARTED_BY, is_launched
 
+ECHO_SECONDS = 2.0
+"""A signal may arrive twice: a job's scheduler sends it to all processes, and torchrun or
+``timeout`` sends it again."""
+UNWIND_SECONDS = 5.0
+"""Longest time between a second signal and the end of the process."""
 SIGNALS = [one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP")]
 
 
@@ -33,6 +39,7 @@ class StopRequest:
         self._deadline = None if max_hours is None else clock() + 3600 * max_hours
         self._limit = f"train.max_hours = {max_hours:g} is over" if max_hours is not None else ""
         self._signal: str | None = None
+        self._taken: dict[int, float] = {}
         self._launcher = STARTED_BY if is_launched() else None
 
     @property
@@ -51,28 +58,54 @@ class StopRequest:
 
     @contextmanager
     def listening(self, signals: Sequence[int] = SIGNALS) -> Iterator[None]:
-        """Context in which these signals request a stop. A Ctrl-C after a request interrupts at
-        once. An ignored SIGHUP (nohup) stays ignored. Call it in the main thread."""
-        before = {
-            number: signal.signal(number, self._take)
-            for number in signals
-            if signal.Signals(number).name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
-        }
+        """Context in which these signals request a stop. The same signal again interrupts at once.
+        An ignored signal stays ignored, such as SIGHUP (nohup) or SIGINT (a job in the background).
+        Call it in the main thread."""
+        taken = [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._take) for number in taken}
         try:
-            yield
+            with self._watching() if self._launcher is not None else nullcontext():
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if number == signal.SIGINT and self._signal is not None:
+        if self._is_repeated(number, self._taken):
             raise KeyboardInterrupt
-        self._signal = name
+        name = self._signal = signal.Signals(number).name
         # print is not reentrant: the signal may have interrupted a print
-        line = f"\nnsgf: {name}: saving and ending after this step; Ctrl-C ends without saving\n"
+        line = f"\nnsgf: {name}: saving and ending after this step; repeat it to end at once\n"
         with suppress(OSError):  # stderr is closed
             os.write(2, line.encode())
+
+    def _is_repeated(self, number: int, taken: dict[int, float]) -> bool:
+        """Whether a signal was ``taken`` before, so that this one is not its echo."""
+        now = self._clock()
+        return now - taken.setdefault(number, now) >= ECHO_SECONDS
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Context in which a repeated signal ends the process, also while the main thread waits in
+        torch for a silent process. Python calls no handlers then, but writes to this socket."""
+        received, written = socketpair()
+        written.setblocking(False)
+        has_ended = threading.Event()
+
+        def watch() -> None:
+            taken: dict[int, float] = {}
+            while number := received.recv(1):
+                if self._is_repeated(number[0], taken) and not has_ended.wait(UNWIND_SECONDS):
+                    os._exit(130)
+
+        threading.Thread(target=watch, daemon=True).start()
+        before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            has_ended.set()
+            written.close()
 
 
 @contextmanager

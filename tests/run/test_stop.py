@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from nsgf.cli import main
-from nsgf.run.stop import Stopped, StopRequest
+from nsgf.run.stop import SIGNALS, Stopped, StopRequest
 from tests.conftest import shipped
 from tests.pool.conftest import HalfWay, build, with_pool
 
@@ -30,13 +30,12 @@ def test_time_limit_counts_hours_of_a_clock_that_never_goes_back():
 @pytest.mark.parametrize(
     ("number", "before", "reason"),
     [
-        *((n, signal.default_int_handler, n.name) for n in (signal.SIGINT, signal.SIGTERM)),
-        (signal.SIGHUP, signal.default_int_handler, "SIGHUP"),
-        (signal.SIGHUP, signal.SIG_IGN, None),
+        *((number, signal.default_int_handler, number.name) for number in SIGNALS),
+        *((number, signal.SIG_IGN, None) for number in SIGNALS),
     ],
 )
 def test_signals_are_requests_while_listening(number, before, reason):
-    """A hangup that nohup ignores stays ignored; the tests themselves may run under nohup."""
+    """A hangup that nohup ignores stays ignored, and a Ctrl-C for a script that started this."""
     request, outside = StopRequest(), signal.signal(number, before)
     try:
         with request.listening():
@@ -47,13 +46,44 @@ def test_signals_are_requests_while_listening(number, before, reason):
         signal.signal(number, outside)
 
 
-def test_second_ctrl_c_interrupts():
-    request = StopRequest()
-    with request.listening():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.raise_signal(number)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_repeated_signal_interrupts_and_an_echo_does_not(number):
+    """A scheduler signals all processes of a job, and torchrun and ``timeout`` do it again."""
+    now = [0.0]
+    request = StopRequest(clock=lambda: now[0])
+    with request.listening(SIGNALS):
+        for one in (number, number, signal.SIGHUP):
+            signal.raise_signal(one)
+        now[0] += 1.9
+        signal.raise_signal(number)
+        now[0] += 0.2
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
+
+
+WAITING = """
+import ctypes, os, signal, threading, time
+from nsgf.run import stop
+stop.ECHO_SECONDS = stop.UNWIND_SECONDS = 0.01
+
+def send():
+    for _ in range(2):
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+with stop.StopRequest().listening():
+    threading.Thread(target=send).start()
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):  # the second call waits for ever, as a call of torch may
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.e2e
+def test_repeated_signal_ends_a_process_that_waits_in_torch(launch):
+    """Python calls no handler of signals there."""
+    launch()
+    assert subprocess.call([sys.executable, "-c", WAITING], timeout=60) == 130
 
 
 def test_request_to_another_process_is_a_reason_too():
