@@ -172,6 +172,7 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     try:
         started = time.perf_counter()
         task = phase.task(session, data)
+        session.world.wait()  # a process may have drawn for longer than an update may take
         fit(phase.name, task, session, prepare_seconds=time.perf_counter() - started)
     except KeyboardInterrupt:  # a second Ctrl-C
         log.write(f"{phase.name}: interrupted; resuming continues from its last checkpoint")

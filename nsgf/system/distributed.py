@@ -19,9 +19,11 @@ from nsgf.system.output import is_launched, local_processes
 
 Value = TypeVar("Value")
 
-PATIENCE = timedelta(hours=2)
-"""Longest wait for another process, for example while the first process saves pictures. If a
-process dies, torchrun ends the others."""
+PATIENCE = timedelta(minutes=5)
+"""Longest wait for another process inside updates. If a process dies, torchrun ends the others; but
+its machine or the network may also fall silent."""
+LONG_PATIENCE = timedelta(hours=2)
+"""Longest wait for a process that builds flows, draws samples or measures."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class World:
     """Number of this process, 0 to size - 1."""
     size: int = 1
     """Number of processes."""
+    patient: distributed.ProcessGroup | None = None
+    """The group whose members wait LONG_PATIENCE for each other."""
 
     @property
     def is_main(self) -> bool:
@@ -53,12 +57,14 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Return whether ``flag`` is true in any process."""
+        self.wait()
         return float(self.mean(torch.tensor(float(flag)))) > 0
 
     def agree(self, value: Value) -> Value:
         """Return the first process's ``value``."""
         if self.size == 1:
             return value
+        self.wait()
         box = [value]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
@@ -67,14 +73,15 @@ class World:
         """Return the values of all processes by rank; an empty list except in the first process."""
         if self.size == 1:
             return [value]
+        self.wait()
         box: list[Value] = [value] * self.size
         distributed.gather_object(value, box if self.is_main else None, dst=0)
         return box if self.is_main else []
 
     def wait(self) -> None:
-        """Wait until every process has called this."""
+        """Wait until every process has called this, at most LONG_PATIENCE."""
         if self.size > 1:
-            distributed.barrier()
+            distributed.barrier(self.patient)
 
 
 def check_shares(counts: dict[str, int], size: int) -> None:
@@ -95,16 +102,17 @@ def join(device: str) -> Iterator[World]:
     backend = "cpu:gloo,cuda:nccl" if take_card(device) else "gloo"
     try:
         distributed.init_process_group(backend, timeout=PATIENCE)
+        patient = distributed.new_group(backend="gloo", timeout=LONG_PATIENCE)
     except (ValueError, RuntimeError) as error:  # its other variables, or the network
         raise UserError(
             f"torchrun: the processes cannot meet ({one_line(error)}); start them with torchrun, "
             "or unset WORLD_SIZE"
         ) from error
-    yield (world := World(rank, size))
+    yield (world := World(rank, size, patient))
     # not after an error: other processes may wait until this one ends
     if local_processes(size) < size:  # on several machines
         with suppress(RuntimeError):  # another process failed and reports its error
-            world.any(False)  # wait for the first process: torchrun on other machines ends early
+            world.wait()  # for the first process: torchrun on other machines ends early
     distributed.destroy_process_group()
 
 

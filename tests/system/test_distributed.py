@@ -5,9 +5,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -87,22 +89,23 @@ def test_wrong_settings_of_several_processes_are_refused(words, error, launch, c
 def test_processes_end_together_unless_one_fails(error, launch, monkeypatch):
     """The first may measure for an hour; torchrun on other machines waits for it five minutes."""
     launch(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
-    calls = mock.Mock(**{"all_reduce.side_effect": error})
-    for name in ("init_process_group", "all_reduce", "destroy_process_group"):
+    calls = mock.Mock(**{"barrier.side_effect": error})
+    for name in ("init_process_group", "new_group", "barrier", "destroy_process_group"):
         monkeypatch.setattr(f"nsgf.system.distributed.distributed.{name}", getattr(calls, name))
     with join("cpu"):
         calls.work()
     names = [call[0] for call in calls.method_calls]
-    assert names == ["init_process_group", "work", "all_reduce", "destroy_process_group"]
+    started = ["init_process_group", "new_group"]
+    assert names == [*started, "work", "barrier", "destroy_process_group"]
     calls.reset_mock()
     with pytest.raises(UserError), join("cpu"):
         raise UserError("one line")
-    assert [call[0] for call in calls.method_calls] == ["init_process_group"]
+    assert [call[0] for call in calls.method_calls] == started
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "")
     calls.reset_mock()
     with join("cpu"):
         calls.work()
-    assert "all_reduce" not in [call[0] for call in calls.method_calls]
+    assert "barrier" not in [call[0] for call in calls.method_calls]
 
 
 def test_machine_that_does_not_share_the_run_folder_is_told(tiny, tiny_run, tmp_path, monkeypatch):
@@ -303,3 +306,96 @@ def test_processes_end_soon_after_a_torchrun_that_was_killed(tmp_path):
     run = only_run(tmp_path)
     with lock_folder(run.path):  # the lock is free
         assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] > 0
+
+
+MANY = ("--nsgf.iterations=100000", "--train.checkpoint_every=20")
+SHORT = """
+import sys
+from datetime import timedelta
+from nsgf.system import distributed
+from nsgf.cli import main
+
+distributed.PATIENCE = timedelta(seconds=10)
+raise SystemExit(main(sys.argv[1:]))
+"""
+"""The command, with less patience."""
+
+
+@contextmanager
+def training_pair(folder: Path, address: str, prefixes: list[list[str]], **variables: str):
+    """Two processes in the middle of their updates, each with a command before its own."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = str(free.getsockname()[1])
+    settings = {flag.partition("=")[0]: flag for flag in (*FLAGS, *MANY)}.values()
+    words = [sys.executable, "-c", SHORT, "train", *settings, f"--out-dir={folder}"]
+    common = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
+    pair = [
+        subprocess.Popen(
+            [*prefix, *words],
+            env={**common, **variables, "RANK": str(rank), "LOCAL_RANK": "0"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, prefix in enumerate(prefixes)
+    ]
+    try:
+        while not list(folder.glob("*/checkpoints/phase1_nsgf.pt")):
+            for process in pair:
+                assert process.poll() is None, process.stderr.read()
+            time.sleep(0.02)
+        yield pair
+    finally:
+        for process in pair:
+            process.kill()
+            process.communicate()
+
+
+def assert_ends_with_its_checkpoint(process: subprocess.Popen, folder: Path) -> None:
+    _, error = process.communicate(timeout=100)
+    assert process.returncode == 2, error
+    assert "another process is silent (" in error.splitlines()[-1]
+    assert checkpoint.load(only_run(folder).checkpoint_file("nsgf"))["step"] >= 20
+
+
+@pytest.mark.e2e
+def test_process_that_is_silent_ends_the_other_in_one_line(tmp_path):
+    with training_pair(tmp_path, "localhost", [[], []]) as (first, second):
+        second.send_signal(signal.SIGSTOP)
+        first.send_signal(signal.SIGTERM)  # this request cannot be agreed on
+        assert_ends_with_its_checkpoint(first, tmp_path)
+
+
+@pytest.fixture
+def two_machines():
+    """Two network namespaces with a link between them, and commands that run in them."""
+    names = [f"nsgf{os.getpid()}{side}" for side in "ab"]
+    commands = [
+        *(f"netns add {name}" for name in names),
+        f"-n {names[0]} link add link0 type veth peer name link0 netns {names[1]}",
+        *(f"-n {name} addr add 10.77.0.{n}/24 dev link0" for n, name in enumerate(names, 1)),
+        *(f"-n {name} link set {device} up" for name in names for device in ("lo", "link0")),
+    ]
+    try:
+        for command in commands:
+            done = subprocess.run(["ip", *command.split()], capture_output=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no network namespaces: {done.stderr.decode()}")
+        yield names
+    except FileNotFoundError:
+        pytest.skip("no iproute2")
+    finally:
+        for name in names if shutil.which("ip") else ():
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_link_that_is_down_ends_both_machines_in_one_line(two_machines, tmp_path):
+    prefixes = [["ip", "netns", "exec", name] for name in two_machines]
+    with training_pair(tmp_path, "10.77.0.1", prefixes, GLOO_SOCKET_IFNAME="link0") as pair:
+        down = ["ip", "-n", two_machines[1], "link", "set", "link0", "down"]
+        subprocess.run(down, check=True)
+        for process in pair:
+            assert_ends_with_its_checkpoint(process, tmp_path)
