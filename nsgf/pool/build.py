@@ -60,7 +60,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
             f"name another folder with {suggest('out_dir', 'DIR')}"
         ) from error
     pool, finished = TrajectoryPool(positions, time_step(config.flow), first * n), first
-    if not world.any(first < len(share)):
+    if not world.any(first < len(share), has_worked=True):
         log.write(f"pool: {dtype} from {folder}; complete")
         return pool
     if first:
@@ -70,7 +70,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     together = stops[0]
     try:
         with log.progress("pool", len(share), "flow", first) as progress:
-            while world.any(finished < len(share)) and not session.should_stop():
+            while world.any(finished < len(share), has_worked=True) and not session.should_stop():
                 if finished == len(share):
                     continue  # other processes have more to do
                 limits = [limit for flow, limit in header.limits if flow <= finished]

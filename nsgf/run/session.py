@@ -30,9 +30,7 @@ class Session:
     """Called after each line of the log's metrics. It cannot change the results."""
 
     def should_stop(self) -> bool:
-        """Return whether any process must stop. All processes must call it together, within
-        PATIENCE of :mod:`nsgf.system.distributed`."""
-        reasons = self.world.mean(torch.tensor(float(self.stop.reason is not None)))
-        if stops := float(reasons) > 0:
+        """Return whether any process must stop. All processes must call it together."""
+        if stops := self.world.any(self.stop.reason is not None):
             self.stop.follow()
         return stops

@@ -55,9 +55,11 @@ class World:
             value /= self.size
         return value
 
-    def any(self, flag: bool) -> bool:
-        """Return whether ``flag`` is true in any process."""
-        self.wait()
+    def any(self, flag: bool, *, has_worked: bool = False) -> bool:
+        """Return whether ``flag`` is true in any process. ``has_worked``: a process may arrive late
+        because it built flows; see :meth:`wait`."""
+        if has_worked:
+            self.wait()
         return float(self.mean(torch.tensor(float(flag)))) > 0
 
     def agree(self, value: Value) -> Value:

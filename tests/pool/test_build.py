@@ -73,7 +73,7 @@ class Apart(World):
     def agree(self, value):
         return value
 
-    def any(self, flag):
+    def any(self, flag, *, has_worked=False):
         return flag
 
 
@@ -142,7 +142,7 @@ class Rounds(Apart):
     others: Iterator[bool] = field(default_factory=lambda: iter(()))
     flags: list[bool] = field(default_factory=list)
 
-    def any(self, flag):
+    def any(self, flag, *, has_worked=False):
         self.flags.append(flag)
         return next(self.others, False) or flag
 
