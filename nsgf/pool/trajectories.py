@@ -31,7 +31,7 @@ from nsgf.config.schema import Config
 from nsgf.config.settings import fixed_values
 from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, cause, suggest
-from nsgf.system.files import fields, parse_object, write_text
+from nsgf.system.files import COUNT, fields, load_object, write_text
 
 FORMAT = 1
 SECTIONS = ("seed", "data", "sinkhorn", "flow")
@@ -61,11 +61,10 @@ def read_header(folder: Path) -> Header | None:
     if not file.is_file():
         return None
     try:
-        kinds = {"dtype": str, "settings": dict, "limits": list, "checksums": list}
-        header = Header(*fields(parse_object(file.read_bytes()), **kinds, format=int))
-        is_sound = header.format == FORMAT and header.dtype in ("float32", "float16")
-        if not is_sound or any(limit < 1 for _, limit in header.limits):
-            raise ValueError("a value is out of range")
+        kinds = {"dtype": str, "settings": dict, "limits": [(COUNT, COUNT[1:])], "checksums": [str]}
+        header = Header(*fields(load_object(file), **kinds, format=range(FORMAT, FORMAT + 1)))
+        if header.dtype not in ("float32", "float16"):
+            raise ValueError("another type")
     except OSError as error:
         raise UserError(f"pool header {file} cannot be read ({cause(error)})") from error
     except (ValueError, TypeError) as error:
@@ -148,7 +147,7 @@ class PoolFile:
         self._saved_at = time.monotonic()
         known_flows = count_progress(header.checksums, "pool: checking", "flow", counter)
         for index, known in enumerate(known_flows):
-            if self._checksum(index) != known:
+            if index >= flows or self._checksum(index) != known:
                 raise UserError(
                     f"pool file {file} is damaged (flow {index}); remove the folder {folder}"
                 )

@@ -8,17 +8,14 @@ header has phase, step, configuration and versions; its content is the state of 
 import errno
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
-from zlib import crc32
+from typing import Any
 
 from nsgf.run import store
 from nsgf.system.errors import UserError, cause, is_memory_full, one_line, suggest
-from nsgf.system.files import fields, link_or_copy, parse_object, replacing, sync_folder
+from nsgf.system.files import COUNT, fields, link_or_copy, replacing, sync_folder
 from nsgf.system.versions import versions
 
 FORMAT = 4
-FORMAT_3 = b"nsgf checkpoint 3 "
-"""First bytes of a file of format 3, in which the header precedes the archive."""
 HEADER = ("phase", "step", "precision", "config")
 """Keys of a payload that are stored in the header."""
 
@@ -79,13 +76,13 @@ def load(file: Path, *, only_header: bool = False) -> dict[str, Any]:
         if not file.is_file():
             raise UserError(f"no checkpoint {file}: train that phase first")
         with file.open("rb") as stream:
-            start, header = _format_3_header(stream) or (0, store.read_header(stream))
-            fields(header, phase=str, step=int, config=dict, format=int)
+            header = store.read_header(stream)
+            fields(header, phase=str, step=COUNT, config=dict, format=COUNT)
             if (version := header.pop("format")) > FORMAT:
                 raise newer_format_error(f"checkpoint {file}", version, FORMAT)
             if only_header:
                 return header
-            payload = store.read(stream, start)
+            payload = store.read(stream)
         if not all(map(is_finite, payload.values())):
             raise ValueError("values that are not finite")
         return {**payload, **header}
@@ -98,17 +95,6 @@ def load(file: Path, *, only_header: bool = False) -> dict[str, Any]:
         if is_system or is_memory_full(error):
             raise UserError(f"checkpoint {file} cannot be read ({one_line(error)})") from error
         raise Unreadable(file, one_line(error).partition(". ")[0]) from failure
-
-
-def _format_3_header(stream: BinaryIO) -> tuple[int, dict[str, Any]] | None:
-    """Return the position of the archive in a file of format 3, and the header; None for others."""
-    lead = stream.read(62)
-    if not lead.startswith(FORMAT_3):
-        return None
-    length, checksum = lead.split()[3:5]
-    if crc32(text := stream.read(int(length))) != int(checksum, 16):
-        raise ValueError("wrong checksum of the header")
-    return stream.tell(), parse_object(text) | {"format": 3}
 
 
 class Unreadable(UserError):

@@ -5,13 +5,12 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Callable
-from io import BytesIO
 from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from nsgf.system.errors import one_line
-from nsgf.system.files import parse_object, replacing
+from nsgf.system.files import check_header_size, parse_object, replacing
 from nsgf.system.output import show
 
 if TYPE_CHECKING:
@@ -46,20 +45,20 @@ def write(stream: Any, content: Any, header: dict[str, Any] | None = None) -> No
 def read_header(stream: BinaryIO) -> dict[str, Any]:
     """Return the header of a file; raise KeyError without one, many types if it is damaged."""
     with zipfile.ZipFile(stream) as archive:
+        check_header_size(archive.getinfo(HEADER).file_size)
         return parse_object(archive.read(HEADER))
 
 
-def read(stream: BinaryIO, start: int = 0) -> Any:
-    """Return the content of a file whose archive begins at ``start``, on the CPU: tensors and plain
-    values only. Raise exceptions of many types if it is damaged or holds anything else."""
+def read(stream: BinaryIO) -> Any:
+    """Return the content of a file, on the CPU: tensors and plain values only. Raise exceptions of
+    many types if it is damaged or holds anything else."""
     import torch
 
     with zipfile.ZipFile(stream) as archive:
         if broken := archive.testzip():
             raise ValueError(f"wrong checksum of {broken}")
-    stream.seek(start)
-    whole = BytesIO(stream.read()) if start else stream  # torch 2.4 reads no part of a file
-    return torch.load(whole, map_location="cpu", weights_only=True)
+    stream.seek(0)
+    return torch.load(stream, map_location="cpu", weights_only=True)
 
 
 def find(file: Path, check: Callable[[Any], T], log: Callable[[str], None] = show) -> T | None:

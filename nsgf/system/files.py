@@ -4,17 +4,23 @@ JSON that may be cut off, damaged or foreign."""
 import json
 import math
 import os
+import platform
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import psutil
 
 from nsgf.system.errors import UserError, cause, suggest
+
+
+OLD_SECONDS = 86400.0
+"""Time after which a temporary file of another machine is a leftover."""
 
 
 def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = ()) -> Path:
@@ -94,20 +100,28 @@ def link_or_copy(file: Path, other: Path) -> None:
 
 @contextmanager
 def _temporary(file: Path) -> Iterator[Path]:
-    """Yield a temporary name beside a file. It is unique to this process, because two processes may
-    write the same file. At the end remove it, and leftovers of processes that no longer exist."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
-        process = left.suffixes[-2][1:]
-        is_id = process.isdecimal() and len(process) < 10
-        is_ours = process.isdecimal() or not left.is_dir()  # a user's folder may have such a name
-        if left == partial or (is_ours and not (is_id and psutil.pid_exists(int(process)))):
-            _remove(left)
+    """Yield a temporary name beside a file, for this process only: others may write the same file.
+    At the end remove it, and leftovers: those of processes of this machine that no longer exist,
+    and those of other machines after a day."""
+    own = f"{file.name}.{platform.node()}-"
+    partial = file.with_name(f"{own}{os.getpid()}.partial")
+    for left in file.parent.glob(f"{escape(file.name)}.*-*.partial"):
+        process = left.stem.removeprefix(own)
+        with suppress(OSError):  # another process removed it
+            if left == partial or _is_leftover(left, process):
+                _remove(left)
     try:
         with _naming(file):
             yield partial
     finally:
         _remove(partial)
+
+
+def _is_leftover(file: Path, process: str) -> bool:
+    """Whether a temporary file of ``process``, a number on this machine, is not written any more."""
+    if process.isdecimal() and len(process) < 10:
+        return not psutil.pid_exists(int(process))
+    return time.time() - file.lstat().st_mtime > OLD_SECONDS
 
 
 def _remove(path: Path) -> None:
@@ -128,7 +142,10 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-T = TypeVar("T")
+COUNT = range(2**63)
+"""The whole numbers that a record may count with."""
+LARGEST_HEADER = 2**24
+"""Largest number of bytes of a header; those that this program writes are smaller."""
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
@@ -143,29 +160,54 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     return expect(found, dict)
 
 
-def expect(value: Any, kind: type[T]) -> T:
-    """Return a value. Raise ValueError if it has another type than ``kind``; float accepts int."""
-    typed: Any = float(value) if kind is float and type(value) is int else value
-    if type(typed) is not kind:
+def expect(value: Any, kind: Any) -> Any:
+    """Return a value of a stored record. Raise ValueError if it is not of ``kind``: a type, where
+    float accepts int; a range of whole numbers; ``[kind]``, a list of such values; or
+    ``(kind, ...)``, a list with one value of each."""
+    if isinstance(kind, range):
+        if expect(value, int) not in kind:
+            raise ValueError(f"{value} is out of range")
+    elif isinstance(kind, list):
+        for part in expect(value, list):
+            expect(part, kind[0])
+    elif isinstance(kind, tuple):
+        for part, its in zip(expect(value, list), kind, strict=True):
+            expect(part, its)
+    elif kind is float and type(value) is int:
+        return float(value)
+    elif type(value) is not kind:
         raise ValueError(f"a {type(value).__name__} instead of a {kind.__name__}")
-    return typed
+    return value
 
 
-def fields(record: Any, **kinds: type) -> list[Any]:
-    """Return the named fields of an object. Raise ValueError if a field has another type."""
+def fields(record: Any, **kinds: Any) -> list[Any]:
+    """Return the named fields of an object. Raise ValueError if a field is not of its kind; see
+    :func:`expect`."""
     known = expect(record, dict)
     return [expect(known.get(name), kind) for name, kind in kinds.items()]
+
+
+def check_header_size(size: int) -> None:
+    """Raise ValueError if a header of so many bytes must not be read into memory."""
+    if size > LARGEST_HEADER:
+        raise ValueError(f"a header of {size} bytes")
+
+
+def load_object(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raise OSError or ValueError if it cannot be read."""
+    check_header_size(file.stat().st_size)
+    return parse_object(file.read_bytes())
 
 
 def read_object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; an empty one if the file cannot be read."""
     try:
-        return parse_object(file.read_bytes())
+        return load_object(file)
     except (OSError, ValueError):
         return {}
 
 
-def read_lines(file: Path, is_reversed: bool = False, /, **kinds: type) -> Iterator[list[Any]]:
+def read_lines(file: Path, is_reversed: bool = False, /, **kinds: Any) -> Iterator[list[Any]]:
     """Yield the named fields of each line of a file; skip lines without them."""
     lines = file.read_bytes().splitlines() if file.exists() else []
     for line in reversed(lines) if is_reversed else lines:

@@ -216,10 +216,11 @@ def test_changed_or_cut_file_is_found(disk, folder, finished, keep):
 
 
 DAMAGED = [{"format": 0}, {"format": 2}, {"dtype": "int8"}, {"limits": [[0, 0]]}, {"limits": [3]}]
+DAMAGED += [{"limits": [["a", 1]]}, {"limits": [[-1, 1]]}, {"limits": [[0, 1, 2]]}]
 
 
 @pytest.mark.parametrize(
-    "values", [*DAMAGED, {"checksums": None}, {"checksums": ["00000000"] * 7}, None]
+    "values", [*DAMAGED, {"checksums": None}, {"checksums": ["00000000"] * 7}, {"checksums": [3]}, None]
 )
 def test_damaged_header_is_refused(disk, folder, values):
     build(disk, folder)
@@ -227,6 +228,14 @@ def test_damaged_header_is_refused(disk, folder, values):
         (folder / "header.json").write_text("{")
     else:
         edit_header(folder, **values)
+    with pytest.raises(UserError, match="remove the folder"):
+        build(disk, folder)
+
+
+def test_header_with_more_flows_than_the_file_is_refused(disk, folder):
+    build(disk, folder)
+    known = header(folder)["checksums"]
+    edit_header(folder, checksums=[*known, known[0]])
     with pytest.raises(UserError, match="remove the folder"):
         build(disk, folder)
 

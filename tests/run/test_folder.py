@@ -1,6 +1,7 @@
 """The run folder: its name, and files that are replaced as a whole and never through a link."""
 
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -69,21 +70,25 @@ def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["metrics.json"]
 
 
-def test_temporary_files_of_ended_processes_are_removed(tmp_path):
+def test_leftovers_of_ended_processes_are_removed(tmp_path):
+    """A process of another machine may still write for a day."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    for name in [
-        f"a.txt.{process}.partial" for process in (ended.pid, os.getpid(), "x", "1", 10**20)
-    ]:
+    here = platform.node()
+    left = [f"a.txt.{here}-{number}.partial" for number in (ended.pid, os.getpid())]
+    left.append(f"a.txt.other-{ended.pid}.old.partial")
+    kept = [f"a.txt.{here}-1.partial", f"a.txt.other-{ended.pid}.partial"]
+    kept += [f"other.txt.{here}-{ended.pid}.partial", "a.txt.my.partial"]
+    for name in [*left, *kept]:
         (tmp_path / name).touch()
-    (tmp_path / "other.txt.x.partial").touch()
+    os.utime(tmp_path / left[-1], (0, 0))
     write_text(tmp_path / "a.txt", "whole")
-    assert set(os.listdir(tmp_path)) == {"a.txt", "a.txt.1.partial", "other.txt.x.partial"}
+    assert {*os.listdir(tmp_path)} == {"a.txt", *kept}
 
 
-@pytest.mark.parametrize("place", ["a.txt", "a.txt.PID.partial"])
+@pytest.mark.parametrize("place", ["a.txt", "a.txt.HOST-PID.partial"])
 def test_link_at_the_name_of_a_file_is_replaced_and_never_followed(place, tmp_path):
-    place = place.replace("PID", str(os.getpid()))
+    place = place.replace("HOST-PID", f"{platform.node()}-{os.getpid()}")
     (tmp_path / "folder").mkdir()
     (victim := tmp_path / "victim").write_text("precious")
     (tmp_path / "folder" / place).symlink_to(victim)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -136,7 +137,8 @@ def test_what_fails_or_is_killed_leaves_nothing(small, small_run, target, monkey
         with pytest.raises(UserError, match="No space left on device"):
             export_run(small, small_run, target)
     assert names(target.parent) == set()
-    (target.parent / f"moons.{10**20}.partial" / "left").mkdir(parents=True)
+    left = target.parent / f"moons.{platform.node()}-{2**22 + 1}.partial"  # no process has this id
+    (left / "left").mkdir(parents=True)
     export_run(small, small_run, target)
     assert names(target.parent) == {"moons"}
 
