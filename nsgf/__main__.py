@@ -6,7 +6,8 @@ import os
 import sys
 from contextlib import suppress
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
 """Numbers of options in malloc.h, both in bytes."""
 
 

@@ -209,7 +209,7 @@ def training_plan(
     for phase in pending:
         precision = pick_precision(config, device)
         optim: OptimConfig = getattr(config, phase.name)
-        check_shares({f"{phase.name}.batch_size": optim.batch_size}, world.size)
+        check_shares(f"{phase.name}.batch_size", optim.batch_size, world.size)
         parameters = outline(phase, config, network).parameters()
         weights[phase.name] = sum(one.numel() for one in parameters if one.requires_grad)
         lines.append(

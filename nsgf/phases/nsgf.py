@@ -70,7 +70,7 @@ class NSGF(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> tuple[str, int]:
-        check_shares({"pool.num_batches": config.pool.num_batches}, world.size)
+        check_shares("pool.num_batches", config.pool.num_batches, world.size)
         pool = plan_pool(config, data_shape(config.data), device, run, world)
         return f"pool: {pool.text}", pool.disk_bytes
 

@@ -127,7 +127,8 @@ def load_good(file: Path, *, only_header: bool = False) -> tuple[dict[str, Any],
     """Return the result of :func:`load` and a remark. Load the newest checkpoint, with an empty
     remark, or the previous one if the newest is damaged or missing. Change no file. Raise the error
     of the newest if neither can be read."""
-    before, is_gone = previous_file(file), not file.exists()
+    before = previous_file(file)
+    is_gone = not file.exists()
     try:
         return load(file, only_header=only_header), ""
     except UserError as error:

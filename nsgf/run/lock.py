@@ -39,7 +39,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
         Busy: another process has locked the folder; the message names it.
         OSError: the folder cannot be written.
     """
-    lock, owner = _lock(folder / "lock"), folder / "lock.owner"
+    lock = _lock(folder / "lock")
+    owner = folder / "lock.owner"
     try:
         lock.acquire()
     except Timeout as error:
@@ -61,13 +62,11 @@ def is_locked(folder: Path) -> bool:
     """Whether a process works in a run folder. Also true if the lock cannot be tested."""
     if not (folder / "lock").exists():
         return False
-    lock = _lock(folder / "lock")
     try:
-        lock.acquire()
+        with _lock(folder / "lock"):
+            return False
     except (Timeout, OSError, NotImplementedError):
         return True
-    lock.release()
-    return False
 
 
 @contextmanager

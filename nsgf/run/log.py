@@ -57,7 +57,9 @@ class RunLog:
     ) -> Progress:
         """Return a progress counter that writes lines to the log, and shows them without a bar."""
         return Progress(
-            *(title, total, unit),
+            title,
+            total,
+            unit,
             done=done,
             line=lambda text: self.write(text, shown=not is_terminal()),
             shown=not self._quiet,
@@ -96,7 +98,8 @@ class RunLog:
         for file in (self._metrics, self._costs):
             if self._quiet or not file.exists():
                 continue
-            text, records = file.read_text(errors="replace"), []
+            text = file.read_text(errors="replace")
+            records = []
             for line in text.splitlines():
                 with suppress(ValueError):
                     records.append([*fields(parse_object(line), phase=str, step=int), line])
@@ -110,7 +113,8 @@ class RunLog:
         try:
             action(self.tracker)
         except Exception as error:  # a tracker must not end a training run
-            failed, self.tracker = self.tracker, None
+            failed = self.tracker
+            self.tracker = None
             self.write(f"tracking: the tracker failed and is not used any more ({one_line(error)})")
             if not is_last:
                 with suppress(Exception):  # release its threads and files
@@ -136,7 +140,8 @@ def read_costs(folder: Path) -> dict[str, Cost]:
     ):
         if speed <= 0:
             continue
-        seconds, before = (step - steps.get(phase, 0)) / speed, found.get(phase, Cost(0.0, 0))
+        seconds = (step - steps.get(phase, 0)) / speed
+        before = found.get(phase, Cost(0.0, 0))
         found[phase] = Cost(before.seconds + prepared + seconds, max(peak, before.peak_memory))
         steps[phase] = step
     return found

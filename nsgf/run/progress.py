@@ -46,10 +46,17 @@ class Progress:
             shown: whether to show a bar.
             clock: monotonic clock, in seconds.
         """
-        self._title, self._total, self._unit, self._done = title, total, unit, done
-        self._has_log, self._line, self._clock = line is not None, line or _to_stderr, clock
+        self._title = title
+        self._total = total
+        self._unit = unit
+        self._done = done
+        self._has_log = line is not None
+        self._line = line or _to_stderr
+        self._clock = clock
         self._loss: float | None = None
-        self._last, self._last_at, self._lines = done, clock(), 0
+        self._last = done
+        self._last_at = clock()
+        self._lines = 0
         self._bar = tqdm(
             total=total,
             initial=done,
@@ -97,7 +104,9 @@ class Progress:
             parts.append(f"{speed:.3g}/s")
             if self._done < self._total:
                 parts.append(f"{format_hours((self._total - self._done) / speed)} left")
-        self._last, self._last_at, self._lines = self._done, now, self._lines + 1
+        self._last = self._done
+        self._last_at = now
+        self._lines += 1
         self._line(", ".join(parts))
 
 

@@ -16,8 +16,6 @@ from nsgf.system.output import STARTED_BY, is_launched
 ECHO_SECONDS = 2.0
 """A signal may arrive twice: a job's scheduler sends it to all processes, and torchrun or
 ``timeout`` sends it again."""
-UNWIND_SECONDS = 5.0
-"""Longest time between a second signal and the end of the process."""
 SIGNALS = [one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP")]
 
 
@@ -71,7 +69,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        if self._is_repeated(number, self._taken):
+        if self._launcher is None and self._is_repeated(number):
             raise KeyboardInterrupt
         name = self._signal = signal.Signals(number).name
         # print is not reentrant: the signal may have interrupted a print
@@ -79,32 +77,29 @@ class StopRequest:
         with suppress(OSError):  # stderr is closed
             os.write(2, line.encode())
 
-    def _is_repeated(self, number: int, taken: dict[int, float]) -> bool:
-        """Whether a signal was ``taken`` before, so that this one is not its echo."""
+    def _is_repeated(self, number: int) -> bool:
+        """Whether this signal came before, and this one is not an echo."""
         now = self._clock()
-        return now - taken.setdefault(number, now) >= ECHO_SECONDS
+        return now - self._taken.setdefault(number, now) >= ECHO_SECONDS
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
         """Context in which a repeated signal ends the process, also while the main thread waits in
-        torch for a silent process. Python calls no handlers then, but writes to this socket."""
+        torch for a silent process. Python calls no handler then, but writes to this socket."""
         received, written = socketpair()
         written.setblocking(False)
-        has_ended = threading.Event()
 
         def watch() -> None:
-            taken: dict[int, float] = {}
             while number := received.recv(1):
-                if self._is_repeated(number[0], taken) and not has_ended.wait(UNWIND_SECONDS):
+                if self._is_repeated(number[0]):
                     os._exit(130)
 
         threading.Thread(target=watch, daemon=True).start()
-        before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+        before = signal.set_wakeup_fd(written.fileno())
         try:
             yield
         finally:
             signal.set_wakeup_fd(before)
-            has_ended.set()
             written.close()
 
 
@@ -118,7 +113,8 @@ def stop_of_caller(
     ``remedy`` returns how to continue with a run folder, for the message of the KeyboardInterrupt
     or the UserError.
     """
-    stop, is_main = StopRequest(max_hours), threading.current_thread() is threading.main_thread()
+    stop = StopRequest(max_hours)
+    is_main = threading.current_thread() is threading.main_thread()
     takes = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
         with stop.listening([signal.SIGINT]) if takes else nullcontext():

@@ -38,10 +38,14 @@ def _default_tf32() -> Iterator[None]:
     """Context with TF32 for cuDNN only. Torch has two interfaces for it. The older one raises an
     error if the caller used only the newer one (``fp32_precision``)."""
     backends: Any = torch.backends
-    matmul, cudnn, newer = backends.cuda.matmul, backends.cudnn, []
+    matmul = backends.cuda.matmul
+    cudnn = backends.cudnn
+    newer = []
     if hasattr(matmul, "fp32_precision"):
         newer = [matmul, backends.mkldnn.matmul, cudnn.conv, cudnn.rnn]
-    values, precision, allowed = [part.fp32_precision for part in newer], "highest", True
+    values = [part.fp32_precision for part in newer]
+    precision = "highest"
+    allowed = True
     with suppress(RuntimeError):
         precision = torch.get_float32_matmul_precision()
     with suppress(RuntimeError):

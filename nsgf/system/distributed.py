@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -34,7 +34,7 @@ class World:
     """Number of this process, 0 to size - 1."""
     size: int = 1
     """Number of processes."""
-    patient: distributed.ProcessGroup | None = None
+    patient: Any = None
     """The group whose members wait LONG_PATIENCE for each other."""
 
     @property
@@ -86,11 +86,10 @@ class World:
             distributed.barrier(self.patient)
 
 
-def check_shares(counts: dict[str, int], size: int) -> None:
-    """Raise UserError if one of the settings ``counts`` is below the number of processes."""
-    for key, count in counts.items():
-        if count < size:
-            raise UserError(f"{key} = {count}: must be >= the number of processes, {size}")
+def check_shares(key: str, count: int, size: int) -> None:
+    """Raise UserError if the setting ``key`` is below the number of processes."""
+    if count < size:
+        raise UserError(f"{key} = {count}: must be >= the number of processes, {size}")
 
 
 @contextmanager

@@ -91,7 +91,8 @@ def cause(error: OSError) -> str:
 def machine_problem(error: Exception) -> str | None:
     """Return the message for an error whose cause is outside of this program: a file, the memory,
     or another process of torchrun. Return None for other errors."""
-    kind, reason = type(error).__name__, one_line(error)[:200]  # torch may not be loaded
+    kind = type(error).__name__  # torch may not be loaded
+    reason = one_line(error)[:200]
     if isinstance(error, OSError):
         # os.getcwd does not name what it misses
         unnamed = "the working directory" if isinstance(error, FileNotFoundError) else "a file"

@@ -18,7 +18,6 @@ import psutil
 
 from nsgf.system.errors import UserError, cause, suggest
 
-
 OLD_SECONDS = 86400.0
 """Time after which a temporary file of another machine is a leftover."""
 
@@ -118,7 +117,7 @@ def _temporary(file: Path) -> Iterator[Path]:
 
 
 def _is_leftover(file: Path, process: str) -> bool:
-    """Whether a temporary file of ``process``, a number on this machine, is not written any more."""
+    """Whether nobody writes a temporary file any more. ``process``: a number on this machine."""
     if process.isdecimal() and len(process) < 10:
         return not psutil.pid_exists(int(process))
     return time.time() - file.lstat().st_mtime > OLD_SECONDS
@@ -164,19 +163,18 @@ def expect(value: Any, kind: Any) -> Any:
     """Return a value of a stored record. Raise ValueError if it is not of ``kind``: a type, where
     float accepts int; a range of whole numbers; ``[kind]``, a list of such values; or
     ``(kind, ...)``, a list with one value of each."""
-    if isinstance(kind, range):
-        if expect(value, int) not in kind:
-            raise ValueError(f"{value} is out of range")
-    elif isinstance(kind, list):
-        for part in expect(value, list):
-            expect(part, kind[0])
-    elif isinstance(kind, tuple):
-        for part, its in zip(expect(value, list), kind, strict=True):
+    if isinstance(kind, list | tuple):
+        parts = expect(value, list)
+        kinds = kind * len(parts) if isinstance(kind, list) else kind
+        for part, its in zip(parts, kinds, strict=True):
             expect(part, its)
-    elif kind is float and type(value) is int:
+        return value
+    if isinstance(kind, range) and expect(value, int) in kind:
+        return value
+    if kind is float and type(value) is int:
         return float(value)
-    elif type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} instead of a {kind.__name__}")
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.50} instead of {kind}")
     return value
 
 

@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import re
+import resource
 import shutil
 import sys
 from contextlib import suppress
@@ -14,7 +15,6 @@ import torch
 
 from nsgf.system.errors import UserError
 from nsgf.system.output import format_bytes
-
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -113,12 +113,9 @@ def available_cores(root: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         cores = len(os.sched_getaffinity(0))
     for folder in cgroup_folders("cpu", root, own):
-        for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-            with suppress(OSError, ValueError):  # no such file, or the quota is "max" or -1
-                words = " ".join((folder / name).read_text() for name in files)
-                quota, period = map(int, words.split())
-                if quota > 0:
-                    cores = min(cores, math.ceil(quota / period))
+        with suppress(OSError, ValueError):  # no such file, or the quota is "max"
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            cores = min(cores, math.ceil(quota / period))
     return cores
 
 
@@ -141,10 +138,6 @@ def peak_memory(device: torch.device) -> int:
     """Return the peak memory in bytes: of a card since the last reset, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows, where psutil knows the peak
-        return int(vars(psutil.Process().memory_info())["peak_wset"])
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

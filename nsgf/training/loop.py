@@ -74,12 +74,20 @@ class PhaseLoop:
         now: Callable[[], float],
         prepare_seconds: float,
     ) -> None:
-        self.name, self.task, self.session, self.now = name, task, session, now
-        self.config, self.optim = session.config.train, getattr(session.config, name)
+        self.name = name
+        self.task = task
+        self.session = session
+        self.now = now
+        self.config = session.config.train
+        self.optim = getattr(session.config, name)
         self.file = session.run.checkpoint_file(name)
         task.model.train()
         self.state = TrainState(
-            *(task, self.optim, self.config, session.device, session.world),
+            task,
+            self.optim,
+            self.config,
+            session.device,
+            session.world,
             precision=pick_precision(session.config, session.device),
             seed=derive_seed(session.config.seed, name),
             log=self.log,
@@ -88,24 +96,32 @@ class PhaseLoop:
         """Loss and gradient norm of the finite updates since the last log line."""
         self.skipped_in_a_row = 0
         self.mean_loss: float | None = None
-        self.saved_at, self.prepare_seconds = now(), prepare_seconds
+        self.saved_at = now()
+        self.prepare_seconds = prepare_seconds
         self.saved_step: int | None = None
 
     def log(self, text: str) -> None:
         self.session.log.write(f"{self.name}: {text}")
 
     def run(self) -> None:
-        session, state, total = self.session, self.state, self.optim.iterations
+        session = self.session
+        state = self.state
+        total = self.optim.iterations
         self._resume()
         session.log.rewind(self.name, state.step)
         log_every = min(self.config.log_every, max(1, total // LOSS_POINTS))
         on_card = session.device.type == "cuda"
         loaded = load_batches(
-            *(self.task, self.optim.batch_size, session.device, session.world, state.step),
+            self.task,
+            self.optim.batch_size,
+            session.device,
+            session.world,
+            state.step,
             # for points a thread costs more time than it saves
             prefetch=self.task.reads_disk or (on_card and is_image_set(session.config.data.name)),
         )
-        pending, self.logged = None, (state.step, time.perf_counter())
+        pending = None
+        self.logged = (state.step, time.perf_counter())
         with (
             closing(loaded),
             session.log.progress(self.name, total, "step", state.step, self.now) as progress,
@@ -171,7 +187,8 @@ class PhaseLoop:
         """Read the result of a queued update; raise UserError after too many skipped updates."""
         if outcome is None:
             return
-        reading, scaler = outcome.read(), self.state.scaler
+        reading = outcome.read()
+        scaler = self.state.scaler
         if reading.is_finite:
             self.window.append(reading)
             self.skipped_in_a_row = 0
@@ -193,8 +210,10 @@ class PhaseLoop:
 
     def _record(self) -> None:
         """Write one line of metrics and one of costs."""
-        step, now = self.state.step, time.perf_counter()
-        (last_step, last), self.logged = self.logged, (step, now)
+        step = self.state.step
+        now = time.perf_counter()
+        (last_step, last) = self.logged
+        self.logged = (step, now)
         if not self.window:
             return
         losses, norms = zip(*self.window, strict=True)
@@ -245,7 +264,8 @@ class PhaseLoop:
     def _save(self) -> None:
         """Save a checkpoint. Raise UserError if the weights are not finite, or if the phase ends
         without a single finite update."""
-        content, step = self.state.state_dict(), self.state.step
+        content = self.state.state_dict()
+        step = self.state.step
         moments = list(self.state.adam.state.values())[:1]  # Adam counts finite updates only
         if step >= self.optim.iterations > 0 and not any(one["step"] > 0 for one in moments):
             raise UserError(
@@ -267,4 +287,5 @@ class PhaseLoop:
                 "window": [list(reading) for reading in self.window],
             }
             checkpoint.save(self.file, content)
-        self.saved_step, self.saved_at = step, self.now()
+        self.saved_step = step
+        self.saved_at = self.now()

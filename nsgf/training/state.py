@@ -21,9 +21,6 @@ from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.precision import Precision, precision_context
 from nsgf.training.task import Batch, Task
 
-FUSED = ("cpu", "cuda")
-"""Devices with a fused Adam that can skip an update (``found_inf``) in every version of torch."""
-
 
 class StepStats(NamedTuple):
     """Loss and gradient norm of an update, or their means over several updates."""
@@ -89,8 +86,13 @@ class TrainState:
         log: Callable[[str], None] = show,
     ) -> None:
         """``seed`` determines dropout, with the step; ``log`` gets a line if batches are split."""
-        self.task, self.model, self.config, self._device = task, task.model, config, device
-        self._world, self._seed, self._log = world or World(), seed, log
+        self.task = task
+        self.model = task.model
+        self.config = config
+        self._device = device
+        self._world = world or World()
+        self._seed = seed
+        self._log = log
         self.accumulate = train.accumulate
         """Number of parts of each batch."""
         self.precision = precision
@@ -110,8 +112,7 @@ class TrainState:
         self._parameters: list[Tensor] = list(self.model.parameters())
         self.step = 0
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
-        self._fused = device.type in FUSED
-        self.adam = Adam(self._parameters, lr=config.lr, fused=self._fused)
+        self.adam = Adam(self._parameters, lr=config.lr, fused=True)
         self.schedule = LambdaLR(self.adam, lambda step: lr_factor(step, config))
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         self.ema = copy.deepcopy(self.model).requires_grad_(False)
@@ -133,11 +134,9 @@ class TrainState:
             self.scaler.unscale_(self.adam)
             norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
             loss = self._world.mean(loss)
-            finite = torch.isfinite(loss + norm)
-            if self._fused:
-                self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            if self._fused or finite:  # without fused, this waits for the device
-                self.adam.step()
+            skips = ~torch.isfinite(loss + norm)
+            self.adam.found_inf = skips.float()  # type: ignore[attr-defined]
+            self.adam.step()
             self.scaler.update()
             self.schedule.step()
             # the warm-up lets short runs forget the initial weights
@@ -150,7 +149,8 @@ class TrainState:
     def gradient(self, batch: Batch) -> Tensor:
         """Compute the gradient of a batch, in as many parts as memory needs, and return the
         loss. Raise the errors of :meth:`update`."""
-        before, size = self.accumulate, batch.size
+        before = self.accumulate
+        size = batch.size
         while (loss := self._try_gradient(batch)) is None:
             if self.accumulate >= size or self._world.size > 1 or not self.task.divisible:
                 parts = ""
@@ -215,8 +215,7 @@ class TrainState:
         self.step = int(state["step"])
         self.model.load_state_dict(state["model"])
         self.ema.load_state_dict(state["ema"])
-        groups = [{**group, "fused": self._fused} for group in state["optimizer"]["param_groups"]]
-        self.adam.load_state_dict({**state["optimizer"], "param_groups": groups})
+        self.adam.load_state_dict(state["optimizer"])
         for moments in self.adam.state.values():  # fused Adam needs the memory layout of weights
             moments |= {name: moments[name].contiguous() for name in ("exp_avg", "exp_avg_sq")}
         self.schedule.load_state_dict(state["scheduler"])

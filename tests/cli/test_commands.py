@@ -153,9 +153,7 @@ PAIR = "[/gloo/transport/tcp/pair.cc:561]"
     ],
 )
 @pytest.mark.parametrize("command", ["preflight", "train"])
-def test_errors_of_a_command_have_their_exit_code(
-    command, error, code, told, monkeypatch, capsys
-):
+def test_errors_of_a_command_have_their_exit_code(command, error, code, told, monkeypatch, capsys):
     def fails(*_):
         if callable(error):
             error()

@@ -220,7 +220,8 @@ DAMAGED += [{"limits": [["a", 1]]}, {"limits": [[-1, 1]]}, {"limits": [[0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    "values", [*DAMAGED, {"checksums": None}, {"checksums": ["00000000"] * 7}, {"checksums": [3]}, None]
+    "values",
+    [*DAMAGED, {"checksums": None}, {"checksums": ["00000000"] * 7}, {"checksums": [3]}, None],
 )
 def test_damaged_header_is_refused(disk, folder, values):
     build(disk, folder)

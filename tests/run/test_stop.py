@@ -64,7 +64,7 @@ def test_repeated_signal_interrupts_and_an_echo_does_not(number):
 WAITING = """
 import ctypes, os, signal, threading, time
 from nsgf.run import stop
-stop.ECHO_SECONDS = stop.UNWIND_SECONDS = 0.01
+stop.ECHO_SECONDS = 0.01
 
 def send():
     for _ in range(2):

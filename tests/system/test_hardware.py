@@ -94,15 +94,13 @@ def test_free_memory_is_within_the_limits_of_containers_and_jobs(
     [
         ({"cpu__max": "250000 100000\n"}, 3),
         ({"cpu__max": "max 100000\n"}, 6),
-        ({"cpu__cfs_quota_us": "200000\n", "cpu__cfs_period_us": "100000\n"}, 2),
-        ({"cpu__cfs_quota_us": "-1\n", "cpu__cfs_period_us": "100000\n"}, 6),
+        ({"cpu__weight": "100\n"}, 6),
     ],
 )
 def test_cores_are_those_of_the_process(texts, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6), raising=False)
-    for place in ("cpu/job", "job"):
-        write_cgroup(tmp_path / place, **texts)
-    (tmp_path / "own").write_text("3:cpu,cpuacct:/job/step\n0::/job/step\n")
+    write_cgroup(tmp_path / "job", **texts)
+    (tmp_path / "own").write_text("0::/job/step\n")
     assert available_cores(tmp_path, tmp_path / "own") == expected
 
 
