@@ -70,7 +70,7 @@ def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["metrics.json"]
 
 
-def test_leftovers_of_ended_processes_are_removed(tmp_path):
+def test_temporary_files_of_ended_processes_are_removed(tmp_path):
     """A process of another machine may still write for a day."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
