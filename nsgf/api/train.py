@@ -25,6 +25,7 @@ from nsgf.config.values import expand_path, read_flag
 from nsgf.data import INSPECTORS
 from nsgf.data.own import check_same_data
 from nsgf.data.own_images import image_bytes
+from nsgf.data.tables import to_records
 from nsgf.models import OwnNetwork
 from nsgf.resolve import Request, resolve
 from nsgf.run.stop import stop_of_caller
@@ -38,8 +39,8 @@ from nsgf.system.seeding import keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any] | str | PathLike[str]
 """Points or images, or the path of a file or folder that holds them."""
-_NAMES = {"data.name": "dataset", "optim.iterations": "iterations", "run": "resume"}
-_NAMES |= {"data.path": "data"}
+_NAMES = {"data.name": "dataset", "data.path": "data", "run": "resume"}
+_NAMES |= {f"optim.{name}": name for name in ("iterations", "batch_size", "lr")}
 
 
 class Update(NamedTuple):
@@ -64,6 +65,8 @@ def train(
     network: OwnNetwork | None = None,
     method: str | PathLike[str] | None = None,
     iterations: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
     dataset: str | None = None,
     config: str | PathLike[str] | None = None,
     resume: str | PathLike[str] | None = None,
@@ -79,10 +82,11 @@ def train(
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
-        data: a tensor, array or table of points (N, D) in any units, or images (N, C, H, W), uint8
-            or floats in [-1, 1], which become bytes; a torch data set with a length, of such
-            samples or of pairs (sample, label); or the path of a folder of images or of a file, as
-            for ``data.path``. Data that are no path are written once into ``OUT_DIR/.data``.
+        data: a tensor, array or DataFrame (pandas, polars, pyarrow) of points (N, D) in any units,
+            or images (N, C, H, W), uint8 or floats in [-1, 1], which become bytes; a torch data set
+            with a length, of such samples or of pairs (sample, label); or the path of a folder of
+            images or of a file, as for ``data.path``. Data that are no path are written once into
+            ``OUT_DIR/.data``.
         labels: the class of each image, (N,), numbers from 0 on or names. The run has classes then.
         network: a module whose ``forward(x, t)``, with classes ``forward(x, t, labels)``, returns a
             tensor of x's shape, or a function or class that makes one. t (B,) is in [0, 1); labels
@@ -90,6 +94,8 @@ def train(
             of it. Only weights are saved: pass it again to resume and to load.
         method: a name such as ``nsgf++h``, or a YAML file; None: the experiment's method.
         iterations: number of updates of every phase.
+        batch_size: number of samples in an update of every phase.
+        lr: learning rate of every phase.
         dataset: name of the data set (``data.name``), such as ``moons``.
         config: a YAML file instead of ``exp``; with ``resume``, settings to change.
         resume: a run folder to continue. ``data`` is needed only if its file is gone.
@@ -108,9 +114,18 @@ def train(
         KeyboardInterrupt: Ctrl-C; a checkpoint is saved, and the message says how to resume.
     """
     exp, data = split_data(exp, data)
-    named = {"exp": exp, "data.name": dataset, "method": method, "optim.iterations": iterations}
-    where = {"out_dir": out_dir, "device": device_name(device), "seed": seed}
-    settings = from_arguments({**named, **where}, overrides) | class_name(network)
+    named = {
+        "exp": exp,
+        "data.name": dataset,
+        "method": method,
+        "optim.iterations": iterations,
+        "optim.batch_size": batch_size,
+        "optim.lr": lr,
+        "out_dir": out_dir,
+        "device": device_name(device),
+        "seed": seed,
+    }
+    settings = from_arguments(named, overrides) | class_name(network)
     named_files = {"run": resume, "config": config}
     files = {key: expand_path(key, file) for key, file in named_files.items() if file is not None}
     is_quiet = read_flag("quiet", quiet)
@@ -231,9 +246,7 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
     try:
         if isinstance(data, Dataset):
             data, labels = _read_items(data, labels)
-        if hasattr(data, "select_dtypes") and (others := [*data.select_dtypes(exclude="number")]):
-            raise ValueError(f"columns {others} are no numbers; use data.drop(columns={others})")
-        samples = to_array(data)
+        samples = to_records(data) if hasattr(data, "columns") else to_array(data)
         if samples.ndim < 3 and labels is not None:
             raise ValueError("points have no classes; leave labels out")
         arrays = {"points": samples} if samples.ndim < 3 else {"images": image_bytes(samples)}
@@ -263,9 +276,9 @@ def _read_items(data: Dataset[Any], labels: ArrayLike | None) -> tuple[Any, Any]
 
 def _label_array(labels: ArrayLike) -> np.ndarray:
     """Return labels as numbers or names, which pandas keeps as objects."""
-    array = to_array(labels) if isinstance(labels, Tensor) else np.asarray(labels, dtype=object)
-    names = [one for one in array.flat if isinstance(one, str)]
-    if names and len(names) < array.size:
-        other = next(one for one in array.flat if not isinstance(one, str))
-        raise ValueError(f"{other} among names; all must be names, or all numbers")
-    return array.astype(str) if names else to_array(labels)
+    if isinstance(labels, Tensor | np.ma.MaskedArray):
+        return to_array(labels)
+    objects = np.asarray(labels, dtype=object)
+    if len({isinstance(one, str) for one in objects.flat}) > 1:
+        raise ValueError("numbers or gaps among names; all must be names, or all numbers")
+    return to_array(objects.tolist())

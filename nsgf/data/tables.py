@@ -1,0 +1,107 @@
+"""Tables of numbers in files and in memory. pandas reads them; it is imported when one is read."""
+
+import re
+from collections.abc import Callable, Iterable
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.lib.recfunctions import unstructured_to_structured
+
+from nsgf.system.errors import list_names, one_line, suggest
+
+
+class Table(NamedTuple):
+    """Columns of numbers."""
+
+    values: np.ndarray
+    """(N, D), NaN where a cell of the file is no number."""
+    names: list[str]
+    """Names of the D columns."""
+    place: Callable[[int], str] = "row {}".format
+    """Returns where the row with a number, from 1 on, stands in the file."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
+
+
+def column_names(titles: Iterable[Any]) -> list[str]:
+    """Return the names of columns from their titles, which may be empty."""
+    return [one_line(str(it)) or f"coordinate {number}" for number, it in enumerate(titles, 1)]
+
+
+def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
+    """Read a table from a file; raise errors of many types for a damaged one.
+
+    ``header``: whether the first row holds names; auto: if one of its cells is no number.
+    """
+    import pandas as pd
+
+    suffix = file.suffix.lower()
+    if suffix == ".parquet":
+        frame = pd.read_parquet(file)
+        return Table(to_numbers(frame), column_names(frame.columns))
+    if suffix == ".xlsx":
+        sheet = pd.read_excel(file, header=None).replace("\n", " ", regex=True)
+        text = sheet.to_csv(sep="\t", header=False, index=False)
+    else:
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
+    if "\ufffd" in text or "\0" in text:
+        raise ValueError("is not in UTF-8; save it as UTF-8")
+
+    # comments and empty lines may stand above the table
+    table = re.sub(r"\A([^\S\n]*(#.*)?\n)*", "", text).rstrip("\n")
+    above = text[: text.index(table)]
+    top = above.count("\n")
+    last = table.rpartition("\n")[2]
+    sep = "\t" if "\t" in last else max(";,", key=last.count)
+    if sep not in last and " " in last.strip():
+        sep = r"\s+"
+    rows = pd.read_csv(
+        StringIO("\n" * top + table),  # errors of pandas name the line
+        sep=sep,
+        header=None,
+        dtype=str,
+        na_filter=False,
+        skiprows=top,
+        skipinitialspace=True,
+        skip_blank_lines=False,
+    )
+
+    # names stand in the first row, in the last comment, or nowhere
+    first = [*rows.iloc[0]]
+    if header == "auto":
+        header = bool(np.isnan(pd.to_numeric(first, errors="coerce")).any())
+    titles = first if header else re.split(sep, above.rstrip().rpartition("\n")[2].lstrip("# "))
+    names = column_names(titles if len(titles) == len(first) else [""] * len(first))
+    what = f"names: {list_names(first)}"
+    if not header:
+        what = f"a point; if it has names: {suggest('data.header', 'true')}"
+    if not header and re.fullmatch(r"(-?\d+,\d+\s+)+", table + "\n"):
+        what += "; a decimal comma must be a point"
+        if re.search(r"\b0\d|-0,", table):
+            raise ValueError("decimal commas in its only column; write 0.5 for 0,5")
+
+    def place(number: int) -> str:
+        return f"line {top + rows[: number + header].to_csv(header=False).count(chr(10))}"
+
+    values = to_numbers(rows[int(header) :])
+    return Table(values, names, place, (f"data: first row taken as {what}",))
+
+
+def to_numbers(frame: Any) -> np.ndarray:
+    """Return the values of a DataFrame, NaN where the text of a cell is no number.  float64"""
+    import pandas as pd
+
+    texts = frame.astype(object).map(str)
+    is_number = texts.apply(pd.to_numeric, errors="coerce").notna()
+    return texts.where(is_number, "nan").to_numpy(np.float64)  # pandas 2 would round
+
+
+def to_records(data: Any) -> np.ndarray:
+    """Return a DataFrame of pandas, polars or pyarrow as an array that has its columns as fields,
+    NaN where a cell is no number.  float64, (N,)"""
+    import pandas as pd
+
+    frame = pd.api.interchange.from_dataframe(data)
+    return unstructured_to_structured(to_numbers(frame), names=column_names(frame.columns))
