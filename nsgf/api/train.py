@@ -23,7 +23,7 @@ from nsgf.config.schema import Config
 from nsgf.config.settings import Layer
 from nsgf.config.values import expand_path, read_flag
 from nsgf.data import INSPECTORS
-from nsgf.data.own import check_same_data
+from nsgf.data.own import ARRAYS, check_same_data
 from nsgf.data.own_images import image_bytes
 from nsgf.data.tables import to_records
 from nsgf.models import OwnNetwork
@@ -126,8 +126,8 @@ def train(
         "seed": seed,
     }
     settings = from_arguments(named, overrides) | class_name(network)
-    named_files = {"run": resume, "config": config}
-    files = {key: expand_path(key, file) for key, file in named_files.items() if file is not None}
+    given = {"run": resume, "config": config}
+    files = {key: expand_path(key, file) for key, file in given.items() if file is not None}
     is_quiet = read_flag("quiet", quiet)
     if data is not None:
         wanted = request_with_data("train", data, labels, files, settings)
@@ -163,17 +163,15 @@ def train(
 
 
 def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:
-    """Return the name of an experiment and the data, either of which may be the first argument."""
-    if exp is None or (isinstance(exp, str) and (exp in experiments() or not _is_place(exp))):
+    """Return the name of an experiment and the data, either of which may be the first argument. A
+    text is the path of data, perhaps of missing data, if it looks like one."""
+    is_text = isinstance(exp, str)
+    is_path = is_text and (os.path.exists(exp) or Path(exp).stem != exp)
+    if exp is None or (is_text and (exp in experiments() or not is_path)):
         return exp, data
     if data is not None:
         raise UserError("data: given twice; leave the first argument out")
     return None, exp
-
-
-def _is_place(text: str) -> bool:
-    """Whether a text is the path of data, perhaps of missing data."""
-    return os.path.exists(text) or Path(text).suffix != "" or Path(text).name != text
 
 
 def request_with_data(
@@ -229,14 +227,12 @@ def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
 
 def _kind_of_data(path: Path) -> str:
     """Return ``images`` or ``points`` by what is at a path. Whoever reads it checks the rest."""
-    if path.suffix.lower() in (".npy", ".npz"):
+    if path.suffix.lower() in ARRAYS:
         with suppress(Exception):  # numpy raises many types for damaged files
             content = np.load(path, mmap_mode="r", allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                return "images" if content.ndim > 2 else "points"
-            with content:
-                is_points = "points" in content or all(part.ndim < 3 for part in content.values())
-                return "points" if is_points and "images" not in content else "images"
+            parts = {"": content} if isinstance(content, np.ndarray) else {**content}
+            is_points = "points" in parts or all(part.ndim < 3 for part in parts.values())
+            return "points" if is_points and "images" not in parts else "images"
     return "images" if path.is_dir() or not path.suffix else "points"
 
 

@@ -131,7 +131,7 @@ class TableSet:
 def inspect_points(config: DataConfig) -> Inspection:
     """Read the points of ``data.path``, and describe those that are trained on; errors as for
     :func:`read_table`, or if they are constant in a column."""
-    values, names, place, notes = _read_points(config)
+    values, names, place, note = _read_points(config)
     count, dim = values.shape
     trained = split_rows(config, count)[0].numpy()
     rows = values[trained]
@@ -142,19 +142,19 @@ def inspect_points(config: DataConfig) -> Inspection:
     mean = rows.mean(0).tolist()
     found = Found(count, [dim], _checksum(values), 0, names, mean, rows.std(0).tolist())
     about = f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}"
-    lines = [about, *notes]
+    notes = [about, note]
 
     if dim > 1 and {*(rows[:, 0] - trained)} in ({0}, {1}):
         others = suggest("data.columns", f"'{list_names(names[1:], dim)}'")
         what = "counts the rows, perhaps an index; to leave it out say"
-        lines.append(f"data: {names[0]} {what} {others}")
+        notes.append(f"data: {names[0]} {what} {others}")
     cut = len(rows) // 100 + 1
     limits = 30 * np.sort(rows, axis=0)[cut:-cut].std(0)
     far = np.argwhere(np.abs(values - np.median(rows, axis=0)) > limits)
     for row, column in far[:1]:
         what = f"{values[row, column]:g} in {place(row + 1)} is far from the others"
-        lines.append(f"data: {names[column]}: {what}; a code for a missing value?")
-    return found, tuple(lines)
+        notes.append(f"data: {names[column]}: {what}; a code for a missing value?")
+    return found, tuple(filter(None, notes))
 
 
 def read_points(config: DataConfig) -> Tensor:

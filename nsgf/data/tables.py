@@ -21,8 +21,8 @@ class Table(NamedTuple):
     """Names of the D columns."""
     place: Callable[[int], str] = "row {}".format
     """Returns where the row with a number, from 1 on, stands in the file."""
-    notes: tuple[str, ...] = ()
-    """Lines for the user."""
+    note: str = ""
+    """Line for the user."""
 
 
 def column_names(titles: Iterable[Any]) -> list[str]:
@@ -42,21 +42,23 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
         frame = pd.read_parquet(file)
         return Table(to_numbers(frame), column_names(frame.columns))
     if suffix == ".xlsx":
-        sheet = pd.read_excel(file, header=None).replace("\n", " ", regex=True)
+        sheet = pd.read_excel(file, header=None, dtype=object).replace("\n", " ", regex=True)
         text = sheet.to_csv(sep="\t", header=False, index=False)
     else:
         text = file.read_text(encoding="utf-8-sig", errors="replace")
-    if "\ufffd" in text or "\0" in text:
+    if "\ufffd" in text:
         raise ValueError("is not in UTF-8; save it as UTF-8")
 
     # comments and empty lines may stand above the table
-    table = re.sub(r"\A([^\S\n]*(#.*)?\n)*", "", text).rstrip("\n")
-    above = text[: text.index(table)]
+    above = re.match(r"([^\S\n]*(#.*)?\n)*", text)[0]  # type: ignore[index]
+    table = text[len(above) :].rstrip("\n")
     top = above.count("\n")
-    last = table.rpartition("\n")[2]
-    sep = "\t" if "\t" in last else max(";,", key=last.count)
-    if sep not in last and " " in last.strip():
+    row = re.match(r'("[^"]*"|[^"\n])*', table)[0]  # type: ignore[index]
+    sep = "\t" if "\t" in row else max(";,", key=row.count)
+    if sep not in row and len(table.rpartition("\n")[2].split()) > 1:
         sep = r"\s+"
+    if re.fullmatch(r"(-?\d+,\d+\s+)+", table + "\n") and re.search(r"\b0\d|-0,", table):
+        raise ValueError("decimal commas in its only column; write 0.5 for 0,5")
     rows = pd.read_csv(
         StringIO("\n" * top + table),  # errors of pandas name the line
         sep=sep,
@@ -64,7 +66,6 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
         dtype=str,
         na_filter=False,
         skiprows=top,
-        skipinitialspace=True,
         skip_blank_lines=False,
     )
 
@@ -74,19 +75,13 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
         header = bool(np.isnan(pd.to_numeric(first, errors="coerce")).any())
     titles = first if header else re.split(sep, above.rstrip().rpartition("\n")[2].lstrip("# "))
     names = column_names(titles if len(titles) == len(first) else [""] * len(first))
-    what = f"names: {list_names(first)}"
-    if not header:
-        what = f"a point; if it has names: {suggest('data.header', 'true')}"
-    if not header and re.fullmatch(r"(-?\d+,\d+\s+)+", table + "\n"):
-        what += "; a decimal comma must be a point"
-        if re.search(r"\b0\d|-0,", table):
-            raise ValueError("decimal commas in its only column; write 0.5 for 0,5")
+    remedy = suggest("data.header", "true")
+    what = f"names: {list_names(first)}" if header else f"a point; if it has names: {remedy}"
 
     def place(number: int) -> str:
         return f"line {top + rows[: number + header].to_csv(header=False).count(chr(10))}"
 
-    values = to_numbers(rows[int(header) :])
-    return Table(values, names, place, (f"data: first row taken as {what}",))
+    return Table(to_numbers(rows[int(header) :]), names, place, f"data: first row taken as {what}")
 
 
 def to_numbers(frame: Any) -> np.ndarray:

@@ -120,7 +120,10 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     array = np.asarray(values)
     if array.dtype.kind == "O":
-        raise ValueError(f"{type(values).__name__} holds objects, must be an array of numbers")
+        raise ValueError(
+            f"{type(values).__name__} holds objects, must be an array of numbers: loader.dataset of "
+            "a DataLoader, one array of a dict or of a data set with named columns: data['x']"
+        )
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
