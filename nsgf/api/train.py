@@ -19,11 +19,11 @@ from torch.utils.data import Dataset, default_collate
 from nsgf import experiment
 from nsgf.api.run import Run, check_network, class_name, load
 from nsgf.config.files import experiments, from_arguments, read_experiment
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import Layer
 from nsgf.config.values import expand_path, read_flag
 from nsgf.data import INSPECTORS
-from nsgf.data.own import ARRAYS, check_same_data
+from nsgf.data.own import ARRAYS, check_same_data, load_arrays
 from nsgf.data.own_images import image_bytes
 from nsgf.data.tables import to_records
 from nsgf.models import OwnNetwork
@@ -145,8 +145,6 @@ def train(
         with redirect_stdout(stdout):
             callback(Update(phase, step, loss, lambda: load(save(), device=place, network=network)))
 
-    if callback is not None and not callable(callback):
-        raise UserError(f"callback: {type(callback).__name__}, must be a function")
     place = pick_device(wanted.config.device)
     cards = [place] if place.type == "cuda" else []
     on_log, stdout = call_back if callback else None, sys.stdout
@@ -201,17 +199,15 @@ def request_with_data(
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
     with TemporaryDirectory(prefix=".", dir=folder) as private:  # other calls may use `file`
-        place = file if file.exists() else Path(private) / file.name
-        if place != file:
-            with replacing(place) as stream:
-                np.savez(stream, **arrays)  # type: ignore[arg-type]
+        place = Path(private) / file.name
+        with replacing(place) as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
         wanted = resolve(command, {**own, "data.path": str(place), **settings}, files)
         if resumed:
             section = wanted.config.data
             check_same_data(section, INSPECTORS[name](section)[0].checksum)
-        if place != file:
-            place.replace(file)
-            sync_folder(folder)
+        place.replace(file)
+        sync_folder(folder)
     for config in (wanted.config, *wanted.methods):
         config.data.path = str(file)
     wanted.notes = [note.replace(str(place), str(file)) for note in wanted.notes]
@@ -227,13 +223,13 @@ def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
 
 def _kind_of_data(path: Path) -> str:
     """Return ``images`` or ``points`` by what is at a path. Whoever reads it checks the rest."""
+    is_image = path.is_dir() or not path.suffix
     if path.suffix.lower() in ARRAYS:
+        is_image = True  # also several arrays, such as images with labels
         with suppress(Exception):  # numpy raises many types for damaged files
-            content = np.load(path, mmap_mode="r", allow_pickle=False)
-            parts = {"": content} if isinstance(content, np.ndarray) else {**content}
-            is_points = "points" in parts or all(part.ndim < 3 for part in parts.values())
-            return "points" if is_points and "images" not in parts else "images"
-    return "images" if path.is_dir() or not path.suffix else "points"
+            array, *_ = load_arrays(DataConfig(name="points", path=str(path)))
+            is_image = array.ndim > 2
+    return "images" if is_image else "points"
 
 
 def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
@@ -243,9 +239,11 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
         if isinstance(data, Dataset):
             data, labels = _read_items(data, labels)
         samples = to_records(data) if hasattr(data, "columns") else to_array(data)
-        if samples.ndim < 3 and labels is not None:
-            raise ValueError("points have no classes; leave labels out")
-        arrays = {"points": samples} if samples.ndim < 3 else {"images": image_bytes(samples)}
+        if samples.ndim < 3:
+            if labels is not None:
+                raise ValueError("points have no classes; leave labels out")
+            return {"points": samples}
+        arrays = {"images": image_bytes(samples)}
         name = "labels"
         return arrays if labels is None else {**arrays, "labels": _label_array(labels)}
     except Exception as error:  # a Dataset may raise any type

@@ -85,7 +85,7 @@ class DataConfig(Facts):
     """Whether the first row of points in a .csv, .tsv, .txt or .xlsx holds names. auto: if one of
     its cells is no number."""
     columns: str | None = None
-    """Columns of points to use, as A,B,C, all by name or all by number from 1 on. null: all columns."""
+    """Columns of points to use, as A,B,C, all by name or all by number from 1 on. null: all."""
     held_out: Annotated[float, Range(0, below=1)] = 0.0
     """Share of your own samples that is not trained on, and that measures compare with. It holds
     the same samples for every seed."""

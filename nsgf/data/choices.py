@@ -35,10 +35,9 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
         The chosen settings, which files and flags override; what was found, which they do not; and
         lines about both. Raises the errors of the inspection.
     """
-    name = config.data.name
-    is_known = bool(config.data.found)
-    found, notes = (read_found(config.data), ()) if is_known else INSPECTORS[name](config.data)
-    samples = len(split_rows(config.data, found.samples)[0])
+    data = config.data
+    found, notes = (read_found(data), ()) if data.found else INSPECTORS[data.name](data)
+    samples = len(split_rows(data, found.samples)[0])
     choose: Callable[..., dict[str, Any]] = for_points if len(found.shape) == 1 else for_images
     chosen = {
         key: value
@@ -46,7 +45,7 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
         if key not in OPTIONAL or SETTINGS[key].get(config) is not None
     }
     facts: Layer = {"data.found": found._asdict()}
-    if name == "images":
+    if data.name == "images":
         facts["data.size"] = found.shape[1]
     shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
     notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
@@ -73,7 +72,7 @@ def for_images(samples: int, channels: int, height: int, width: int) -> dict[str
     while not (height | width) % 2**levels and min(height, width) >> levels >= 4:
         levels += 1
     areas = {height >> level: height * width >> 2 * level for level in range(levels)}
-    *_, end = areas
+    end = height >> levels - 1
     if areas[end] > LARGEST_END**2:
         what = f"data.size = {height}" if height == width else f"data.path: {height} x {width}"
         raise UserError(

@@ -6,7 +6,6 @@ Shapes: N points, D coordinates.
 import csv
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, get_type_hints
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.config.values import read_value
-from nsgf.data.tables import Table, column_names, read_file, to_numbers
+from nsgf.data.tables import Table, column_names, read_file
 from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 from nsgf.system.seeding import make_generator
 
@@ -137,32 +136,27 @@ def inspect_points(config: DataConfig) -> Inspection:
     rows = values[trained]
     for name, width in zip(names, np.ptp(rows, axis=0), strict=True):
         if width < 1 / LARGEST:
-            what = f"a range of {width:.3g} in {name}; leave that column out"
-            raise UserError(f"{name_setting('data.path', config.path)}: {what}")
+            raise UserError(
+                f"{name_setting('data.path', config.path)}: a range of {width:.3g} in {name}; "
+                "leave that column out"
+            )
     mean = rows.mean(0).tolist()
     found = Found(count, [dim], _checksum(values), 0, names, mean, rows.std(0).tolist())
-    about = f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}"
-    notes = [about, note]
-
-    if dim > 1 and {*(rows[:, 0] - trained)} in ({0}, {1}):
-        others = suggest("data.columns", f"'{list_names(names[1:], dim)}'")
-        what = "counts the rows, perhaps an index; to leave it out say"
-        notes.append(f"data: {names[0]} {what} {others}")
+    notes = [f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}", note]
+    if dim > 1 and not np.ptp(rows[:, 0] - trained):
+        notes.append(
+            f"data: {names[0]} counts the rows, perhaps an index; to leave it out say "
+            f"{suggest('data.columns', repr(list_names(names[1:], dim)))}"
+        )
     cut = len(rows) // 100 + 1
-    limits = 30 * np.sort(rows, axis=0)[cut:-cut].std(0)
-    far = np.argwhere(np.abs(values - np.median(rows, axis=0)) > limits)
+    middle = np.sort(rows, axis=0)[cut:-cut]
+    far = np.argwhere(np.abs(values - np.median(rows, axis=0)) > 30 * middle.std(0))
     for row, column in far[:1]:
-        what = f"{values[row, column]:g} in {place(row + 1)} is far from the others"
-        notes.append(f"data: {names[column]}: {what}; a code for a missing value?")
+        notes.append(
+            f"data: {names[column]}: {values[row, column]:g} in {place(row + 1)} is far from the "
+            "other values; a code for a missing value?"
+        )
     return found, tuple(filter(None, notes))
-
-
-def read_points(config: DataConfig) -> Tensor:
-    """Return the points of ``data.path`` in the units of their file, float64, (N, D); raise
-    UserError as :func:`read_table`, or if they are not those that the run was begun with."""
-    values, *_ = _read_points(config)
-    check_same_data(config, _checksum(values))
-    return torch.from_numpy(values)
 
 
 def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
@@ -186,7 +180,8 @@ def _checksum(values: np.ndarray) -> str:
 
 def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the points of ``data.path``, float64, (N, D), and the names of their coordinates.
-    Raise UserError unless the file has one table with enough points, all of them finite."""
+    Raise UserError unless the file has one table with enough points, all of them finite, and those
+    that the run was begun with."""
     table = _read_points(config)
     return table.values, tuple(table.names)
 
@@ -220,6 +215,8 @@ def _read_points(config: DataConfig) -> Table:
             )
     except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
         raise UserError(f"{name_setting('data.path', file)}: {one_line(error)}") from error
+    if config.found:
+        check_same_data(config, _checksum(values))
     return table._replace(values=values, names=names)
 
 
@@ -228,8 +225,10 @@ def _choose(columns: str | None, names: list[str]) -> list[int]:
     (wanted,) = csv.reader([columns or ""], skipinitialspace=True)
     chosen = [n for one in wanted for n, name in enumerate(names) if one in (name, str(n + 1))]
     if len({*chosen}) != len(wanted) or len({one in names for one in wanted}) > 1:
-        what = "must be one column each, all by name or all by number, and not ambiguous, of"
-        raise ValueError(f"data.columns = {columns}: {what} {list_names(names)}")
+        raise ValueError(
+            f"data.columns = {columns}: must be different columns of {list_names(names)}, all by "
+            "name or all by number, and none may be the name of one and the number of another"
+        )
     return chosen or [*range(len(names))]
 
 

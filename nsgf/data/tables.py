@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -55,42 +56,45 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
     top = above.count("\n")
     row = re.match(r'("[^"]*"|[^"\n])*', table)[0]  # type: ignore[index]
     sep = "\t" if "\t" in row else max(";,", key=row.count)
-    if sep not in row and len(table.rpartition("\n")[2].split()) > 1:
+    if sep not in row and suffix == ".txt":
         sep = r"\s+"
-    if re.fullmatch(r"(-?\d+,\d+\s+)+", table + "\n") and re.search(r"\b0\d|-0,", table):
+    if re.fullmatch(r"(?=[\s\S]*(\b0\d|-0,))(-?\d+,\d+\s+)+", table + "\n"):  # such as 1,05
         raise ValueError("decimal commas in its only column; write 0.5 for 0,5")
-    rows = pd.read_csv(
-        StringIO("\n" * top + table),  # errors of pandas name the line
-        sep=sep,
-        header=None,
-        dtype=str,
-        na_filter=False,
-        skiprows=top,
-        skip_blank_lines=False,
-    )
+    exact = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
+    read: Any = partial(pd.read_csv, sep=sep, header=None, skip_blank_lines=False, **exact)
 
     # names stand in the first row, in the last comment, or nowhere
-    first = [*rows.iloc[0]]
+    first = [*read(StringIO(table), nrows=1, dtype=str, na_filter=False).iloc[0]]
     if header == "auto":
         header = bool(np.isnan(pd.to_numeric(first, errors="coerce")).any())
     titles = first if header else re.split(sep, above.rstrip().rpartition("\n")[2].lstrip("# "))
     names = column_names(titles if len(titles) == len(first) else [""] * len(first))
-    remedy = suggest("data.header", "true")
-    what = f"names: {list_names(first)}" if header else f"a point; if it has names: {remedy}"
+    what = (
+        f"names: {list_names(first)}"
+        if header
+        else f"a point; if it has names: {suggest('data.header', 'true')}"
+    )
+
+    # errors of pandas name the line
+    frame = read(StringIO("\n" * top + table), skiprows=top + header, low_memory=False)
+    if frame.shape[1] != len(first):
+        raise ValueError(f"{len(first)} cells in the first row, {frame.shape[1]} in the second")
 
     def place(number: int) -> str:
-        return f"line {top + rows[: number + header].to_csv(header=False).count(chr(10))}"
+        return f"line {top + frame[:number].to_csv(header=header and first).count(chr(10))}"
 
-    return Table(to_numbers(rows[int(header) :]), names, place, f"data: first row taken as {what}")
+    return Table(to_numbers(frame), names, place, f"data: first row taken as {what}")
 
 
 def to_numbers(frame: Any) -> np.ndarray:
     """Return the values of a DataFrame, NaN where the text of a cell is no number.  float64"""
     import pandas as pd
 
-    texts = frame.astype(object).map(str)
-    is_number = texts.apply(pd.to_numeric, errors="coerce").notna()
-    return texts.where(is_number, "nan").to_numpy(np.float64)  # pandas 2 would round
+    def convert(column: Any) -> Any:
+        is_number = pd.api.types.is_any_real_numeric_dtype(column)
+        return column if is_number else pd.to_numeric(column.astype(object).map(str), "coerce")
+
+    return frame.apply(convert).to_numpy(np.float64, na_value=np.nan)
 
 
 def to_records(data: Any) -> np.ndarray:

@@ -121,8 +121,8 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(values)
     if array.dtype.kind == "O":
         raise ValueError(
-            f"{type(values).__name__} holds objects, must be an array of numbers: loader.dataset of "
-            "a DataLoader, one array of a dict or of a data set with named columns: data['x']"
+            f"{type(values).__name__} holds objects, must be an array of numbers; of a DataLoader "
+            "pass loader.dataset, of a dict or of rows with names one array, such as data['x']"
         )
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 

@@ -1,7 +1,6 @@
 """A user's own data: their records, files of points, and what is refused."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 from nsgf.config.schema import Config, DataConfig
 from nsgf.data import INSPECTORS, Data, target_set
 from nsgf.data.choices import choose_for_own_data
-from nsgf.data.own import inspect_points, read_points, read_table, split_rows
+from nsgf.data.own import inspect_points, read_table, split_rows
 from nsgf.system.errors import UserError
 from tests.data.own_files import inspected, own_points, write_images, write_points
 
@@ -113,12 +112,12 @@ def test_values_that_no_network_can_learn_are_refused_by_their_column(value, tmp
 def test_other_points_than_before_are_refused(tmp_path):
     config = inspected("points", write_points(tmp_path / "x.npy"))
     moved = (tmp_path / "x.npy").rename(tmp_path / "moved.npy")
-    read_points(replace(config, path=str(moved)))
+    read_table(replace(config, path=str(moved)))
     points = own_points()
     points[7, 1] = np.nextafter(points[7, 1], 0)
     write_points(tmp_path / "x.npy", points)
     with pytest.raises(UserError, match=r"^data\.path = .*other points"):
-        read_points(config)
+        read_table(config)
 
 
 def test_rows_that_are_held_out_decide_nothing(tmp_path):
