@@ -117,7 +117,7 @@ def test_batch_size_and_rate_are_those_of_every_phase(tmp_path):
     run = nsgf.train(PIXELS, out_dir=tmp_path, overrides=overrides, quiet=True, **how)
     for phase in (run.config.nsgf, run.config.nsf):
         assert (phase.batch_size, phase.lr) == (7, 2e-3)
-    for key, value in (("batch_size", 0), ("lr", -1)):
+    for key, value in (("batch_size", 0), ("lr", -1.0)):
         with pytest.raises(UserError, match=rf"{key} = {value}: "):
             train(tmp_path, data=POINTS, **{key: value})
 
@@ -228,6 +228,7 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": StackDataset(PICTURES, LABELS)}, "data: .*Image.*transform="),
         ({"data": StackDataset([torch.ones(1, n, 8) for n in range(40)])}, "data: .*transform="),
         ({"data": FRAME}, "data: row 1, kind"),
+        ({"data": FRAME.assign(kind=1j)}, "data: .*complex"),
         ({"data": FRAME[["height"]].mask(FRAME["height"] < -5)}, "data: row .*, height"),
         ({"data": pd.concat([FRAME, FRAME], axis=1)}, "data: .*height"),
         ({"data": FRAME, "overrides": {"data.columns": "1,weight"}}, r"data: data\.columns"),

@@ -43,8 +43,8 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
         frame = pd.read_parquet(file)
         return Table(to_numbers(frame), column_names(frame.columns))
     if suffix == ".xlsx":
-        sheet = pd.read_excel(file, header=None, dtype=object).replace("\n", " ", regex=True)
-        text = sheet.to_csv(sep="\t", header=False, index=False)
+        sheet = pd.read_excel(file, header=None, dtype=str, na_filter=False)
+        text = sheet.replace("\n", " ", regex=True).to_csv(sep="\t", header=False, index=False)
     else:
         text = file.read_text(encoding="utf-8-sig", errors="replace")
     if "\ufffd" in text:
@@ -87,14 +87,11 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
 
 
 def to_numbers(frame: Any) -> np.ndarray:
-    """Return the values of a DataFrame, NaN where the text of a cell is no number.  float64"""
+    """Return the values of a DataFrame, NaN where a cell is no number.  float64"""
     import pandas as pd
 
-    def convert(column: Any) -> Any:
-        is_number = pd.api.types.is_any_real_numeric_dtype(column)
-        return column if is_number else pd.to_numeric(column.astype(object).map(str), "coerce")
-
-    return frame.apply(convert).to_numpy(np.float64, na_value=np.nan)
+    numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce") * 1.0  # also of truths
+    return numbers.to_numpy().astype(np.float64, casting="same_kind")
 
 
 def to_records(data: Any) -> np.ndarray:
@@ -102,5 +99,6 @@ def to_records(data: Any) -> np.ndarray:
     NaN where a cell is no number.  float64, (N,)"""
     import pandas as pd
 
-    frame = pd.api.interchange.from_dataframe(data)
+    read = pd.api.interchange.from_dataframe
+    frame = data.to_pandas() if hasattr(data, "to_pandas") else read(data)
     return unstructured_to_structured(to_numbers(frame), names=column_names(frame.columns))
