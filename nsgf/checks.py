@@ -138,7 +138,7 @@ def _data_rules(config: Config) -> Iterator[Rule]:
         wanted = f"must be {NOISE} for {target.name}, which has another number of coordinates"
         yield wrong, "data.source", wanted
     yield data.source == data.name, "data.source", "must differ from data.name"
-    files = ("path", "size", "skip_broken", "columns", "held_out", "key")
+    files = ("path", "size", "skip_broken", "header", "columns", "held_out", "key")
     for name in ("root", "source", "fake", "flip", *files):
         usual = SETTINGS[f"data.{name}"].default
         useless = name not in target.uses and getattr(data, name) != usual

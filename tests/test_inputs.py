@@ -8,11 +8,14 @@ from pathlib import Path
 from signal import SIGINT, default_int_handler, getsignal, raise_signal, signal
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import StackDataset, TensorDataset
+from torch.utils.data import DataLoader, StackDataset, TensorDataset
 
 import nsgf
 from nsgf import UserError
@@ -33,14 +36,7 @@ def train(folder, overrides=None, **how):
     return nsgf.train(out_dir=folder, overrides=settings, quiet=True, **how)
 
 
-class TextTable:
-    """What is used of a DataFrame of pandas with a column of names."""
-
-    def select_dtypes(self, exclude):
-        assert exclude == "number"
-        return {"kind": ["a", "b"]}
-
-
+FRAME = pd.DataFrame(POINTS[:, :2].numpy(), columns=["height", "weight"]).assign(kind="a")
 PICTURES = [Image.fromarray(one[0]) for one in PIXELS]
 FLOATS = np.random.default_rng(0).uniform(-1, 1, (40, 1, 8, 8)).astype("f4")
 MISSING = {"nothing.csv": r"nothing\.csv", "./nowhere/": "nowhere", "~/nowhere": "nowhere"}
@@ -77,6 +73,53 @@ def test_a_run_of_tensors_is_the_run_of_their_file(tmp_path):
     samples = ours.sample(300, seed=0)
     assert torch.equal(samples, other.sample(300, seed=0))
     assert ((samples.mean(0) - POINTS.mean(0)).abs() < 2 * POINTS.std(0)).all()
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda frame: frame,
+        lambda frame: frame.convert_dtypes(),
+        lambda frame: frame.astype({"weight": "category"}),
+        lambda frame: frame.set_index(pd.date_range("2020", periods=40)),
+        pl.from_pandas,
+        lambda frame: pa.table(frame),
+    ],
+)
+def test_a_table_in_memory_is_that_of_its_file(convert, tmp_path):
+    """With the names of its columns, of which some may be chosen."""
+    frame = FRAME.rename(columns={"height": "Größe, in cm"})
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    how = {"iterations": 1, "overrides": {**SMALL, "data.columns": "2,1"}}
+    ours, other = (
+        nsgf.train(data, out_dir=tmp_path / "runs", quiet=True, **how)
+        for data in (convert(frame), tmp_path / "x.csv")
+    )
+    assert ours.config.data.found == other.config.data.found
+    assert ours.config.data.found["names"] == ["weight", "Größe, in cm"]
+    assert torch.equal(ours.sample(9, seed=0), other.sample(9, seed=0))
+
+
+def test_numbers_of_a_table_are_those_of_its_array():
+    """Also of 32 bits, which a text file would hold with fewer digits."""
+    for kind in ("float32", "float16", "int64", "Int64", "uint8"):
+        frame = (FRAME.drop(columns="kind").abs() / 2).round().astype(kind)
+        frame = frame / frame.dtypes.iloc[0].type(3) if "float" in kind else frame
+        points = _arrays(frame, None)["points"]
+        assert points.dtype.names == ("height", "weight")
+        same = frame.to_numpy("float64")
+        assert np.array_equal(np.stack([points[name] for name in points.dtype.names], 1), same)
+
+
+def test_batch_size_and_rate_are_those_of_every_phase(tmp_path):
+    how = {"batch_size": 7, "lr": 2e-3, "method": "nsgf++h"}
+    overrides = {key: value for key, value in SMALL.items() if not key.startswith("optim.batch")}
+    run = nsgf.train(PIXELS, out_dir=tmp_path, overrides=overrides, quiet=True, **how)
+    for phase in (run.config.nsgf, run.config.nsf):
+        assert (phase.batch_size, phase.lr) == (7, 2e-3)
+    for key, value in (("batch_size", 0), ("lr", -1.0)):
+        with pytest.raises(UserError, match=rf"{key} = {value}: "):
+            train(tmp_path, data=POINTS, **{key: value})
 
 
 def test_data_of_a_run_are_found_beside_it(tmp_path):
@@ -133,6 +176,12 @@ def test_names_of_classes_may_be_objects():
     """As those of pandas."""
     for names in (["b", "a"] * 20, np.array(["b", "a"] * 20, dtype=object)):
         assert _arrays(PIXELS, names)["labels"].tolist() == ["b", "a"] * 20
+    for names in (pd.Series(["b", "a"] * 20, dtype="category"), pl.Series(["b", "a"] * 20)):
+        assert _arrays(PIXELS, names)["labels"].tolist() == ["b", "a"] * 20
+    for kind in ("Int64", "category", "int8"):
+        numbers = pd.Series([1, 0] * 20).astype(kind)
+        assert _arrays(PIXELS, numbers)["labels"].dtype == np.int64
+        assert _arrays(PIXELS, numbers)["labels"].tolist() == [1, 0] * 20
     data = StackDataset(torch.from_numpy(PIXELS), ["b", "a"] * 20)
     assert _arrays(data, None)["labels"].tolist() == ["b", "a"] * 20
 
@@ -157,7 +206,7 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"exp": "twod"}, "exp = twod: .*2d"),
         ({"data": "nothing", "labels": LABELS}, "labels: "),
         ({"exp": "2d", "labels": [1]}, "labels: "),
-        ({"data": POINTS.log()}, "data: nan in row"),
+        ({"data": POINTS.log()}, "data: row 1, coordinate 1"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": PIXELS[..., :3]}, "data: .*shape"),
         ({"data": PIXELS.repeat(5, 1)}, "data: .*C 1 to 4"),
@@ -169,11 +218,20 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": [*MASKED]}, "data: .*masked"),
         ({"data": StackDataset(MASKED)}, "data: .*masked"),
         ({"data": PIXELS, "labels": np.ma.masked_equal(LABELS.numpy(), 1)}, "labels: .*masked"),
-        ({"data": PIXELS, "labels": ["cat", np.nan] * 20}, "labels: nan"),
+        ({"data": PIXELS, "labels": ["cat", np.nan] * 20}, "labels: .*names"),
+        ({"data": PIXELS, "labels": pd.Series([0, None] * 20, dtype="Int64")}, "labels: "),
+        ({"data": DataLoader(TensorDataset(POINTS))}, r"data: DataLoader .*loader\.dataset"),
+        ({"data": {"x": POINTS}}, "data: dict .*array"),
+        ({"data": [{"x": 1.0}] * 40}, "data: .*array"),
+        ({"data": StackDataset(x=POINTS)}, "data: .*array"),
         ({"data": StackDataset(PICTURES)}, "data: .*Image.*transform="),
         ({"data": StackDataset(PICTURES, LABELS)}, "data: .*Image.*transform="),
         ({"data": StackDataset([torch.ones(1, n, 8) for n in range(40)])}, "data: .*transform="),
-        ({"data": TextTable()}, r"data: .*drop\(columns=\['kind'\]\)"),
+        ({"data": FRAME}, "data: row 1, kind"),
+        ({"data": FRAME.assign(kind=1j)}, "data: .*complex"),
+        ({"data": FRAME[["height"]].mask(FRAME["height"] < -5)}, "data: row .*, height"),
+        ({"data": pd.concat([FRAME, FRAME], axis=1)}, "data: .*height"),
+        ({"data": FRAME, "overrides": {"data.columns": "1,weight"}}, r"data: data\.columns"),
         ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
         ({"data": TensorDataset(POINTS, LABELS, LABELS)}, "data: .*pairs"),
         (
@@ -384,8 +442,6 @@ def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
     assert torch.equal(plain.sample(99, seed=0), run.sample(99, seed=0))
     own = train_own(tmp_path, MyUNet, callback=lambda update: shown.append(update.run()))
     assert torch.equal(shown[-1].sample(4, seed=0), own.sample(4, seed=0))
-    with pytest.raises(UserError, match=r"^callback: "):
-        train(tmp_path, data=POINTS, callback=3)
 
 
 def test_random_numbers_of_the_caller_stay(tmp_path):

@@ -19,12 +19,13 @@ from torch.utils.data import Dataset, default_collate
 from nsgf import experiment
 from nsgf.api.run import Run, check_network, class_name, load
 from nsgf.config.files import experiments, from_arguments, read_experiment
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import Layer
 from nsgf.config.values import expand_path, read_flag
 from nsgf.data import INSPECTORS
-from nsgf.data.own import check_same_data
+from nsgf.data.own import ARRAYS, check_same_data, load_arrays
 from nsgf.data.own_images import image_bytes
+from nsgf.data.tables import to_records
 from nsgf.models import OwnNetwork
 from nsgf.resolve import Request, resolve
 from nsgf.run.stop import stop_of_caller
@@ -38,8 +39,8 @@ from nsgf.system.seeding import keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any] | str | PathLike[str]
 """Points or images, or the path of a file or folder that holds them."""
-_NAMES = {"data.name": "dataset", "optim.iterations": "iterations", "run": "resume"}
-_NAMES |= {"data.path": "data"}
+_NAMES = {"data.name": "dataset", "data.path": "data", "run": "resume"}
+_NAMES |= {f"optim.{name}": name for name in ("iterations", "batch_size", "lr")}
 
 
 class Update(NamedTuple):
@@ -64,6 +65,8 @@ def train(
     network: OwnNetwork | None = None,
     method: str | PathLike[str] | None = None,
     iterations: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
     dataset: str | None = None,
     config: str | PathLike[str] | None = None,
     resume: str | PathLike[str] | None = None,
@@ -79,10 +82,11 @@ def train(
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
-        data: a tensor, array or table of points (N, D) in any units, or images (N, C, H, W), uint8
-            or floats in [-1, 1], which become bytes; a torch data set with a length, of such
-            samples or of pairs (sample, label); or the path of a folder of images or of a file, as
-            for ``data.path``. Data that are no path are written once into ``OUT_DIR/.data``.
+        data: a tensor, array or DataFrame (pandas, polars, pyarrow) of points (N, D) in any units,
+            or images (N, C, H, W), uint8 or floats in [-1, 1], which become bytes; a torch data set
+            with a length, of such samples or of pairs (sample, label); or the path of a folder of
+            images or of a file, as for ``data.path``. Data that are no path are written once into
+            ``OUT_DIR/.data``.
         labels: the class of each image, (N,), numbers from 0 on or names. The run has classes then.
         network: a module whose ``forward(x, t)``, with classes ``forward(x, t, labels)``, returns a
             tensor of x's shape, or a function or class that makes one. t (B,) is in [0, 1); labels
@@ -90,6 +94,8 @@ def train(
             of it. Only weights are saved: pass it again to resume and to load.
         method: a name such as ``nsgf++h``, or a YAML file; None: the experiment's method.
         iterations: number of updates of every phase.
+        batch_size: number of samples in an update of every phase.
+        lr: learning rate of every phase.
         dataset: name of the data set (``data.name``), such as ``moons``.
         config: a YAML file instead of ``exp``; with ``resume``, settings to change.
         resume: a run folder to continue. ``data`` is needed only if its file is gone.
@@ -108,11 +114,20 @@ def train(
         KeyboardInterrupt: Ctrl-C; a checkpoint is saved, and the message says how to resume.
     """
     exp, data = split_data(exp, data)
-    named = {"exp": exp, "data.name": dataset, "method": method, "optim.iterations": iterations}
-    where = {"out_dir": out_dir, "device": device_name(device), "seed": seed}
-    settings = from_arguments({**named, **where}, overrides) | class_name(network)
-    named_files = {"run": resume, "config": config}
-    files = {key: expand_path(key, file) for key, file in named_files.items() if file is not None}
+    named = {
+        "exp": exp,
+        "data.name": dataset,
+        "method": method,
+        "optim.iterations": iterations,
+        "optim.batch_size": batch_size,
+        "optim.lr": lr,
+        "out_dir": out_dir,
+        "device": device_name(device),
+        "seed": seed,
+    }
+    settings = from_arguments(named, overrides) | class_name(network)
+    given = {"run": resume, "config": config}
+    files = {key: expand_path(key, file) for key, file in given.items() if file is not None}
     is_quiet = read_flag("quiet", quiet)
     if data is not None:
         wanted = request_with_data("train", data, labels, files, settings)
@@ -130,8 +145,6 @@ def train(
         with redirect_stdout(stdout):
             callback(Update(phase, step, loss, lambda: load(save(), device=place, network=network)))
 
-    if callback is not None and not callable(callback):
-        raise UserError(f"callback: {type(callback).__name__}, must be a function")
     place = pick_device(wanted.config.device)
     cards = [place] if place.type == "cuda" else []
     on_log, stdout = call_back if callback else None, sys.stdout
@@ -148,17 +161,15 @@ def train(
 
 
 def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:
-    """Return the name of an experiment and the data, either of which may be the first argument."""
-    if exp is None or (isinstance(exp, str) and (exp in experiments() or not _is_place(exp))):
+    """Return the name of an experiment and the data, either of which may be the first argument. A
+    text is the path of data, perhaps of missing data, if it looks like one."""
+    is_text = isinstance(exp, str)
+    is_path = is_text and (os.path.exists(exp) or Path(exp).stem != exp)
+    if exp is None or (is_text and (exp in experiments() or not is_path)):
         return exp, data
     if data is not None:
         raise UserError("data: given twice; leave the first argument out")
     return None, exp
-
-
-def _is_place(text: str) -> bool:
-    """Whether a text is the path of data, perhaps of missing data."""
-    return os.path.exists(text) or Path(text).suffix != "" or Path(text).name != text
 
 
 def request_with_data(
@@ -188,17 +199,15 @@ def request_with_data(
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
     with TemporaryDirectory(prefix=".", dir=folder) as private:  # other calls may use `file`
-        place = file if file.exists() else Path(private) / file.name
-        if place != file:
-            with replacing(place) as stream:
-                np.savez(stream, **arrays)  # type: ignore[arg-type]
+        place = Path(private) / file.name
+        with replacing(place) as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
         wanted = resolve(command, {**own, "data.path": str(place), **settings}, files)
         if resumed:
             section = wanted.config.data
             check_same_data(section, INSPECTORS[name](section)[0].checksum)
-        if place != file:
-            place.replace(file)
-            sync_folder(folder)
+        place.replace(file)
+        sync_folder(folder)
     for config in (wanted.config, *wanted.methods):
         config.data.path = str(file)
     wanted.notes = [note.replace(str(place), str(file)) for note in wanted.notes]
@@ -214,15 +223,13 @@ def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
 
 def _kind_of_data(path: Path) -> str:
     """Return ``images`` or ``points`` by what is at a path. Whoever reads it checks the rest."""
-    if path.suffix.lower() in (".npy", ".npz"):
+    is_image = path.is_dir() or not path.suffix
+    if path.suffix.lower() in ARRAYS:
+        is_image = True  # also several arrays, such as images with labels
         with suppress(Exception):  # numpy raises many types for damaged files
-            content = np.load(path, mmap_mode="r", allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                return "images" if content.ndim > 2 else "points"
-            with content:
-                is_points = "points" in content or all(part.ndim < 3 for part in content.values())
-                return "points" if is_points and "images" not in content else "images"
-    return "images" if path.is_dir() or not path.suffix else "points"
+            array, *_ = load_arrays(DataConfig(name="points", path=str(path)))
+            is_image = array.ndim > 2
+    return "images" if is_image else "points"
 
 
 def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
@@ -231,12 +238,12 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
     try:
         if isinstance(data, Dataset):
             data, labels = _read_items(data, labels)
-        if hasattr(data, "select_dtypes") and (others := [*data.select_dtypes(exclude="number")]):
-            raise ValueError(f"columns {others} are no numbers; use data.drop(columns={others})")
-        samples = to_array(data)
-        if samples.ndim < 3 and labels is not None:
-            raise ValueError("points have no classes; leave labels out")
-        arrays = {"points": samples} if samples.ndim < 3 else {"images": image_bytes(samples)}
+        samples = to_records(data) if hasattr(data, "columns") else to_array(data)
+        if samples.ndim < 3:
+            if labels is not None:
+                raise ValueError("points have no classes; leave labels out")
+            return {"points": samples}
+        arrays = {"images": image_bytes(samples)}
         name = "labels"
         return arrays if labels is None else {**arrays, "labels": _label_array(labels)}
     except Exception as error:  # a Dataset may raise any type
@@ -263,9 +270,9 @@ def _read_items(data: Dataset[Any], labels: ArrayLike | None) -> tuple[Any, Any]
 
 def _label_array(labels: ArrayLike) -> np.ndarray:
     """Return labels as numbers or names, which pandas keeps as objects."""
-    array = to_array(labels) if isinstance(labels, Tensor) else np.asarray(labels, dtype=object)
-    names = [one for one in array.flat if isinstance(one, str)]
-    if names and len(names) < array.size:
-        other = next(one for one in array.flat if not isinstance(one, str))
-        raise ValueError(f"{other} among names; all must be names, or all numbers")
-    return array.astype(str) if names else to_array(labels)
+    if isinstance(labels, Tensor | np.ma.MaskedArray):
+        return to_array(labels)
+    objects = np.asarray(labels, dtype=object)
+    if len({isinstance(one, str) for one in objects.flat}) > 1:
+        raise ValueError("numbers or gaps among names; all must be names, or all numbers")
+    return to_array(objects.tolist())

@@ -74,14 +74,18 @@ class DataConfig(Facts):
     """Give networks the class of each sample: images with labels, or own images in subfolders."""
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
     """Your own data. For images: a folder, a file .npz with images (N, C, H, W) or (N, H, W, C)
-    and perhaps labels (N,), or a file .npy. For points: a file .npz, .npy or .csv."""
+    and perhaps labels (N,), or a file .npy. For points: a file .csv, .tsv, .txt, .parquet, .xlsx,
+    .npz or .npy."""
     size: Annotated[int | None, Range(4, 1024)] = None
     """images: pixels of a side, to which the middle square of each image is scaled; null: 32, or as
     they are in a file."""
     skip_broken: bool = False
     """Leave out image files of a folder that cannot be read."""
+    header: Literal["auto"] | bool = "auto"
+    """Whether the first row of points in a .csv, .tsv, .txt or .xlsx holds names. auto: if one of
+    its cells is no number."""
     columns: str | None = None
-    """Columns of points to use, as A,B,C, by name or by number from 1 on. null: all columns."""
+    """Columns of points to use, as A,B,C, all by name or all by number from 1 on. null: all."""
     held_out: Annotated[float, Range(0, below=1)] = 0.0
     """Share of your own samples that is not trained on, and that measures compare with. It holds
     the same samples for every seed."""

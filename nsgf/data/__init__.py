@@ -8,6 +8,7 @@ other code uses the records and knows no set by its name.
 from collections.abc import Callable
 from copy import copy
 
+import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
@@ -17,7 +18,7 @@ from nsgf.data.own import (
     TableSet,
     inspect_points,
     read_found,
-    read_points,
+    read_table,
     split_rows,
 )
 from nsgf.data.own_images import image_set, inspect_images
@@ -121,7 +122,7 @@ class Data:
         self.labels: Tensor | None = None
         """Classes of the images that networks are given, int64, (N,); None: no classes."""
         if isinstance(target, TableSet):
-            rows = read_points(config)
+            rows = torch.from_numpy(read_table(config)[0])
             self.points, self._held_out = (rows[part] for part in split_rows(config, len(rows)))
             self._rows = target.standardised(self.points)
         elif isinstance(target, ImageSet):

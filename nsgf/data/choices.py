@@ -3,7 +3,7 @@
 The rules are described in docs/own-data.md. Settings of files and flags win.
 """
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 from nsgf.config.schema import Config
@@ -35,18 +35,17 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
         The chosen settings, which files and flags override; what was found, which they do not; and
         lines about both. Raises the errors of the inspection.
     """
-    name = config.data.name
-    known = (read_found(config.data), ()) if config.data.found else None
-    found, notes = known or INSPECTORS[name](config.data)
-    samples = len(split_rows(config.data, found.samples)[0])
-    if len(found.shape) == 1:
-        chosen = for_points(samples, *found.shape)
-    else:
-        chosen = for_images(samples, *found.shape)
-    unused = [key for key in OPTIONAL if SETTINGS[key].get(config) is None]
-    chosen = {key: value for key, value in chosen.items() if key not in unused}
+    data = config.data
+    found, notes = (read_found(data), ()) if data.found else INSPECTORS[data.name](data)
+    samples = len(split_rows(data, found.samples)[0])
+    choose: Callable[..., dict[str, Any]] = for_points if len(found.shape) == 1 else for_images
+    chosen = {
+        key: value
+        for key, value in choose(samples, *found.shape).items()
+        if key not in OPTIONAL or SETTINGS[key].get(config) is not None
+    }
     facts: Layer = {"data.found": found._asdict()}
-    if name == "images":
+    if data.name == "images":
         facts["data.size"] = found.shape[1]
     shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
     notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
@@ -69,14 +68,15 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
 def for_images(samples: int, channels: int, height: int, width: int) -> dict[str, Any]:
     """Return settings by dotted key for ``samples`` images; raise UserError if a network cannot
     halve their sides often enough."""
-    sides = [(height, width)]  # of the image at each level, halved as often as possible
-    while not any(side % 2 or side < 8 for side in sides[-1]):
-        sides.append((sides[-1][0] // 2, sides[-1][1] // 2))
-    areas = {side[0]: math.prod(side) for side in sides}
-    if min(areas.values()) > LARGEST_END**2:
+    levels = 1  # of the network; each has half the sides of the one before
+    while not (height | width) % 2**levels and min(height, width) >> levels >= 4:
+        levels += 1
+    areas = {height >> level: height * width >> 2 * level for level in range(levels)}
+    end = height >> levels - 1
+    if areas[end] > LARGEST_END**2:
         what = f"data.size = {height}" if height == width else f"data.path: {height} x {width}"
         raise UserError(
-            f"{what}: can only be halved to {' x '.join(map(str, sides[-1]))} pixels, must come to "
+            f"{what}: can only be halved to {end} x {areas[end] // end} pixels, must come to "
             f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
         )
     size, n, values = max(height, width), min(128, samples), channels * height * width
@@ -90,9 +90,9 @@ def for_images(samples: int, channels: int, height: int, width: int) -> dict[str
         "pool.num_batches": _flows(25_600, n, 3 * values),
         "model.unet.channels": wide,
         "model.unet.res_blocks": 2 if many and size >= 32 else 1,
-        "model.unet.mult": [1, *[2] * (len(sides) - 1)],
+        "model.unet.mult": [1, *[2] * (levels - 1)],
         "model.unet.attention": [it for it in [*areas][1:] if 8**2 <= areas[it] <= 16**2],
-        "model.unet.heads": wide // 32 * min(2, len(sides)),  # of 32 channels
+        "model.unet.heads": wide // 32 * min(2, levels),  # of 32 channels
         "model.predictor_channels": [32, 64, 128, 256][: min(height, width).bit_length() - 1],
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),

@@ -5,29 +5,26 @@ Shapes: N points, D coordinates.
 
 import csv
 import hashlib
-import re
-from array import array
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
-from io import StringIO
-from itertools import chain, islice
 from pathlib import Path
 from typing import ClassVar, NamedTuple, get_type_hints
 
 import numpy as np
 import torch
+from numpy.lib.recfunctions import structured_to_unstructured
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.config.values import read_value
+from nsgf.data.tables import Table, column_names, read_file
 from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 from nsgf.system.seeding import make_generator
 
 LEAST = 16
 """Smallest number of images or points that can be trained on."""
-SUFFIXES = (".npz", ".npy", ".csv")
-SEPARATORS = ",;\t"
-"""Allowed separators; the one that cuts the first row into most cells is used."""
+ARRAYS = (".npz", ".npy")
+SUFFIXES = (*ARRAYS, ".csv", ".tsv", ".txt", ".parquet", ".xlsx")
 LARGEST = 1e150
 """Largest absolute value of a coordinate; its inverse is the smallest range. Squares stay in
 float64."""
@@ -58,9 +55,6 @@ class Found(NamedTuple):
 
 Inspection = tuple[Found, tuple[str, ...]]
 """Description of the data, and lines about it for the user."""
-Table = tuple[np.ndarray, tuple[str, ...], Sequence[int]]
-"""Values of the chosen columns, float64, (N, D), the names of these, and the number of each row:
-its line in a .csv; in an array it counts from 1."""
 
 
 def read_found(config: DataConfig) -> Found:
@@ -114,7 +108,7 @@ class TableSet:
     found: Found
     name: ClassVar[str] = "points"
     """``data.name``."""
-    uses: ClassVar[frozenset[str]] = frozenset({"path", "columns", "held_out", "key"})
+    uses: ClassVar[frozenset[str]] = frozenset({"path", "header", "columns", "held_out", "key"})
     """Settings of the section ``data`` that have an effect, besides ``name``."""
 
     @property
@@ -134,36 +128,35 @@ class TableSet:
 
 
 def inspect_points(config: DataConfig) -> Inspection:
-    """Read the points of ``data.path`` and describe them; errors as for :func:`read_table`."""
-    values, names = read_table(config)
-    rows, (count, dim) = torch.from_numpy(values), values.shape
-    mean, scale = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
-    found = Found(count, [dim], _checksum(values), 0, list(names), mean, scale)
-    notes = [f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}"]
-    has_no_names = data_path(config).suffix == ".csv" and names[0] == _unnamed(0)
-    if has_no_names and dim > 1 and not (values % 1).any():
-        what = "if its first row holds names, give them letters; a decimal comma must be a point"
-        notes.append(f"data: whole numbers without names; {what}")
-    steps = values - np.arange(count)[:, None]  # of a column that counts, 0 or 1 everywhere
-    counts = (steps == 0).all(0) | (steps == 1).all(0)
-    indices = [
-        name for i, name in enumerate(names) if counts[i] and name in (names[0], _unnamed(i))
-    ]
-    if others := [name for name in names if name not in indices[:1]]:
-        columns = suggest("data.columns", f"'{list_names(others, dim)}'")
-        notes += [
-            f"data: {name} counts the rows, perhaps an index; to leave it out say {columns}"
-            for name in indices[:1]
-        ]
-    return found, tuple(notes)
-
-
-def read_points(config: DataConfig) -> Tensor:
-    """Return the points of ``data.path`` in the units of their file, float64, (N, D); raise
-    UserError as :func:`read_table`, or if they are not those that the run was begun with."""
-    values, _ = read_table(config)
-    check_same_data(config, _checksum(values))
-    return torch.from_numpy(values)
+    """Read the points of ``data.path``, and describe those that are trained on; errors as for
+    :func:`read_table`, or if they are constant in a column."""
+    values, names, place, note = _read_points(config)
+    count, dim = values.shape
+    trained = split_rows(config, count)[0].numpy()
+    rows = values[trained]
+    for name, width in zip(names, np.ptp(rows, axis=0), strict=True):
+        if width < 1 / LARGEST:
+            raise UserError(
+                f"{name_setting('data.path', config.path)}: a range of {width:.3g} in {name}; "
+                "leave that column out"
+            )
+    mean = rows.mean(0).tolist()
+    found = Found(count, [dim], _checksum(values), 0, names, mean, rows.std(0).tolist())
+    notes = [f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}", note]
+    if dim > 1 and not np.ptp(rows[:, 0] - trained):
+        notes.append(
+            f"data: {names[0]} counts the rows, perhaps an index; to leave it out say "
+            f"{suggest('data.columns', repr(list_names(names[1:], dim)))}"
+        )
+    cut = len(rows) // 100 + 1
+    middle = np.sort(rows, axis=0)[cut:-cut]
+    far = np.argwhere(np.abs(values - np.median(rows, axis=0)) > 30 * middle.std(0))
+    for row, column in far[:1]:
+        notes.append(
+            f"data: {names[column]}: {values[row, column]:g} in {place(row + 1)} is far from the "
+            "other values; a code for a missing value?"
+        )
+    return found, tuple(filter(None, notes))
 
 
 def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
@@ -187,7 +180,14 @@ def _checksum(values: np.ndarray) -> str:
 
 def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the points of ``data.path``, float64, (N, D), and the names of their coordinates.
-    Raise UserError unless the file has one table with enough points, finite and not constant."""
+    Raise UserError unless the file has one table with enough points, all of them finite, and those
+    that the run was begun with."""
+    table = _read_points(config)
+    return table.values, tuple(table.names)
+
+
+def _read_points(config: DataConfig) -> Table:
+    """Return the chosen columns of ``data.path``."""
     file = data_path(config)
     suffix = file.suffix.lower()
     try:
@@ -197,101 +197,39 @@ def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
                 f"ending in {', '.join(SUFFIXES)}; save a table as .csv, or name a folder of "
                 f"images with {suggest('exp', 'images')}"
             )
-        values, names, lines = (_read_csv if suffix == ".csv" else _read_array)(config)
-        if values.ndim != 2 or len(values) < LEAST or not values.shape[1]:
+        table = _read_array(config) if suffix in ARRAYS else read_file(file, config.header)
+        shape = table.values.shape
+        if len(shape) != 2 or shape[0] < LEAST or not shape[1]:
             raise ValueError(
-                f"an array of shape {values.shape}, must be (N, D) with N >= {LEAST}: a row for "
-                "each point, a column for each coordinate"
+                f"an array of shape {shape}, must be (N, D) with N >= {LEAST}: a row for each "
+                "point, a column for each coordinate"
             )
+        chosen = _choose(config.columns, table.names)
+        values = np.ascontiguousarray(table.values[:, chosen])
+        names = [table.names[number] for number in chosen]
         for row, column in np.argwhere(~(np.abs(values) <= LARGEST)):
             raise ValueError(
-                f"{values[row, column]} in row {lines[row]}, {names[column]}: must be finite, at "
-                f"most {LARGEST:g}; leave out rows with missing values"
+                f"{table.place(row + 1)}, {names[column]}: missing, no number or more than "
+                f"{LARGEST:g}; write 1234.5 for 1,234.5 or 1234,5, leave out rows with gaps, or "
+                f"name the columns to use with {suggest('data.columns', 'A,B')}"
             )
-        for name, width in zip(names, np.ptp(values, axis=0), strict=True):
-            if width < 1 / LARGEST:
-                what = "leave that column out" if width == 0 else "use another unit"
-                raise ValueError(f"a range of {width:.3g} in {name}; {what}")
-    except Exception as error:  # numpy raises many types for damaged and foreign files
+    except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
         raise UserError(f"{name_setting('data.path', file)}: {one_line(error)}") from error
-    return values, names
+    if config.found:
+        check_same_data(config, _checksum(values))
+    return table._replace(values=values, names=names)
 
 
-def _unnamed(number: int) -> str:
-    return f"coordinate {number + 1}"
-
-
-def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
-    """Return the indices of the chosen columns, each given by its name or number; None: all."""
+def _choose(columns: str | None, names: list[str]) -> list[int]:
+    """Return the indices of the chosen columns, all given by name or all by number; None: all."""
     (wanted,) = csv.reader([columns or ""], skipinitialspace=True)
-    places = {str(number + 1): number for number in range(len(names))}
-    places |= {name: number for number, name in enumerate(names)}
-    for name in wanted:
-        if name not in places or names.count(name) > 1:
-            raise ValueError(f"data.columns: {name} must be one column of {list_names(names)}")
-    return [places[name] for name in wanted] or list(range(len(names)))
-
-
-def _read_csv(config: DataConfig) -> Table:
-    """Read a table with names in a first row, in a comment above, or without names; raise
-    ValueError for anything else."""
-    text = data_path(config).read_text(encoding="utf-8-sig")
-    table = re.sub(r"\A([^\S\n]*(#.*)?\n)*", "", text)
-    above = text[: len(text) - len(table)]  # comments and empty lines
-    separator = max(
-        SEPARATORS, key=lambda it: len(next(csv.reader(StringIO(table), delimiter=it), ""))
-    )
-    reader, skipped = csv.reader(StringIO(table), delimiter=separator), above.count("\n")
-    rows = ((skipped + reader.line_num, row) for row in reader if any(map(str.strip, row)))
-    begin = [*islice(rows, 2)]
-    if len(begin) < 2:
-        raise ValueError(f"no rows, must be at least {LEAST}")
-    texts = table.split()
-    is_pairs = all(re.fullmatch(r"-?\d+,\d+", text) for text in texts)
-    if is_pairs and any(re.match(r"-0,|-?\d+,0\d", text) for text in texts):  # -0 and 05
-        raise ValueError("decimal commas in its only column; write 0.5 for 0,5")
-    (top, first), (_, second) = begin
-    has_names = _is_header(first, second)
-    comments = [line.lstrip("# ") for line in above.split("\n") if line.strip()]
-    titles = first if has_names else next(csv.reader(comments[-1:], delimiter=separator), [])
-    titles = titles if len(titles) == len(first) else [""] * len(first)
-    names = [one_line(name) or _unnamed(n) for n, name in enumerate(titles)]
-    chosen, values, lines = _choose(config.columns, names), array("d"), array("q")
-    hint = f"numbers have a decimal point: 0.5; {suggest('data.columns', 'A,B')} leaves columns out"
-    for line, cells in chain(begin[has_names:], rows):
-        if len(cells) != len(names):
-            counts = f"{len(cells)} cells, but row {top} has {len(names)}"
-            raise ValueError(f"row {line}: {counts}; {hint}")
-        try:
-            values.extend([float(cells[n]) for n in chosen])
-        except ValueError:
-            bad = next(n for n in chosen if not _is_number(cells[n]))
-            what = f"row {line}, {names[bad]}: {cells[bad]!r} is no number"
-            raise ValueError(f"{what}; {hint}") from None
-        lines.append(line)
-    whole = np.array(values).reshape(-1, len(chosen))
-    return whole, tuple(names[n] for n in chosen), lines
-
-
-def _is_header(row: list[str], below: list[str]) -> bool:
-    """Whether the first row holds names: it has fewer numbers than the second, or it counts, as
-    pandas does without names, above an index or above numbers with a point."""
-    names = [name for name in row if name]
-    if names and all(map(str.isdecimal, names)):
-        first, count = int(names[0]), len(names)
-        is_count = names == [str(first + n) for n in range(count)] and (count > 1 or first == 0)
-        has_point = not any(map(str.isdecimal, below[-count:]))
-        return is_count and (has_point or not row[0])
-    numbers = [sum(_is_number(cell or "0") for cell in cells) for cells in (row, below)]
-    return numbers[0] < numbers[1] or not numbers[0]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    chosen = [n for one in wanted for n, name in enumerate(names) if one in (name, str(n + 1))]
+    if len({*chosen}) != len(wanted) or len({one in names for one in wanted}) > 1:
+        raise ValueError(
+            f"data.columns = {columns}: must be different columns of {list_names(names)}, all by "
+            "name or all by number, and none may be the name of one and the number of another"
+        )
+    return chosen or [*range(len(names))]
 
 
 def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
@@ -312,10 +250,8 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _read_array(config: DataConfig) -> Table:
-    """Read a table of numbers from :func:`load_arrays`."""
-    values = load_arrays(config)[0].astype(np.float64, casting="same_kind")
-    if values.ndim != 2:
-        return values, (), ()
-    chosen = _choose(config.columns, [_unnamed(number) for number in range(values.shape[1])])
-    names, rows = tuple(map(_unnamed, chosen)), range(1, len(values) + 1)
-    return np.ascontiguousarray(values[:, chosen]), names, rows
+    """Read a table of numbers from :func:`load_arrays`, perhaps with names as fields."""
+    array = load_arrays(config)[0]
+    names = column_names(array.dtype.names or [""] * math.prod(array.shape[1:]))
+    array = structured_to_unstructured(array) if array.dtype.names else array
+    return Table(array.astype(np.float64, casting="same_kind"), names)

@@ -120,7 +120,10 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     array = np.asarray(values)
     if array.dtype.kind == "O":
-        raise ValueError(f"{type(values).__name__} holds objects, must be an array of numbers")
+        raise ValueError(
+            f"{type(values).__name__} holds objects, must be an array of numbers; of a DataLoader "
+            "pass loader.dataset, of a dict or of rows with names one array, such as data['x']"
+        )
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 

@@ -1,0 +1,313 @@
+"""Tables in files: read as pandas and others wrote them, or refused by column and line."""
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nsgf.config.schema import DataConfig
+from nsgf.data.own import inspect_points, read_table
+from nsgf.system.errors import UserError
+from tests.data.own_files import own_points, write_csv, write_points
+
+UNNAMED = ("coordinate 1", "coordinate 2")
+EXACT = pd.DataFrame(own_points(20, 2), columns=["height", "weight"])
+FRAME = EXACT.round(9)  # pandas writes .xlsx with 16 digits
+WHOLE = pd.DataFrame({"a": range(5, 25), "b": np.arange(20) ** 2 % 7})
+ODD = FRAME.set_axis(['say "x", y', "Größe\n (cm)"], axis=1)
+WIDE = FRAME.assign(kind=["a;b, c", "d"] * 10)
+EXTREMES = pd.DataFrame({"big": 2.0 ** np.arange(20) * 1e144, "small": 5e-324 * np.arange(1, 21)})
+LONG = pd.DataFrame({"id": 2**63 + np.arange(20, dtype="u8"), "part": np.arange(20) / 3})
+
+
+def read(file: Path, **how) -> tuple[np.ndarray, tuple[str, ...]]:
+    return read_table(DataConfig(name="points", path=str(file), **how))
+
+
+def refused(file: Path, **how) -> str:
+    with pytest.raises(UserError) as refusal:
+        inspect_points(DataConfig(name="points", path=str(file), **how))
+    assert str(refusal.value).startswith(f"data.path = {file}: ")
+    return str(refusal.value)
+
+
+def notes_of(file: Path, **how) -> tuple[str, ...]:
+    return inspect_points(DataConfig(name="points", path=str(file), **how))[1]
+
+
+def written(file: Path, frame: pd.DataFrame, **how) -> Path:
+    """Write a table with pandas, without its index unless ``how`` says so."""
+    to_excel = lambda place, **how: frame.to_excel(place, **how)  # noqa: E731
+    to_csv = frame.to_csv
+    writer = {".parquet": frame.to_parquet, ".xlsx": to_excel}.get(file.suffix, to_csv)
+    writer(file, **({} if file.suffix == ".parquet" else {"index": False}) | how)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("frame", "suffix", "how", "names"),
+    [
+        (EXACT, ".csv", {}, None),
+        (EXACT, ".parquet", {}, None),
+        (FRAME, ".csv", {"sep": ";"}, None),
+        (FRAME, ".csv", {"sep": "\t"}, None),
+        (FRAME, ".csv", {"header": False}, UNNAMED),
+        (FRAME, ".csv", {"quoting": csv.QUOTE_ALL}, None),
+        (FRAME, ".csv", {"encoding": "utf-8-sig", "lineterminator": "\r\n"}, None),
+        (FRAME, ".csv", {"header": ["NA", "nan"]}, ("NA", "nan")),
+        (FRAME, ".csv", {"header": ["1_1", "1e5"]}, ("1_1", "1e5")),
+        (FRAME, ".csv", {"header": ["", "1"]}, ("coordinate 1", "1")),
+        (FRAME, ".csv", {"header": ["", ""]}, UNNAMED),
+        (FRAME, ".CSV", {}, None),
+        (FRAME, ".tsv", {"sep": "\t"}, None),
+        (FRAME, ".txt", {"sep": " "}, None),
+        (FRAME, ".txt", {"sep": " ", "header": False}, UNNAMED),
+        (FRAME, ".xlsx", {}, None),
+        (FRAME, ".xlsx", {"header": False}, UNNAMED),
+        (FRAME[["height"]].rename(columns={"height": "height (cm)"}), ".csv", {}, None),
+        (FRAME[["weight"]], ".xlsx", {}, None),
+        (FRAME.convert_dtypes(), ".csv", {}, None),
+        (FRAME.astype("float32"), ".parquet", {}, None),
+        (FRAME.set_axis(pd.date_range("2020", periods=20)), ".parquet", {}, None),
+        (WHOLE, ".csv", {}, None),
+        (WHOLE, ".csv", {"float_format": "%.3e"}, None),
+        (WHOLE.astype("Int64"), ".parquet", {}, None),
+        (WHOLE.astype("category"), ".parquet", {}, None),
+        (WHOLE.astype("category"), ".csv", {}, None),
+        (WHOLE, ".xlsx", {}, None),
+        (WHOLE.assign(b=WHOLE["b"] > 3), ".csv", {}, None),
+        (WHOLE.assign(b=WHOLE["b"] > 3), ".xlsx", {}, None),
+        (WHOLE.assign(b=WHOLE["b"] > 3), ".parquet", {}, None),
+        (WHOLE.set_axis([2020, 2021], axis=1), ".parquet", {}, ("2020", "2021")),
+        (ODD, ".csv", {}, ('say "x", y', "Größe (cm)")),
+        (ODD, ".csv", {"sep": ";"}, ('say "x", y', "Größe (cm)")),
+        (ODD, ".parquet", {}, ('say "x", y', "Größe (cm)")),
+        (ODD, ".xlsx", {}, ('say "x", y', "Größe (cm)")),
+        (EXTREMES, ".csv", {}, None),
+        (EXTREMES, ".parquet", {}, None),
+        (LONG, ".csv", {}, None),
+        (LONG, ".parquet", {}, None),
+    ],
+)
+def test_tables_of_pandas_keep_their_values_and_names(frame, suffix, how, names, tmp_path):
+    values, found = read(written(tmp_path / f"x{suffix}", frame, **how))
+    assert found == (names or tuple(frame.columns))
+    assert values.dtype == np.float64
+    np.testing.assert_array_equal(values, frame.to_numpy(np.float64))
+
+
+def test_an_index_is_a_column_until_it_is_left_out(tmp_path):
+    for name in ("x.csv", "x.xlsx"):
+        file = written(tmp_path / name, FRAME, index=True)
+        values, names = read(file)
+        assert names == ("coordinate 1", "height", "weight")
+        assert np.array_equal(values[:, 0], range(20))
+        (line,) = [note for note in notes_of(file) if "counts the rows" in note]
+        assert "data.columns='height, weight'" in line
+        assert np.array_equal(read(file, columns="height, weight")[0], FRAME)
+    again = written(tmp_path / "again.csv", pd.read_csv(tmp_path / "x.csv"))
+    assert read(again)[1] == ("Unnamed: 0", "height", "weight")
+    assert "Unnamed: 0 counts the rows" in str(notes_of(again))
+
+
+def with_cell(value, column: int = 1, frame: pd.DataFrame = FRAME) -> pd.DataFrame:
+    """The table with another value in row 7 from 0 on."""
+    frame = frame.astype(object)
+    frame.iat[7, column] = value
+    return frame
+
+
+GAPS = [
+    (with_cell(None), "x.csv", {}, "line 9, weight"),
+    (with_cell(None), "x.xlsx", {}, "line 9, weight"),
+    (with_cell(None).astype("float64"), "x.parquet", {}, "row 8, weight"),
+    (with_cell(None).astype("Float64"), "x.parquet", {}, "row 8, weight"),
+    (with_cell(None), "x.csv", {"na_rep": "NA"}, "line 9, weight"),
+    (with_cell(None, 0, FRAME[["height"]]), "x.csv", {}, "line 9, height"),
+    (with_cell(None, 0, with_cell(None)), "x.csv", {}, "line 9, height"),
+    (with_cell(None, 0, with_cell(None)), "x.csv", {"header": False}, "line 8, coordinate 1"),
+    (with_cell(None, 0, with_cell(None)), "x.xlsx", {}, "line 9, height"),
+    (with_cell("oops"), "x.csv", {}, "line 9, weight"),
+    (with_cell("oops"), "x.xlsx", {}, "line 9, weight"),
+    (with_cell(np.inf), "x.csv", {}, "line 9, weight"),
+    (with_cell("1_000"), "x.csv", {}, "line 9, weight"),
+    (with_cell("1,234.5"), "x.csv", {}, "line 9, weight.* 1234.5 for 1,234.5"),
+    (FRAME, "x.csv", {"sep": ";", "decimal": ","}, "line 2, .* for .*1234,5"),
+    (FRAME, "x.tsv", {"sep": "\t", "decimal": ","}, "line 2, height"),
+    (FRAME, "x.csv", {"decimal": ",", "quoting": csv.QUOTE_ALL}, "line 2, height"),
+    (WHOLE.assign(b=WHOLE["b"] * 1j), "x.csv", {}, "line 2, b"),
+    (WHOLE.assign(b=pd.date_range("2020", periods=20)), "x.csv", {}, "line 2, b"),
+    (WHOLE.assign(b=pd.date_range("2020", periods=20)), "x.parquet", {}, "row 1, b"),
+    (WHOLE.assign(b=pd.date_range("2020", periods=20)), "x.xlsx", {}, "line 2, b"),
+    (WHOLE.assign(b=pd.to_timedelta(range(20))), "x.parquet", {}, "row 1, b"),
+    (WIDE, "x.csv", {}, "line 2, kind"),
+    (WIDE.assign(kind=with_cell("a\nb", 2, WIDE)["kind"]), "x.csv", {}, "line 2, kind"),
+    (ODD.assign(b=with_cell("oops")["weight"]), "x.csv", {}, "line 10, b"),
+    (ODD.assign(b=with_cell("oops")["weight"]), "x.xlsx", {}, "line 9, b"),
+    (pd.concat({"one": FRAME}, axis=1), "x.csv", {}, "line 2, one"),
+    (FRAME[:15], "x.csv", {}, "16"),
+    (FRAME[:0], "x.xlsx", {}, "x.xlsx"),
+    (pd.DataFrame({"a": range(20), "b": 7}), "x.csv", {}, "in b;"),
+]
+
+
+@pytest.mark.parametrize(("frame", "name", "how", "what"), GAPS)
+def test_cells_that_are_no_numbers_are_refused_by_column_and_line(frame, name, how, what, tmp_path):
+    assert re.search(what, refused(written(tmp_path / name, frame, **how)))
+
+
+ROWS = [f"{number},{number * number}" for number in range(20)]
+REALS = [f"{number}.5,{number * number}.25" for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"),
+    [
+        ([*ROWS, "1"], "line 21, coordinate 2"),
+        (["# note", "", *ROWS, "1,2,3"], "line 23, saw 3"),
+        (["# note", "", '"a\n(cm)",b', *ROWS, "1,", "2,3"], "line 25, b"),
+        (["a,b", *ROWS, "", "2,3"], "line 22, a"),
+        (["a,b,c", *(f'{n},{n},"x\ny"' for n in range(20)), "1,oops,x"], "line 42, b"),
+        (["title", *ROWS], "line 2, title"),
+        ([f"{n},{n % 4}5" for n in range(20)], "decimal"),
+        ([f"{n},0{n % 4}" for n in range(20)], "decimal"),
+        (["a,b"], "x.csv"),
+        ([""], "data"),
+    ],
+)
+def test_rows_are_numbered_as_the_lines_of_their_file(lines, what, tmp_path):
+    columns = "a,b" if lines[0] == "a,b,c" else None
+    assert what in refused(write_csv(tmp_path / "x.csv", *lines), columns=columns)
+
+
+@pytest.mark.parametrize("text", ["Größe,b\n", "a,b\n"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_other_encodings_are_refused_by_name(text, encoding, tmp_path):
+    (tmp_path / "x.csv").write_bytes((text + "\n".join(ROWS)).encode(encoding))
+    if (text, encoding) != ("a,b\n", "latin-1"):
+        assert "UTF-8" in refused(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        (["# a,b"], ("a", "b")),
+        (["# by hand; in cm", "", "#a,b"], ("a", "b")),
+        (["# by hand", "", "a, b"], ("a", "b")),
+        (["# by hand"], UNNAMED),
+        ([], UNNAMED),
+    ],
+)
+def test_comments_may_stand_above_the_points(head, names, tmp_path):
+    """As numpy writes them."""
+    values, found = read(write_csv(tmp_path / "x.csv", *head, *REALS, "", ""))
+    assert found == names
+    assert values.tolist() == [[n + 0.5, n * n + 0.25] for n in range(20)]
+    np.savetxt(tmp_path / "x.txt", values, header="a b")
+    again, found = read(tmp_path / "x.txt")
+    assert found == ("a", "b")
+    assert np.array_equal(again, values)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".xlsx"])
+@pytest.mark.parametrize(
+    ("first", "header", "is_named"),
+    [
+        (("a", "7"), "auto", True),
+        (("1_1", "1_2"), "auto", True),
+        (("400", "410"), "auto", False),
+        (("400.5", "401.5"), "auto", False),
+        (("400", "410"), True, True),
+        (("5", "x"), False, False),
+    ],
+)
+def test_the_program_says_what_the_first_row_is(first, header, is_named, suffix, tmp_path):
+    rows = pd.DataFrame([first, *(row.split(",") for row in REALS)])
+    if suffix == ".xlsx":
+        rows = rows.map(lambda cell: float(cell) if cell.replace(".", "").isdecimal() else cell)
+    file = written(tmp_path / f"x{suffix}", rows, header=False)
+    if first[1] == "x" and not header:
+        assert "line 1, coordinate 2" in refused(file, header=header)
+        return
+    values, names = read(file, header=header)
+    assert len(values) == 21 - is_named
+    assert (names == first) is is_named
+    line = f"first row taken as names: {first[0]}, {first[1]}"
+    if not is_named:
+        line = "first row taken as a point; if it has names: data.header=true"
+    assert f"data: {line}" in notes_of(file, header=header)
+
+
+@pytest.mark.parametrize(
+    ("titles", "columns", "chosen"),
+    [
+        ("id,kind,b,a", None, None),
+        ("id,kind,b,a", "a, b", "ab"),
+        ("id,kind,b,a", "4", "a"),
+        ("id,kind,b,a", "4,1", ["a", "id"]),
+        ("id,kind,b,a", "c", None),
+        ("id,kind,b,a", "a,3", None),
+        ("id,kind,b,a", "5", None),
+        ("id,kind,b,a", "a,a", None),
+        ("id,kind,b,a", "4,4", None),
+        ("id,kind,b,2020", "2020", ["2020"]),
+        ("id,kind,b,2020", "4", ["2020"]),
+        ("id,4,b,a", "1,3,4", None),
+        ("id,4,b,a", "4,id", None),
+        ("id,x,b,4", "1,3,4", None),
+        ("b,x,b,a", "b", None),
+        ("b,x,b,a", "1,4", "ba"),
+        ('"id,b",x,c,a', '"id,b",a', ["id,b", "a"]),
+    ],
+)
+def test_columns_are_chosen_all_by_name_or_all_by_number(titles, columns, chosen, tmp_path):
+    columns_of = {"id": 0, "b": 2, "a": 3, "2020": 3, "id,b": 0}
+    file = write_csv(tmp_path / "x.csv", titles, *(f"{n},x,{n * n},{-n}" for n in range(20)))
+    if chosen is None:
+        assert "data.columns" in refused(file, columns=columns)
+        return
+    values, names = read(file, columns=columns)
+    assert names == tuple(chosen)
+    whole = np.array([[n, 0, n * n, -n] for n in range(20)])
+    picked = [0, 3] if columns == "1,4" else [columns_of[name] for name in chosen]
+    assert np.array_equal(values, whole[:, picked])
+
+
+def test_all_types_of_files_hold_the_same_points(tmp_path):
+    """By their checksum runs of earlier versions find their points again."""
+    points = own_points()
+    np.save(tmp_path / "a.npy", points)
+    np.savez(tmp_path / "b.npz", anything=points)
+    write_csv(tmp_path / "c.csv", *(",".join(map(repr, row)) for row in points.tolist()))
+    np.save(tmp_path / "d.npy", np.asfortranarray(points).astype(">f8"))
+    np.savetxt(tmp_path / "e.txt", points)
+    for file in tmp_path.iterdir():
+        found, _ = inspect_points(DataConfig(name="points", path=str(file)))
+        assert found.names == ["coordinate 1", "coordinate 2", "coordinate 3"]
+        assert found.checksum == "054dd0607581"
+    whole = np.arange(60).reshape(20, 3).astype("int8")
+    assert np.array_equal(read(write_points(tmp_path / "x.npy", whole))[0], whole.astype(float))
+
+
+@pytest.mark.parametrize(("suffix", "package"), [("parquet", "pyarrow"), ("xlsx", "openpyxl")])
+def test_a_missing_package_is_named(suffix, package, tmp_path, monkeypatch):
+    file = written(tmp_path / f"x.{suffix}", FRAME)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert package in refused(file)
+
+
+@pytest.mark.e2e
+def test_pandas_is_imported_only_for_tables(tmp_path):
+    file = write_points(tmp_path / "x.npy")
+    code = (
+        "import sys, nsgf.api.train; from nsgf.config.schema import DataConfig; "
+        "from nsgf.data.own import inspect_points; "
+        f"inspect_points(DataConfig(name='points', path={str(file)!r})); "
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
