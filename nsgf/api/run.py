@@ -21,6 +21,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import Layer, build, values
 from nsgf.config.values import expand_path, read_flag, to_plain
 from nsgf.data import axes_of, build_source, data_classes, data_shape, in_units
+from nsgf.data.images import unit_bytes
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.models import OwnNetwork, make_own
 from nsgf.phases import find_way, load_sampler
@@ -152,10 +153,11 @@ class Run:
 
     @from_python({})
     def report(self, file: str | PathLike[str]) -> Path:
-        """Write the page of ``nsgf report``, and return its path; errors as for the command."""
+        """Write the page of ``nsgf report``, and return its path; errors as for the command. Raise
+        UserError if the file does not end in .html."""
         copy = expand_path("file", file)
-        if copy.is_dir():
-            raise UserError(f"file = {file}: is a folder")
+        if copy.suffix.lower() != ".html" or copy.is_dir():
+            raise UserError(f"file = {file}: must end in .html, and be no folder")
         ensure_writable(copy.parent, "file")
         page, *_ = report_run(self.config, self._checkpoints("report"))
         write_text(copy, Path(page).read_text("utf-8"))
@@ -172,12 +174,16 @@ class Run:
     @from_python({})
     def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
         """Write images (N, C, H, W) in [-1, 1] as a grid into one PNG file, and return its path.
-        Raise UserError for other tensors, or a file that does not end in .png."""
+        Raise UserError for other shapes or values, or a file that does not end in .png."""
         images, png = to_tensor("samples", samples), expand_path("file", file)  # type: ignore[arg-type]
         is_right = images.ndim == 4 and images.shape[1] in range(1, 5) and images.numel() > 0
         if not is_right or not images.is_floating_point():
             shown = f"{images.dtype} {[*images.shape]}"
             raise UserError(f"samples: {shown}, must be floats (N, C, H, W), C 1 to 4")
+        try:
+            unit_bytes(images)
+        except ValueError as error:
+            raise UserError(f"samples: {error}") from error
         if png.suffix.lower() != ".png" or not png.parent.is_dir():
             raise UserError(f"file = {file}: must end in .png, in a folder that exists")
         save_grid(images, png)

@@ -18,6 +18,8 @@ from nsgf.config.schema import DataConfig
 from nsgf.system.errors import UserError, one_line, suggest
 
 FAKE_IMAGES = 512
+SLACK = 1e-3
+"""Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,17 @@ def to_bytes(images: Tensor) -> Tensor:
     return images.clamp(-1, 1).add(1.0).mul(127.5).round().to(torch.uint8)
 
 
+def unit_bytes(images: Tensor) -> Tensor:
+    """Convert floats in [-1, 1] to uint8; raise ValueError if they have another range."""
+    low, high = map(float, images.aminmax())
+    if not (-1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
+        raise ValueError(
+            f"values from {low:g} to {high:g}, floats must be in [-1, 1] with some below 0; for "
+            "values in [0, 1] use 2 * images - 1"
+        )
+    return to_bytes(images)
+
+
 def _digits() -> tuple[Tensor, Tensor]:
     """Return scikit-learn's digits, uint8, (N, 1, 8, 8), and their labels, (N,)."""
     from sklearn.datasets import load_digits
@@ -128,14 +141,17 @@ def _digits() -> tuple[Tensor, Tensor]:
 
 
 def _mnist(config: DataConfig, name: str) -> Tensor:
-    """Return the uint8 values of a file of MNIST, which may be compressed, or have its name on
-    Kaggle."""
+    """Return the uint8 values of a file of MNIST, which may be compressed, and have the names and
+    folders of common copies."""
     from torchvision.datasets import MNIST
 
     root = data_root(config)
     raw = root / "MNIST" / "raw"
     names = [one + end for one in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")]
-    files = [folder / one for folder in (raw, root) for one in names]
+    names += [f"{one}/{one}" for one in names]  # an archive that was unpacked into its own folder
+    # only these: FashionMNIST has the same names in its folder
+    folders = (raw, root, raw.parent, root / "mnist")
+    files = [folder / one for folder in folders for one in names]
     file = next(filter(Path.is_file, files), None)
     if file is None:
         MNIST(root, download=config.download)

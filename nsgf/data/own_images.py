@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from io import BytesIO
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data.images import ImageSet, to_bytes
+from nsgf.data.images import ImageSet, unit_bytes
 from nsgf.data.own import (
     LEAST,
     Found,
@@ -39,47 +40,49 @@ from nsgf.system.output import format_bytes
 T = TypeVar("T")
 LEAST_OF_CLASS = 10
 """Smallest number of images in each class."""
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
 """Formats that Pillow may read; it would start programs for some of the others."""
-SUFFIXES = (
-    *(".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".webp"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff"),
-)
 GREY = "1LI"
 """First letters of Pillow's modes without colour; those with an I hold 16 bits a pixel."""
 CHANNELS, LEAST_SIDE = range(1, 5), 4
 """Numbers of channels of images in a file, and the least pixels of a side."""
 BLOCK_BYTES = 2**26
 """Bytes of an array that are read together."""
-SLACK = 1e-3
-"""Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
 
-def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
-    """Return the images below a folder, relative to it and sorted, without hidden and broken ones;
-    raise UserError if there is no such folder, or too few images in it. Links are followed, except
-    to a folder that they lie in."""
+def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], Counter[str]]:
+    """Return the images below a folder, relative to it and sorted, without hidden and broken ones,
+    and the number of all other files by ending. Raise UserError if there is no such folder, or too
+    few images in it. Links are followed, except to a folder that they lie in."""
+    from PIL import Image
+
     if not root.is_dir():
         raise UserError(
             f"{name_setting('data.path', root)}: no such folder; name a folder of images or a file "
             f".npz or .npy, or a file of points with {suggest('exp', 'points')}"
         )
-    home, images = root.resolve(), list[Path]()
+    home = root.resolve()
+    endings = {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
+    images = list[Path]()
+    others = Counter[str]()
     for base, folders, names in os.walk(home, followlinks=True):
         place = Path(base)
         above = {os.path.realpath(one) for one in (place, *place.parents)} if folders else set()
         shown = [name for name in folders if not name.startswith(".")]
         folders[:] = [name for name in shown if os.path.realpath(place / name) not in above]
         files = [place / name for name in names if not name.startswith(".")]
-        files = [one for one in files if one.suffix.lower() in SUFFIXES and one.is_file()]
-        images += [one.relative_to(home) for one in files]
+        for file in filter(Path.is_file, files):
+            if file.suffix.lower() in endings:
+                images.append(file.relative_to(home))
+            else:
+                others[file.suffix.lower() or "without ending"] += 1
     images = [one for one in images if one_line(one.as_posix()) not in broken]
     if len(images) < LEAST:
         raise UserError(
             f"{name_setting('data.path', root)}: {len(images)} images in it, must be at least "
             f"{LEAST} of {', '.join(FORMATS)}; name a folder with more"
         )
-    return sorted(images, key=lambda file: file.parts)
+    return sorted(images, key=lambda file: file.parts), others
 
 
 def is_array(config: DataConfig) -> bool:
@@ -94,68 +97,94 @@ def inspect_images(config: DataConfig) -> Inspection:
         UserError: there is no such folder or file, or what is in it cannot be used as images.
     """
     inspect = _inspect_array if is_array(config) else _inspect_folder
-    found, is_plain, notes = inspect(config)
+    found, different, is_plain, notes = inspect(config)
     if is_plain:
         where = name_setting("data.path", config.path)
         raise UserError(f"{where}: all pixels of all images are equal")
-    shape, memory = " x ".join(map(str, found.shape)), found.samples * math.prod(found.shape)
+    shape = " x ".join(map(str, found.shape))
+    memory = format_bytes(found.samples * math.prod(found.shape))
     if broken := found.broken:
-        notes.append(f"data: left out {len(broken)} broken images: {list_names(broken, 5)}")
-    notes.append(f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}")
+        notes.append(f"left out {len(broken)} broken images: {list_names(broken, 5)}")
+    if copies := found.samples - different:
+        notes.append(f"{copies} images are copies of others")
+    notes.append(f"{found.samples} images of {config.path}, {shape}, {memory}")
     if (channels := found.shape[0]) in (2, 4):
         notes.append(
-            f"data: pictures and features show only the first {channels - 1} of {channels} channels"
+            f"pictures and features show only the first {channels - 1} of {channels} channels"
         )
     if classes := found.class_names:
-        notes.append(f"data: {len(classes)} classes: {list_names(classes)}")
-    return found, tuple(notes)
+        notes.append(f"{len(classes)} classes: {list_names(classes)}")
+    return found, tuple(f"data: {note}" for note in notes)
 
 
-def _inspect_array(config: DataConfig) -> tuple[Found, bool, list[str]]:
-    """Return what is found in a file, whether all pixels are equal, and lines about it."""
+def _inspect_array(config: DataConfig) -> tuple[Found, int, bool, list[str]]:
+    """Return what is found in a file, the number of different images, whether all pixels are equal,
+    and lines about it."""
     images, _, names, checksum = _read_arrays(config)
     count, *shape = images.shape
     if config.size not in (None, shape[1]):
         raise UserError(f"data.size = {config.size}: must be {shape[1]}, as in {config.path}")
-    is_plain = all(bool((part == images[0, :, :1, :1]).all()) for part in _blocks(images.numpy()))
-    return Found(count, shape, checksum, len(names), class_names=names), is_plain, []
+    is_plain = True
+    contents = set[int]()
+    for part in _blocks(images.numpy()):
+        is_plain = is_plain and bool((part == images[0, :, :1, :1].numpy()).all())
+        contents.update(hash(image.tobytes()) for image in part)
+    found = Found(count, shape, checksum, len(names), class_names=names)
+    return found, len(contents), is_plain, []
 
 
-def _inspect_folder(config: DataConfig) -> tuple[Found, bool, list[str]]:
+def _inspect_folder(config: DataConfig) -> tuple[Found, int, bool, list[str]]:
     """Return what is found in a folder, as :func:`_inspect_array`."""
-    root, digest, size = data_path(config), hashlib.sha256(), config.size or 32
-    broken, are_grey, largest, colour, is_plain = list[str](), True, 0, None, True
+    root = data_path(config)
+    digest = hashlib.sha256()
+    side = config.size or 32
+    broken, notes = list[str](), list[str]()
+    seen = list[tuple[bool, int, tuple[int, int], int]]()
+    colour: Tensor | None = None
+    is_plain = True
 
-    def inspect(image: Any) -> tuple[bool, int, Tensor | None]:
-        """Return whether Pillow's image has no colour, the largest value of 16 bits, else 0, and
-        its pixels if they are needed; raise ValueError for pixels without a known range."""
+    def inspect(image: Any) -> tuple[bool, int, tuple[int, int]]:
+        """Return whether Pillow's image has no colour, its largest value of 16 bits, else 0, and
+        its size; decode it if needed. Raise ValueError for pixels without a known range."""
+        nonlocal colour, is_plain
         if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
             raise ValueError("its pixels are floats, signed or of 32 bits; save 8 or 16 bits")
         highest = int(np.max(image)) if image.mode[0] == "I" else 0
-        is_needed = is_plain or config.skip_broken
-        return image.mode[0] in GREY, highest, _pixels(image, 3, size) if is_needed else None
+        about = image.mode[0] in GREY, highest, image.size
+        if is_plain or config.skip_broken:
+            pixels = _pixels(image, 3, side)
+            colour = pixels[:, :1, :1] if colour is None else colour
+            is_plain = is_plain and bool((pixels == colour).all())
+        return about
 
-    for file in (files := find_images(root)):
+    files, others = find_images(root)
+    for file in files:
         try:
-            is_grey, highest, pixels = _decode(root, file, digest, inspect)
+            about, content = _decode(root, file, digest, inspect)
+            seen.append((*about, content))
         except UserError:
             if not config.skip_broken:
                 raise
             broken.append(one_line(file.as_posix()))
-            continue
-        are_grey, largest = are_grey and is_grey, max(largest, highest)
-        if is_plain and pixels is not None:
-            colour = pixels[:, :1, :1] if colour is None else colour
-            is_plain = bool((pixels == colour).all())
-    files = find_images(root, broken) if broken else files
-    counts = Counter(_folders(files))
-    has_classes = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
-    classes = [repr(name)[1:-1] for name in sorted(counts)] if has_classes else []  # printable
-    shape, checksum = [1 if are_grey else 3, size, size], digest.hexdigest()[:12]
+    if broken:
+        files, _ = find_images(root, broken)
+    greys, levels, sizes, contents = zip(*seen, strict=True)
+    if others:
+        counts = [f"{count} {ending}" for ending, count in others.most_common()]
+        notes.append(f"left out {others.total()} other files: {list_names(counts)}")
+    if small := [size for size in sizes if min(size) < side]:
+        least = "{} x {}".format(*min(small))
+        notes.append(
+            f"{len(small)} images are enlarged to {side} pixels, the smallest from {least}"
+        )
+    if 0 < max(levels) < 2**15:
+        wider = f"multiply them by {(2**16 - 1) // max(levels)}"
+        notes.append(f"all 16-bit values are at most {max(levels)}, so images are dark; {wider}")
+    classes, lines = _find_classes(root, files)
+    shape = [1 if all(greys) else 3, side, side]
+    checksum = digest.hexdigest()[:12]
     found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=broken)
-    is_dark, wider = 0 < largest < 2**15, f"multiply them by {(2**16 - 1) // max(1, largest)}"
-    notes = [f"data: all 16-bit values are at most {largest}, so images are dark; {wider}"]
-    return found, is_plain, notes * is_dark
+    return found, len(set(contents)), is_plain, notes + lines
 
 
 def _usable(config: DataConfig) -> list[Path]:
@@ -163,13 +192,33 @@ def _usable(config: DataConfig) -> list[Path]:
     broken = read_found(config).broken
     if broken is None and config.skip_broken:
         broken = _inspect_folder(config)[0].broken
-    return find_images(data_path(config), broken or ())
+    return find_images(data_path(config), broken or ())[0]
 
 
 def _folders(files: list[Path]) -> list[str]:
-    """Return the first subfolder of each image; nothing if an image lies in none."""
-    names = [file.parts[0] for file in files if len(file.parts) > 1]
-    return names if len(names) == len(files) else []
+    """Return the first subfolder of each image that lies in one."""
+    return [file.parts[0] for file in files if len(file.parts) > 1]
+
+
+def _find_classes(root: Path, files: list[Path]) -> tuple[list[str], list[str]]:
+    """Return the subfolders that are the classes, and lines on those that are not."""
+    counts = Counter(_folders(files))
+    deeper = Counter(name for name, _ in {file.parts[:2] for file in files if len(file.parts) > 2})
+    name, least = min(counts.items(), key=itemgetter(1), default=("", 0))
+    notes = []
+    if counts and all(deeper[name] > 1 for name in counts):
+        place = suggest("data.path", root / name)
+        notes.append(
+            f"subfolders one level deeper are not used as classes; to use them say {place}"
+        )
+    if len(counts) < 2:
+        return [], notes
+    if outside := len(files) - counts.total():
+        return [], [f"subfolders are not used as classes: {outside} images lie outside of them"]
+    if least < LEAST_OF_CLASS:
+        few = f"{name} has {least} images, must be at least {LEAST_OF_CLASS}"
+        return [], [f"subfolders are not used as classes: {few}"]
+    return [repr(name)[1:-1] for name in sorted(counts)], notes  # printable
 
 
 def image_set(config: DataConfig) -> ImageSet:
@@ -214,12 +263,36 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
     places = dict(zip(chosen, images, strict=True))
     for number, file in enumerate(files):
         if number in places:
-            pixels = _decode(root, file, digest, lambda image: _pixels(image, channels, size))
+            pixels, _ = _decode(root, file, digest, lambda image: _pixels(image, channels, size))
             places[number].copy_(pixels)
         else:
             _decode(root, file, digest, lambda _: None)
     check_same_data(config, digest.hexdigest()[:12])
     return images
+
+
+def watch_file(config: DataConfig) -> Callable[[], None]:
+    """Return a function that raises UserError if the images are mapped from a file that has changed
+    since this call. Pages that a shorter file no longer has would end the process."""
+    file = data_path(config) if config.name == "images" else Path()
+    is_mapped = file.suffix.lower() == ".npy" and not config.held_out
+
+    def state() -> tuple[int, int] | None:
+        if not (is_mapped and file.exists()):
+            return None
+        found = file.stat()
+        return found.st_size, found.st_mtime_ns
+
+    before = state()
+
+    def check() -> None:
+        if state() != before:
+            raise UserError(
+                f"{name_setting('data.path', file)}: has changed while it was used; restore it and "
+                "resume, or train a new run"
+            )
+
+    return check
 
 
 def _check_memory(setting: str, count: int, shape: Sequence[int], remedy: str) -> None:
@@ -241,9 +314,9 @@ def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
     return torch.from_numpy(labels)[split_rows(config, len(labels))[held_out]]
 
 
-def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> T:
-    """Return ``read(image)``, where Pillow has not decoded ``image`` yet, and add name and content
-    of the file to a digest; raise UserError for a file that cannot be read."""
+def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> tuple[T, int]:
+    """Return ``read(image)``, where Pillow has not decoded ``image`` yet, and a hash of the file's
+    content; add name and content to a digest. Raise UserError for a file that cannot be read."""
     from PIL import Image
 
     try:
@@ -258,7 +331,7 @@ def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> T:
     name = file.as_posix().encode("utf-8", "surrogateescape")
     digest.update(b"%d %s %d " % (len(name), name, len(content)))
     digest.update(content)
-    return value
+    return value, hash(content)
 
 
 def _pixels(image: Any, channels: int, size: int) -> Tensor:
@@ -316,18 +389,14 @@ def image_bytes(images: np.ndarray) -> np.ndarray:
         )
     if images.dtype == np.uint8:
         return images
-    low, high = images.min(), images.max()
-    if not (-1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
-        raise ValueError(
-            f"images: values from {low:g} to {high:g}, floats must be in [-1, 1] with some below "
-            "0; for values in [0, 1] use 2 * images - 1"
-        )
-    return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
+    return unit_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
 
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
     """Return the names of the K classes, in their order, and the classes of ``count`` images as
     numbers 0 to K - 1, int64, (N,); raise ValueError for other labels, or too few of a class."""
+    if labels.shape == (count, 1):  # as of MedMNIST
+        labels = labels[:, 0]
     is_wrong = labels.shape != (count,) or labels.dtype.kind not in "iuU"
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     has_gaps = labels.dtype.kind != "U" and values.tolist() != list(range(len(values)))
