@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from nsgf.config.schema import OF_PHASES, Config, OptimConfig, PhaseName
-from nsgf.config.settings import find_contradictions, nest, values
+from nsgf.config.schema import Config, OptimConfig, PhaseName
+from nsgf.config.settings import find_contradictions, nest
 from nsgf.data import Data
 from nsgf.models import OwnNetwork
 from nsgf.phases import Phase, get_phases
@@ -110,8 +110,7 @@ def train(
         settings = keep_precision(config, run, device) if run else config
         plan = training_plan(settings, names, device, run, world, restarts, network)
         if run and not names:
-            of_others = {*OF_PHASES} - {*config.phases}
-            sections = {key.partition(".")[0] for key in values(config)} - of_others
+            sections = {"train", "sampling", *config.phases}  # of others they cannot differ
             ignored = find_contradictions(nest(run.read_settings()), config, sections)
             plan += ["nothing is left to train", *(f"ignored: {text}" for text in ignored)]
         world.wait()  # all processes must read checkpoints before the first one renames them

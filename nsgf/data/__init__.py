@@ -20,7 +20,7 @@ from nsgf.data.own import (
     read_points,
     split_rows,
 )
-from nsgf.data.own_images import image_set, inspect_images, watch_file
+from nsgf.data.own_images import file_state, image_set, inspect_images
 from nsgf.data.points import INDICES, POINT_SETS, TIMES, Gaussian, PointSet
 from nsgf.data.samplers import (
     ClassSampler,
@@ -31,7 +31,7 @@ from nsgf.data.samplers import (
     Sampler,
     class_labels,
 )
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, name_setting
 from nsgf.system.seeding import derive_seed, make_generator
 
 __all__ = ["ClassSampler", "ImageSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler"]
@@ -126,7 +126,7 @@ class Data:
             self._rows = target.standardised(self.points)
         elif isinstance(target, ImageSet):
             generator = make_generator(seed, "fake")
-            self._check = watch_file(config)  # before the images are read
+            self._file_state = file_state(config)  # before the images are read
             self.images = target.fake_images(generator) if config.fake else target.images(config)
             if self.classes:
                 self.labels = target.labels(config, len(self.images))
@@ -152,6 +152,14 @@ class Data:
             return RowSampler(self._rows, seed)
         assert self.images is not None
         return ImageSampler(self.images, seed, flip=self._config.flip, check=self._check)
+
+    def _check(self) -> None:
+        """Raise UserError if a file has changed that images are read from."""
+        if file_state(self._config) != self._file_state:
+            raise UserError(
+                f"{name_setting('data.path', self._config.path)}: has changed while it was used; "
+                "restore it and resume, or train a new run"
+            )
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
         """Return a sampler of mu* class by class, ``run`` successive samples of each, with random

@@ -18,8 +18,6 @@ from nsgf.config.schema import DataConfig
 from nsgf.system.errors import UserError, one_line, suggest
 
 FAKE_IMAGES = 512
-SLACK = 1e-3
-"""Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
 
 @dataclass(frozen=True)
@@ -118,17 +116,6 @@ def to_bytes(images: Tensor) -> Tensor:
     """Convert floats in [-1, 1] (clipped) to uint8 in [0, 255], the inverse of
     :func:`to_unit_range`."""
     return images.clamp(-1, 1).add(1.0).mul(127.5).round().to(torch.uint8)
-
-
-def unit_bytes(images: Tensor) -> Tensor:
-    """Convert floats in [-1, 1] to uint8; raise ValueError if they have another range."""
-    low, high = map(float, images.aminmax())
-    if not (-1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
-        raise ValueError(
-            f"values from {low:g} to {high:g}, floats must be in [-1, 1] with some below 0; for "
-            "values in [0, 1] use 2 * images - 1"
-        )
-    return to_bytes(images)
 
 
 def _digits() -> tuple[Tensor, Tensor]:

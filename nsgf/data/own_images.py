@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from io import BytesIO
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data.images import ImageSet, unit_bytes
+from nsgf.data.images import ImageSet, to_bytes
 from nsgf.data.own import (
     LEAST,
     Found,
@@ -46,8 +46,8 @@ GREY = "1LI"
 """First letters of Pillow's modes without colour; those with an I hold 16 bits a pixel."""
 CHANNELS, LEAST_SIDE = range(1, 5), 4
 """Numbers of channels of images in a file, and the least pixels of a side."""
-BLOCK_BYTES = 2**26
-"""Bytes of an array that are read together."""
+SLACK = 1e-3
+"""Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
 
 def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], Counter[str]]:
@@ -97,16 +97,13 @@ def inspect_images(config: DataConfig) -> Inspection:
         UserError: there is no such folder or file, or what is in it cannot be used as images.
     """
     inspect = _inspect_array if is_array(config) else _inspect_folder
-    found, different, is_plain, notes = inspect(config)
-    if is_plain:
-        where = name_setting("data.path", config.path)
-        raise UserError(f"{where}: all pixels of all images are equal")
+    found, different, notes = inspect(config)
     shape = " x ".join(map(str, found.shape))
     memory = format_bytes(found.samples * math.prod(found.shape))
     if broken := found.broken:
         notes.append(f"left out {len(broken)} broken images: {list_names(broken, 5)}")
-    if copies := found.samples - different:
-        notes.append(f"{copies} images are copies of others")
+    if different < found.samples:
+        notes.append(f"{found.samples - different} images are copies of others")
     notes.append(f"{found.samples} images of {config.path}, {shape}, {memory}")
     if (channels := found.shape[0]) in (2, 4):
         notes.append(
@@ -117,44 +114,46 @@ def inspect_images(config: DataConfig) -> Inspection:
     return found, tuple(f"data: {note}" for note in notes)
 
 
-def _inspect_array(config: DataConfig) -> tuple[Found, int, bool, list[str]]:
-    """Return what is found in a file, the number of different images, whether all pixels are equal,
-    and lines about it."""
+def _refuse_plain(config: DataConfig, parts: Iterator[Tensor]) -> None:
+    """Raise UserError if all pixels of all images, (n, C, H, W) in each part, are equal."""
+    first = next(parts)
+    colour = first[:1, :, :1, :1]
+    if all(bool((part == colour).all()) for part in chain([first], parts)):
+        where = name_setting("data.path", config.path)
+        raise UserError(f"{where}: all pixels of all images are equal")
+
+
+def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
+    """Return what is found in a file, the number of different images, and lines about it."""
     images, _, names, checksum = _read_arrays(config)
     count, *shape = images.shape
     if config.size not in (None, shape[1]):
         raise UserError(f"data.size = {config.size}: must be {shape[1]}, as in {config.path}")
-    is_plain = True
-    contents = set[int]()
-    for part in _blocks(images.numpy()):
-        is_plain = is_plain and bool((part == images[0, :, :1, :1].numpy()).all())
-        contents.update(hash(image.tobytes()) for image in part)
+    _refuse_plain(config, (images[i : i + 1] for i in range(count)))
+    different = len({hash(image.tobytes()) for image in images.numpy()})
     found = Found(count, shape, checksum, len(names), class_names=names)
-    return found, len(contents), is_plain, []
+    return found, different, []
 
 
-def _inspect_folder(config: DataConfig) -> tuple[Found, int, bool, list[str]]:
+def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
     """Return what is found in a folder, as :func:`_inspect_array`."""
     root = data_path(config)
     digest = hashlib.sha256()
     side = config.size or 32
     broken, notes = list[str](), list[str]()
     seen = list[tuple[bool, int, tuple[int, int], int]]()
-    colour: Tensor | None = None
-    is_plain = True
+
+    decode = partial(_pixels, channels=3, size=side)
 
     def inspect(image: Any) -> tuple[bool, int, tuple[int, int]]:
         """Return whether Pillow's image has no colour, its largest value of 16 bits, else 0, and
-        its size; decode it if needed. Raise ValueError for pixels without a known range."""
-        nonlocal colour, is_plain
+        its size; raise ValueError for pixels without a known range."""
         if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
             raise ValueError("its pixels are floats, signed or of 32 bits; save 8 or 16 bits")
         highest = int(np.max(image)) if image.mode[0] == "I" else 0
         about = image.mode[0] in GREY, highest, image.size
-        if is_plain or config.skip_broken:
-            pixels = _pixels(image, 3, side)
-            colour = pixels[:, :1, :1] if colour is None else colour
-            is_plain = is_plain and bool((pixels == colour).all())
+        if config.skip_broken:
+            decode(image)
         return about
 
     files, others = find_images(root)
@@ -168,23 +167,21 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, bool, list[str]]:
             broken.append(one_line(file.as_posix()))
     if broken:
         files, _ = find_images(root, broken)
+    _refuse_plain(config, (_decode(root, file, digest.copy(), decode)[0][None] for file in files))
     greys, levels, sizes, contents = zip(*seen, strict=True)
     if others:
         counts = [f"{count} {ending}" for ending, count in others.most_common()]
         notes.append(f"left out {others.total()} other files: {list_names(counts)}")
-    if small := [size for size in sizes if min(size) < side]:
-        least = "{} x {}".format(*min(small))
-        notes.append(
-            f"{len(small)} images are enlarged to {side} pixels, the smallest from {least}"
-        )
+    if small := sum(min(size) < side for size in sizes):
+        notes.append(f"{small} images are enlarged, as a side has fewer than {side} pixels")
     if 0 < max(levels) < 2**15:
-        wider = f"multiply them by {(2**16 - 1) // max(levels)}"
-        notes.append(f"all 16-bit values are at most {max(levels)}, so images are dark; {wider}")
+        wider = (2**16 - 1) // max(levels)
+        notes.append(f"16-bit values up to {max(levels)}: dark images; multiply them by {wider}")
     classes, lines = _find_classes(root, files)
     shape = [1 if all(greys) else 3, side, side]
     checksum = digest.hexdigest()[:12]
     found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=broken)
-    return found, len(set(contents)), is_plain, notes + lines
+    return found, len(set(contents)), notes + lines
 
 
 def _usable(config: DataConfig) -> list[Path]:
@@ -195,30 +192,19 @@ def _usable(config: DataConfig) -> list[Path]:
     return find_images(data_path(config), broken or ())[0]
 
 
-def _folders(files: list[Path]) -> list[str]:
-    """Return the first subfolder of each image that lies in one."""
-    return [file.parts[0] for file in files if len(file.parts) > 1]
-
-
 def _find_classes(root: Path, files: list[Path]) -> tuple[list[str], list[str]]:
-    """Return the subfolders that are the classes, and lines on those that are not."""
-    counts = Counter(_folders(files))
-    deeper = Counter(name for name, _ in {file.parts[:2] for file in files if len(file.parts) > 2})
-    name, least = min(counts.items(), key=itemgetter(1), default=("", 0))
-    notes = []
-    if counts and all(deeper[name] > 1 for name in counts):
-        place = suggest("data.path", root / name)
-        notes.append(
-            f"subfolders one level deeper are not used as classes; to use them say {place}"
-        )
-    if len(counts) < 2:
-        return [], notes
-    if outside := len(files) - counts.total():
-        return [], [f"subfolders are not used as classes: {outside} images lie outside of them"]
-    if least < LEAST_OF_CLASS:
-        few = f"{name} has {least} images, must be at least {LEAST_OF_CLASS}"
-        return [], [f"subfolders are not used as classes: {few}"]
-    return [repr(name)[1:-1] for name in sorted(counts)], notes  # printable
+    """Return the names of the classes, and a line if subfolders are not used as classes."""
+    counts = Counter(file.parts[0] for file in files if len(file.parts) > 1)
+    outside = len(files) - counts.total()
+    least = min(counts, key=counts.__getitem__, default="")
+    if len(counts) > 1 and counts[least] >= LEAST_OF_CLASS and not outside:
+        return [repr(name)[1:-1] for name in sorted(counts)], []  # printable
+    why = (
+        f"subfolders are not used as classes: must be 2 or more of {LEAST_OF_CLASS} or more images "
+        f"({least} has {counts[least]}) and no image outside ({outside} are); for classes in "
+        f"{least} say {suggest('data.path', root / least)}"
+    )
+    return [], [why] if counts else []
 
 
 def image_set(config: DataConfig) -> ImageSet:
@@ -271,28 +257,14 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
     return images
 
 
-def watch_file(config: DataConfig) -> Callable[[], None]:
-    """Return a function that raises UserError if the images are mapped from a file that has changed
-    since this call. Pages that a shorter file no longer has would end the process."""
-    file = data_path(config) if config.name == "images" else Path()
-    is_mapped = file.suffix.lower() == ".npy" and not config.held_out
-
-    def state() -> tuple[int, int] | None:
-        if not (is_mapped and file.exists()):
-            return None
-        found = file.stat()
-        return found.st_size, found.st_mtime_ns
-
-    before = state()
-
-    def check() -> None:
-        if state() != before:
-            raise UserError(
-                f"{name_setting('data.path', file)}: has changed while it was used; restore it and "
-                "resume, or train a new run"
-            )
-
-    return check
+def file_state(config: DataConfig) -> tuple[int, float] | None:
+    """Return size and time of the file that images may be mapped from; None: there is none. To read
+    beyond the end of a file that is shorter now would end the process."""
+    if config.name != "images" or config.held_out:
+        return None
+    file = data_path(config)
+    is_mapped = file.suffix.lower() == ".npy" and file.exists()
+    return (file.stat().st_size, file.stat().st_mtime) if is_mapped else None
 
 
 def _check_memory(setting: str, count: int, shape: Sequence[int], remedy: str) -> None:
@@ -310,7 +282,8 @@ def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
     their names.  (N,)"""
     labels = _read_arrays(config)[1] if is_array(config) else None
     if labels is None:
-        labels = np.unique(_folders(_usable(config)), return_inverse=True)[1]
+        folders = [file.parts[0] for file in _usable(config)]
+        labels = np.unique(folders, return_inverse=True)[1]
     return torch.from_numpy(labels)[split_rows(config, len(labels))[held_out]]
 
 
@@ -361,35 +334,36 @@ def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[st
         where = name_setting("data.path", data_path(config))
         raise UserError(f"{where}: {one_line(error)}") from error
     digest = hashlib.sha256(repr(images.shape).encode())
-    for part in (*_blocks(images), classes):
-        digest.update(b"" if part is None else part.tobytes())
+    for image in images:  # may be larger than memory
+        digest.update(image.tobytes())
+    digest.update(b"" if classes is None else classes.tobytes())
     return torch.from_numpy(images), classes, names, digest.hexdigest()[:12]
 
 
-def _blocks(images: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield images in parts of at most BLOCK_BYTES, or of one image."""
-    count = max(1, BLOCK_BYTES // math.prod(images.shape[1:]))
-    return (images[first : first + count] for first in range(0, len(images), count))
-
-
-def image_bytes(images: np.ndarray) -> np.ndarray:
+def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
     """Return images (N, C, H, W), (N, H, W, C) or (N, H, W), of bytes or of floats in [-1, 1], as
-    bytes, (N, C, H, W); raise ValueError for another shape, type or range."""
+    bytes, (N, C, H, W); raise ValueError for another shape, type or range, or N < ``least``."""
     shape = images.shape
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim == 4 and not (shape[1] in CHANNELS and min(shape[2:]) >= LEAST_SIDE):
         images = np.ascontiguousarray(np.moveaxis(images, 3, 1))
-    is_right = images.ndim == 4 and len(images) >= LEAST and images.shape[1] in CHANNELS
+    is_right = images.ndim == 4 and len(images) >= least and images.shape[1] in CHANNELS
     is_right = is_right and min(images.shape[2:]) >= LEAST_SIDE
     if not is_right or (images.dtype != np.uint8 and images.dtype.kind != "f"):
         raise ValueError(
-            f"images: {images.dtype} of shape {shape}, must be (N, C, H, W) or (N, H, W, C), "
-            f"N >= {LEAST}, C 1 to 4, H and W >= {LEAST_SIDE}, of uint8 or floats in [-1, 1]"
+            f"images {shape} of {images.dtype}, must be (N, C, H, W) or (N, H, W, C), "
+            f"N >= {least}, C 1 to 4, H and W >= {LEAST_SIDE}, of uint8 or floats in [-1, 1]"
         )
     if images.dtype == np.uint8:
         return images
-    return unit_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
+    low, high = images.min(), images.max()
+    if not (-1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
+        raise ValueError(
+            f"values from {low:g} to {high:g}, floats must be in [-1, 1] with some below 0; for "
+            "values in [0, 1] use 2 * images - 1"
+        )
+    return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
 
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:

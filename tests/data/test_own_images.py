@@ -153,16 +153,12 @@ def write_bytes(*files: Path) -> None:
             ),
             "left out 3 other files: 2 .heic, 1 without ending",
         ),
-        (lambda own: write_images(write_images(own, classes=2) / "few", 3), ": few has 3 images"),
-        (lambda own: write_images(write_images(own, classes=2), 1), ": 1 images lie outside"),
+        (lambda own: write_images(write_images(own, classes=2) / "few", 3), "(few has 3)"),
+        (lambda own: write_images(write_images(own, classes=2), 1), "(1 are)"),
         (lambda own: write_images(own / "train", classes=2), "{own}/train"),
         (
-            lambda own: write_images(write_images(own / "a", classes=2).parent / "b", classes=2),
-            "{own}/a",
-        ),
-        (
             lambda own: Image.effect_noise((5, 3), 9).save(write_images(own) / "tiny.png"),
-            "1 images are enlarged to 8 pixels, the smallest from 5 x 3",
+            "1 images are enlarged",
         ),
         (
             lambda own: shutil.copy(write_images(own) / "000.png", own / "b.png"),
@@ -391,11 +387,10 @@ def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
 
 
 @pytest.mark.parametrize("stored", [PIXELS, PIXELS[:, 0], FLOATS], ids=["rgb", "grey", "floats"])
-def test_an_array_alone_is_the_file_with_only_that_array(stored, tmp_path, monkeypatch):
-    """The same images and checksum, read in blocks; bytes stay in the file."""
+def test_an_array_alone_is_the_file_with_only_that_array(stored, tmp_path):
+    """The same images and checksum; bytes stay in the file."""
     expected = config_of(tmp_path / "own.npz", images=stored).data
     np.save(file := tmp_path / "own.npy", stored)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 1000)  # two images
     config = parse(["train", "--exp=images", f"--data.path={file}"]).config.data
     images = Data(config, 0).images
     assert config.found == expected.found
