@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from nsgf.config.schema import Config, OptimConfig, PhaseName
+from nsgf.config.settings import find_contradictions, nest
 from nsgf.data import Data
 from nsgf.models import OwnNetwork
 from nsgf.phases import Phase, get_phases
@@ -108,6 +109,10 @@ def train(
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
         settings = keep_precision(config, run, device) if run else config
         plan = training_plan(settings, names, device, run, world, restarts, network)
+        if run and not names:
+            sections = {"train", "sampling", *config.phases}  # of others they cannot differ
+            ignored = find_contradictions(nest(run.read_settings()), config, sections)
+            plan += ["nothing is left to train", *(f"ignored: {text}" for text in ignored)]
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = Data(config.data, config.seed) if names else None
         is_new = run is None

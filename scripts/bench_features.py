@@ -24,7 +24,8 @@ from nsgf.metrics.features import SIDE, FeatureMetrics, ImageNet
 from nsgf.metrics.measures import keys_of, measures_in
 
 COUNT, MEASURES = 256, keys_of(measures_in("imagenet"))
-features.MOST, features.SPLITS = 1000, 4
+features.MOST = 1000
+ImageNet.splits = 4
 
 
 def pictures(images: Tensor, labels: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -77,7 +78,7 @@ def measures(config: DataConfig, side: int, scaling: str) -> Iterator[tuple[str,
     with tempfile.TemporaryDirectory() as folder:
         network, place = ImageNet(side, scaling), Path(folder)
         metrics = FeatureMetrics(network, config, images[chosen], place, torch.device("cpu"), print)
-        floors = [metrics.floor(COUNT, split) for split in range(features.SPLITS)]
+        floors = [metrics.floor(COUNT, split) for split in range(network.splits)]
         yield "real", {key: mean(floor[key] for floor in floors) for key in MEASURES}
         numbers = {image.numpy().tobytes(): n for n, image in enumerate(images)}
         rows = [numbers[image.numpy().tobytes()] for image in metrics.rest]

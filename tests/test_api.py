@@ -117,15 +117,18 @@ def test_a_run_does_what_the_commands_do(small_run, tmp_path, monkeypatch):
     )
     for work in (exported.report, exported.export):
         with pytest.raises(UserError, match="was exported"):
-            work(tmp_path / "x")
+            work(tmp_path / "x.html")
+    with pytest.raises(UserError, match=r"^file = .*\.html"):
+        run.report(tmp_path / "x.pdf")
     with pytest.raises(UserError, match=r"^to .*out: is not empty"):
         run.export(tmp_path / "out")
 
 
 def test_images_are_saved(small_run, tmp_path):
-    run, images = nsgf.load(small_run.path), torch.rand(9, 3, 8, 8)
+    run, images = nsgf.load(small_run.path), 2 * torch.rand(9, 3, 8, 8) - 1
     assert Image.open(run.save_images(tmp_path / "a.png", images)).size[0] > 24
-    no_images = (images[0], images.byte(), images[:0], images.repeat(1, 2, 1, 1), [["a"]])
+    no_images = [images[0, 0], images[:0], images.repeat(1, 2, 1, 1), [["a"]]]
+    no_images += [images.abs(), 255 * images.abs(), 2 * images, images / 0]
     files = [("a.jpg", images), ("no/a.png", images)]
     for file, wrong in (*files, *(("a.png", wrong) for wrong in no_images)):
         with pytest.raises(UserError, match=r"samples|file"):

@@ -11,7 +11,7 @@ from nsgf.cli import main
 from nsgf.comparison import compare as engine
 from nsgf.comparison.results import read_rows
 from nsgf.data import build_source
-from nsgf.metrics import features
+from nsgf.metrics import yardstick
 from nsgf.metrics.measures import CLASS_KID, name_of
 from nsgf.metrics.yardstick import Yardstick
 from tests.conftest import shipped
@@ -75,7 +75,7 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
 def test_classes_are_compared_from_the_same_labels(tmp_path, monkeypatch):
     """Table.csv has each class, the table their mean; guidance is refused."""
     told, drawn, real = [], [], engine.generate
-    monkeypatch.setattr(features, "ImageNet", Pixels)
+    monkeypatch.setattr(yardstick, "ImageNet", Pixels)
     monkeypatch.setattr(engine, "save_pictures", lambda *_: [])
     monkeypatch.setattr(engine, "generate", lambda *how: drawn.append(made := real(*how)) or made)
 

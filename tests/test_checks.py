@@ -21,6 +21,7 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d", "--phases=[peer] --peer.method=sbcfm --peer.sigma=0", "peer.sigma"),
     ("2d", "--sampling.label=0", "sampling.label"),
     ("2d", "--device=gpu", "device"),
+    ("2d", "--train-iters=0", "nsgf.iterations"),
     ("2d", "--phases=[nsf]", "nsf.source"),
     ("2d", "--nsf.source=affine --phases=[nsgf,nsf]", "nsf.source"),
     ("2d", "--nsf.source=affine", "nsf.source"),

@@ -120,11 +120,15 @@ def test_phases_in_three_sessions_equal_one(tiny, tiny_run):
     assert_equal(tiny_run, run)
 
 
-def test_resume_of_a_finished_run_changes_nothing(tiny, tiny_run, monkeypatch):
+def test_resume_of_a_finished_run_changes_nothing(tiny, tiny_run, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "fit", lambda *_: pytest.fail("trained again"))
     files = (tiny_run.path / "metrics.jsonl", tiny_run.config_file)
     before = [file.read_text() for file in files]
-    train(replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7)), tiny_run)
+    for changed in (tiny, replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7))):
+        train(changed, tiny_run)
+        said = capsys.readouterr().out
+        assert "nothing is left to train" in said
+        assert ("ignored: nsgf.lr" in said) is (changed is not tiny)
     assert [file.read_text() for file in files] == before
 
 

@@ -41,7 +41,7 @@ FUNCTIONS = {
     "Run.sample": {"n": 3, "seed": 0, "nfe": 9, "batch_size": 2},
     "Run.report": {"file": "page.html"},
     "Run.export": {"to": "out"},
-    "Run.save_images": {"file": "a.png", "samples": torch.rand(4, 1, 8, 8)},
+    "Run.save_images": {"file": "a.png", "samples": torch.rand(4, 1, 8, 8) - 0.5},
 }
 CASES = []
 for _name in FUNCTIONS:

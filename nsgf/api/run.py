@@ -21,6 +21,8 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import Layer, build, values
 from nsgf.config.values import expand_path, read_flag, to_plain
 from nsgf.data import axes_of, build_source, data_classes, data_shape, in_units
+from nsgf.data.images import to_unit_range
+from nsgf.data.own_images import image_bytes
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.models import OwnNetwork, make_own
 from nsgf.phases import find_way, load_sampler
@@ -32,7 +34,7 @@ from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
 from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
-from nsgf.sinkhorn.base import to_tensor
+from nsgf.sinkhorn.base import to_array
 from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, write_text
@@ -152,10 +154,11 @@ class Run:
 
     @from_python({})
     def report(self, file: str | PathLike[str]) -> Path:
-        """Write the page of ``nsgf report``, and return its path; errors as for the command."""
+        """Write the page of ``nsgf report``, and return its path; errors as for the command. Raise
+        UserError if the file does not end in .html."""
         copy = expand_path("file", file)
-        if copy.is_dir():
-            raise UserError(f"file = {file}: is a folder")
+        if copy.suffix.lower() != ".html" or copy.is_dir():
+            raise UserError(f"file = {file}: must end in .html, and be no folder")
         ensure_writable(copy.parent, "file")
         page, *_ = report_run(self.config, self._checkpoints("report"))
         write_text(copy, Path(page).read_text("utf-8"))
@@ -171,16 +174,17 @@ class Run:
 
     @from_python({})
     def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
-        """Write images (N, C, H, W) in [-1, 1] as a grid into one PNG file, and return its path.
-        Raise UserError for other tensors, or a file that does not end in .png."""
-        images, png = to_tensor("samples", samples), expand_path("file", file)  # type: ignore[arg-type]
-        is_right = images.ndim == 4 and images.shape[1] in range(1, 5) and images.numel() > 0
-        if not is_right or not images.is_floating_point():
-            shown = f"{images.dtype} {[*images.shape]}"
-            raise UserError(f"samples: {shown}, must be floats (N, C, H, W), C 1 to 4")
+        """Write images as a grid into one PNG file, and return its path. They are as for training:
+        (N, C, H, W) or (N, H, W, C), of floats in [-1, 1] or bytes. Raise UserError for others, or
+        a file that does not end in .png."""
+        png = expand_path("file", file)
+        try:
+            images = image_bytes(to_array(samples), least=1)
+        except Exception as error:  # objects of a caller may raise any type
+            raise UserError(f"samples: {one_line(error)}") from error
         if png.suffix.lower() != ".png" or not png.parent.is_dir():
             raise UserError(f"file = {file}: must end in .png, in a folder that exists")
-        save_grid(images, png)
+        save_grid(to_unit_range(torch.from_numpy(images)), png)
         return png
 
     def _checkpoints(self, method: str) -> RunFolder:

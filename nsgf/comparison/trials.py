@@ -23,6 +23,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build, fixed_values
 from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE
+from nsgf.metrics.features import SIDE
 from nsgf.phases import find_way, find_ways, load_sampler
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples
@@ -245,6 +246,8 @@ def measure_key(config: Config, **own: Any) -> str:
     counts = {name: getattr(config.evaluation, name) for name in ("num_samples", "w2_samples")}
     if config.data.found:
         own["data"] = config.data.found["checksum"]
+    if max(config.data.found.get("shape", ())[1:], default=0) > SIDE:
+        own["is_antialiased"] = True  # as features are not in rows of earlier versions
     if config.data.held_out:
         own["held_out"] = config.data.held_out
     return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)

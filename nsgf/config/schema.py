@@ -196,7 +196,7 @@ class ModelConfig(Facts):
 class OptimConfig:
     """Adam, warm-up and EMA of every phase. A phase's own section wins, as nsf.lr over optim.lr."""
 
-    iterations: Annotated[int, Range(0)] = 20_000
+    iterations: Annotated[int, Range(1)] = 20_000
     """Number of optimizer updates."""
     batch_size: Annotated[int, Range(1)] = 256
     """Number of samples in one update."""

@@ -21,7 +21,7 @@ from nsgf.data.own import (
     read_table,
     split_rows,
 )
-from nsgf.data.own_images import image_set, inspect_images
+from nsgf.data.own_images import file_state, image_set, inspect_images
 from nsgf.data.points import INDICES, POINT_SETS, TIMES, Gaussian, PointSet
 from nsgf.data.samplers import (
     ClassSampler,
@@ -32,7 +32,7 @@ from nsgf.data.samplers import (
     Sampler,
     class_labels,
 )
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, name_setting
 from nsgf.system.seeding import derive_seed, make_generator
 
 __all__ = ["ClassSampler", "ImageSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler"]
@@ -127,6 +127,7 @@ class Data:
             self._rows = target.standardised(self.points)
         elif isinstance(target, ImageSet):
             generator = make_generator(seed, "fake")
+            self._file_state = file_state(config)  # before the images are read
             self.images = target.fake_images(generator) if config.fake else target.images(config)
             if self.classes:
                 self.labels = target.labels(config, len(self.images))
@@ -151,7 +152,15 @@ class Data:
         if self.points is not None:
             return RowSampler(self._rows, seed)
         assert self.images is not None
-        return ImageSampler(self.images, seed, flip=self._config.flip)
+        return ImageSampler(self.images, seed, flip=self._config.flip, check=self._check)
+
+    def _check(self) -> None:
+        """Raise UserError if a file has changed that images are read from."""
+        if file_state(self._config) != self._file_state:
+            raise UserError(
+                f"{name_setting('data.path', self._config.path)}: has changed while it was used; "
+                "restore it and resume, or train a new run"
+            )
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
         """Return a sampler of mu* class by class, ``run`` successive samples of each, with random
@@ -167,7 +176,8 @@ class Data:
         own_rows = self.labels.argsort(stable=True).split(self.labels.bincount().tolist())
         for label, own in enumerate(own_rows):
             seed = derive_seed(self._seed, "target", *stream, "class", label)
-            streams.append(ImageSampler(self.images, seed, flip=self._config.flip, chosen=own))
+            how = {"flip": self._config.flip, "chosen": own, "check": self._check}
+            streams.append(ImageSampler(self.images, seed, **how))
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
 
     def reference(self, *stream: str) -> Sampler:

@@ -128,14 +128,17 @@ def _digits() -> tuple[Tensor, Tensor]:
 
 
 def _mnist(config: DataConfig, name: str) -> Tensor:
-    """Return the uint8 values of a file of MNIST, which may be compressed, or have its name on
-    Kaggle."""
+    """Return the uint8 values of a file of MNIST, which may be compressed, and have the names and
+    folders of common copies."""
     from torchvision.datasets import MNIST
 
     root = data_root(config)
     raw = root / "MNIST" / "raw"
     names = [one + end for one in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")]
-    files = [folder / one for folder in (raw, root) for one in names]
+    names += [f"{one}/{one}" for one in names]  # an archive that was unpacked into its own folder
+    # only these: FashionMNIST has the same names in its folder
+    folders = (raw, root, raw.parent, root / "mnist")
+    files = [folder / one for folder in folders for one in names]
     file = next(filter(Path.is_file, files), None)
     if file is None:
         MNIST(root, download=config.download)

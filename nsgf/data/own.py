@@ -234,8 +234,9 @@ def _choose(columns: str | None, names: list[str]) -> list[int]:
 
 def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the array of a file .npy, which stays there, or of a .npz the array ``data.key``, else
-    the one that is named as the data, else the only one; and the ``labels`` beside it. Raise errors
-    of many types if it is missing or damaged."""
+    the one that is named as the data, else the only one; and the labels whose name begins as its
+    name: ``labels``, or ``test_labels`` of ``test_images``. Raise errors of many types if it is
+    missing or damaged."""
     # torch takes only writable arrays: "c" never writes to the file
     content = np.load(data_path(config), mmap_mode="c", allow_pickle=False)
     if isinstance(content, np.ndarray):
@@ -246,7 +247,8 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
         if len(keys) != 1:
             known = list_names(content.files)
             raise ValueError(f"say {suggest('data.key', 'NAME')}, one of {known}")
-        return content[keys[0]], content.get("labels")
+        beginning = keys[0][: keys[0].rfind("_") + 1]
+        return content[keys[0]], content.get(f"{beginning}labels")
 
 
 def _read_array(config: DataConfig) -> Table:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,47 +40,49 @@ from nsgf.system.output import format_bytes
 T = TypeVar("T")
 LEAST_OF_CLASS = 10
 """Smallest number of images in each class."""
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
 """Formats that Pillow may read; it would start programs for some of the others."""
-SUFFIXES = (
-    *(".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".webp"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff"),
-)
 GREY = "1LI"
 """First letters of Pillow's modes without colour; those with an I hold 16 bits a pixel."""
 CHANNELS, LEAST_SIDE = range(1, 5), 4
 """Numbers of channels of images in a file, and the least pixels of a side."""
-BLOCK_BYTES = 2**26
-"""Bytes of an array that are read together."""
 SLACK = 1e-3
 """Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
 
-def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
-    """Return the images below a folder, relative to it and sorted, without hidden and broken ones;
-    raise UserError if there is no such folder, or too few images in it. Links are followed, except
-    to a folder that they lie in."""
+def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], Counter[str]]:
+    """Return the images below a folder, relative to it and sorted, without hidden and broken ones,
+    and the number of all other files by ending. Raise UserError if there is no such folder, or too
+    few images in it. Links are followed, except to a folder that they lie in."""
+    from PIL import Image
+
     if not root.is_dir():
         raise UserError(
             f"{name_setting('data.path', root)}: no such folder; name a folder of images or a file "
             f".npz or .npy, or a file of points with {suggest('exp', 'points')}"
         )
-    home, images = root.resolve(), list[Path]()
+    home = root.resolve()
+    endings = {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
+    images = list[Path]()
+    others = Counter[str]()
     for base, folders, names in os.walk(home, followlinks=True):
         place = Path(base)
         above = {os.path.realpath(one) for one in (place, *place.parents)} if folders else set()
         shown = [name for name in folders if not name.startswith(".")]
         folders[:] = [name for name in shown if os.path.realpath(place / name) not in above]
         files = [place / name for name in names if not name.startswith(".")]
-        files = [one for one in files if one.suffix.lower() in SUFFIXES and one.is_file()]
-        images += [one.relative_to(home) for one in files]
+        for file in filter(Path.is_file, files):
+            if file.suffix.lower() in endings:
+                images.append(file.relative_to(home))
+            else:
+                others[file.suffix.lower() or "without ending"] += 1
     images = [one for one in images if one_line(one.as_posix()) not in broken]
     if len(images) < LEAST:
         raise UserError(
             f"{name_setting('data.path', root)}: {len(images)} images in it, must be at least "
             f"{LEAST} of {', '.join(FORMATS)}; name a folder with more"
         )
-    return sorted(images, key=lambda file: file.parts)
+    return sorted(images, key=lambda file: file.parts), others
 
 
 def is_array(config: DataConfig) -> bool:
@@ -94,68 +97,91 @@ def inspect_images(config: DataConfig) -> Inspection:
         UserError: there is no such folder or file, or what is in it cannot be used as images.
     """
     inspect = _inspect_array if is_array(config) else _inspect_folder
-    found, is_plain, notes = inspect(config)
-    if is_plain:
-        where = name_setting("data.path", config.path)
-        raise UserError(f"{where}: all pixels of all images are equal")
-    shape, memory = " x ".join(map(str, found.shape)), found.samples * math.prod(found.shape)
+    found, different, notes = inspect(config)
+    shape = " x ".join(map(str, found.shape))
+    memory = format_bytes(found.samples * math.prod(found.shape))
     if broken := found.broken:
-        notes.append(f"data: left out {len(broken)} broken images: {list_names(broken, 5)}")
-    notes.append(f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}")
+        notes.append(f"left out {len(broken)} broken images: {list_names(broken, 5)}")
+    if different < found.samples:
+        notes.append(f"{found.samples - different} images are copies of others")
+    notes.append(f"{found.samples} images of {config.path}, {shape}, {memory}")
     if (channels := found.shape[0]) in (2, 4):
         notes.append(
-            f"data: pictures and features show only the first {channels - 1} of {channels} channels"
+            f"pictures and features show only the first {channels - 1} of {channels} channels"
         )
     if classes := found.class_names:
-        notes.append(f"data: {len(classes)} classes: {list_names(classes)}")
-    return found, tuple(notes)
+        notes.append(f"{len(classes)} classes: {list_names(classes)}")
+    return found, tuple(f"data: {note}" for note in notes)
 
 
-def _inspect_array(config: DataConfig) -> tuple[Found, bool, list[str]]:
-    """Return what is found in a file, whether all pixels are equal, and lines about it."""
+def _refuse_plain(config: DataConfig, parts: Iterator[Tensor]) -> None:
+    """Raise UserError if all pixels of all images, (n, C, H, W) in each part, are equal."""
+    first = next(parts)
+    colour = first[:1, :, :1, :1]
+    if all(bool((part == colour).all()) for part in chain([first], parts)):
+        where = name_setting("data.path", config.path)
+        raise UserError(f"{where}: all pixels of all images are equal")
+
+
+def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
+    """Return what is found in a file, the number of different images, and lines about it."""
     images, _, names, checksum = _read_arrays(config)
     count, *shape = images.shape
     if config.size not in (None, shape[1]):
         raise UserError(f"data.size = {config.size}: must be {shape[1]}, as in {config.path}")
-    is_plain = all(bool((part == images[0, :, :1, :1]).all()) for part in _blocks(images.numpy()))
-    return Found(count, shape, checksum, len(names), class_names=names), is_plain, []
+    _refuse_plain(config, (images[i : i + 1] for i in range(count)))
+    different = len({hash(image.tobytes()) for image in images.numpy()})
+    found = Found(count, shape, checksum, len(names), class_names=names)
+    return found, different, []
 
 
-def _inspect_folder(config: DataConfig) -> tuple[Found, bool, list[str]]:
+def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
     """Return what is found in a folder, as :func:`_inspect_array`."""
-    root, digest, size = data_path(config), hashlib.sha256(), config.size or 32
-    broken, are_grey, largest, colour, is_plain = list[str](), True, 0, None, True
+    root = data_path(config)
+    digest = hashlib.sha256()
+    side = config.size or 32
+    broken, notes = list[str](), list[str]()
+    seen = list[tuple[bool, int, tuple[int, int], int]]()
 
-    def inspect(image: Any) -> tuple[bool, int, Tensor | None]:
-        """Return whether Pillow's image has no colour, the largest value of 16 bits, else 0, and
-        its pixels if they are needed; raise ValueError for pixels without a known range."""
+    decode = partial(_pixels, channels=3, size=side)
+
+    def inspect(image: Any) -> tuple[bool, int, tuple[int, int]]:
+        """Return whether Pillow's image has no colour, its largest value of 16 bits, else 0, and
+        its size; raise ValueError for pixels without a known range."""
         if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
             raise ValueError("its pixels are floats, signed or of 32 bits; save 8 or 16 bits")
         highest = int(np.max(image)) if image.mode[0] == "I" else 0
-        is_needed = is_plain or config.skip_broken
-        return image.mode[0] in GREY, highest, _pixels(image, 3, size) if is_needed else None
+        about = image.mode[0] in GREY, highest, image.size
+        if config.skip_broken:
+            decode(image)
+        return about
 
-    for file in (files := find_images(root)):
+    files, others = find_images(root)
+    for file in files:
         try:
-            is_grey, highest, pixels = _decode(root, file, digest, inspect)
+            about, content = _decode(root, file, digest, inspect)
+            seen.append((*about, content))
         except UserError:
             if not config.skip_broken:
                 raise
             broken.append(one_line(file.as_posix()))
-            continue
-        are_grey, largest = are_grey and is_grey, max(largest, highest)
-        if is_plain and pixels is not None:
-            colour = pixels[:, :1, :1] if colour is None else colour
-            is_plain = bool((pixels == colour).all())
-    files = find_images(root, broken) if broken else files
-    counts = Counter(_folders(files))
-    has_classes = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
-    classes = [repr(name)[1:-1] for name in sorted(counts)] if has_classes else []  # printable
-    shape, checksum = [1 if are_grey else 3, size, size], digest.hexdigest()[:12]
+    if broken:
+        files, _ = find_images(root, broken)
+    _refuse_plain(config, (_decode(root, file, digest.copy(), decode)[0][None] for file in files))
+    greys, levels, sizes, contents = zip(*seen, strict=True)
+    if others:
+        counts = [f"{count} {ending}" for ending, count in others.most_common()]
+        notes.append(f"left out {others.total()} other files: {list_names(counts)}")
+    if small := sum(min(size) < side for size in sizes):
+        notes.append(f"{small} images are enlarged, as a side has fewer than {side} pixels")
+    if 0 < max(levels) < 2**15:
+        wider = (2**16 - 1) // max(levels)
+        notes.append(f"16-bit values up to {max(levels)}: dark images; multiply them by {wider}")
+    classes, lines = _find_classes(root, files)
+    shape = [1 if all(greys) else 3, side, side]
+    checksum = digest.hexdigest()[:12]
     found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=broken)
-    is_dark, wider = 0 < largest < 2**15, f"multiply them by {(2**16 - 1) // max(1, largest)}"
-    notes = [f"data: all 16-bit values are at most {largest}, so images are dark; {wider}"]
-    return found, is_plain, notes * is_dark
+    return found, len(set(contents)), notes + lines
 
 
 def _usable(config: DataConfig) -> list[Path]:
@@ -163,13 +189,22 @@ def _usable(config: DataConfig) -> list[Path]:
     broken = read_found(config).broken
     if broken is None and config.skip_broken:
         broken = _inspect_folder(config)[0].broken
-    return find_images(data_path(config), broken or ())
+    return find_images(data_path(config), broken or ())[0]
 
 
-def _folders(files: list[Path]) -> list[str]:
-    """Return the first subfolder of each image; nothing if an image lies in none."""
-    names = [file.parts[0] for file in files if len(file.parts) > 1]
-    return names if len(names) == len(files) else []
+def _find_classes(root: Path, files: list[Path]) -> tuple[list[str], list[str]]:
+    """Return the names of the classes, and a line if subfolders are not used as classes."""
+    counts = Counter(file.parts[0] for file in files if len(file.parts) > 1)
+    outside = len(files) - counts.total()
+    least = min(counts, key=counts.__getitem__, default="")
+    if len(counts) > 1 and counts[least] >= LEAST_OF_CLASS and not outside:
+        return [repr(name)[1:-1] for name in sorted(counts)], []  # printable
+    why = (
+        f"subfolders are not used as classes: must be 2 or more of {LEAST_OF_CLASS} or more images "
+        f"({least} has {counts[least]}) and no image outside ({outside} are); for classes in "
+        f"{least} say {suggest('data.path', root / least)}"
+    )
+    return [], [why] if counts else []
 
 
 def image_set(config: DataConfig) -> ImageSet:
@@ -214,12 +249,22 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
     places = dict(zip(chosen, images, strict=True))
     for number, file in enumerate(files):
         if number in places:
-            pixels = _decode(root, file, digest, lambda image: _pixels(image, channels, size))
+            pixels, _ = _decode(root, file, digest, lambda image: _pixels(image, channels, size))
             places[number].copy_(pixels)
         else:
             _decode(root, file, digest, lambda _: None)
     check_same_data(config, digest.hexdigest()[:12])
     return images
+
+
+def file_state(config: DataConfig) -> tuple[int, float] | None:
+    """Return size and time of the file that images may be mapped from; None: there is none. To read
+    beyond the end of a file that is shorter now would end the process."""
+    if config.name != "images" or config.held_out:
+        return None
+    file = data_path(config)
+    is_mapped = file.suffix.lower() == ".npy" and file.exists()
+    return (file.stat().st_size, file.stat().st_mtime) if is_mapped else None
 
 
 def _check_memory(setting: str, count: int, shape: Sequence[int], remedy: str) -> None:
@@ -237,13 +282,14 @@ def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
     their names.  (N,)"""
     labels = _read_arrays(config)[1] if is_array(config) else None
     if labels is None:
-        labels = np.unique(_folders(_usable(config)), return_inverse=True)[1]
+        folders = [file.parts[0] for file in _usable(config)]
+        labels = np.unique(folders, return_inverse=True)[1]
     return torch.from_numpy(labels)[split_rows(config, len(labels))[held_out]]
 
 
-def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> T:
-    """Return ``read(image)``, where Pillow has not decoded ``image`` yet, and add name and content
-    of the file to a digest; raise UserError for a file that cannot be read."""
+def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> tuple[T, int]:
+    """Return ``read(image)``, where Pillow has not decoded ``image`` yet, and a hash of the file's
+    content; add name and content to a digest. Raise UserError for a file that cannot be read."""
     from PIL import Image
 
     try:
@@ -258,7 +304,7 @@ def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> T:
     name = file.as_posix().encode("utf-8", "surrogateescape")
     digest.update(b"%d %s %d " % (len(name), name, len(content)))
     digest.update(content)
-    return value
+    return value, hash(content)
 
 
 def _pixels(image: Any, channels: int, size: int) -> Tensor:
@@ -288,39 +334,34 @@ def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[st
         where = name_setting("data.path", data_path(config))
         raise UserError(f"{where}: {one_line(error)}") from error
     digest = hashlib.sha256(repr(images.shape).encode())
-    for part in (*_blocks(images), classes):
-        digest.update(b"" if part is None else part.tobytes())
+    for image in images:  # may be larger than memory
+        digest.update(image.tobytes())
+    digest.update(b"" if classes is None else classes.tobytes())
     return torch.from_numpy(images), classes, names, digest.hexdigest()[:12]
 
 
-def _blocks(images: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield images in parts of at most BLOCK_BYTES, or of one image."""
-    count = max(1, BLOCK_BYTES // math.prod(images.shape[1:]))
-    return (images[first : first + count] for first in range(0, len(images), count))
-
-
-def image_bytes(images: np.ndarray) -> np.ndarray:
+def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
     """Return images (N, C, H, W), (N, H, W, C) or (N, H, W), of bytes or of floats in [-1, 1], as
-    bytes, (N, C, H, W); raise ValueError for another shape, type or range."""
+    bytes, (N, C, H, W); raise ValueError for another shape, type or range, or N < ``least``."""
     shape = images.shape
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim == 4 and not (shape[1] in CHANNELS and min(shape[2:]) >= LEAST_SIDE):
         images = np.ascontiguousarray(np.moveaxis(images, 3, 1))
-    is_right = images.ndim == 4 and len(images) >= LEAST and images.shape[1] in CHANNELS
+    is_right = images.ndim == 4 and len(images) >= least and images.shape[1] in CHANNELS
     is_right = is_right and min(images.shape[2:]) >= LEAST_SIDE
     if not is_right or (images.dtype != np.uint8 and images.dtype.kind != "f"):
         raise ValueError(
-            f"images: {images.dtype} of shape {shape}, must be (N, C, H, W) or (N, H, W, C), "
-            f"N >= {LEAST}, C 1 to 4, H and W >= {LEAST_SIDE}, of uint8 or floats in [-1, 1]"
+            f"images {shape} of {images.dtype}, must be (N, C, H, W) or (N, H, W, C), "
+            f"N >= {least}, C 1 to 4, H and W >= {LEAST_SIDE}, of uint8 or floats in [-1, 1]"
         )
     if images.dtype == np.uint8:
         return images
     low, high = images.min(), images.max()
     if not (-1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
         raise ValueError(
-            f"images: values from {low:g} to {high:g}, floats must be in [-1, 1] with some below "
-            "0; for values in [0, 1] use 2 * images - 1"
+            f"values from {low:g} to {high:g}, floats must be in [-1, 1] with some below 0; for "
+            "values in [0, 1] use 2 * images - 1"
         )
     return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
 
@@ -328,6 +369,8 @@ def image_bytes(images: np.ndarray) -> np.ndarray:
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
     """Return the names of the K classes, in their order, and the classes of ``count`` images as
     numbers 0 to K - 1, int64, (N,); raise ValueError for other labels, or too few of a class."""
+    if labels.shape == (count, 1):  # as of MedMNIST
+        labels = labels[:, 0]
     is_wrong = labels.shape != (count,) or labels.dtype.kind not in "iuU"
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     has_gaps = labels.dtype.kind != "U" and values.tolist() != list(range(len(values)))

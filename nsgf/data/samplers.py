@@ -8,7 +8,8 @@ Shapes: n samples, *shape one sample.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,11 +63,18 @@ class PointSampler(Sampler):
 class RowSampler(Sampler):
     """Samples of a finite set without replacement within an epoch, a fresh permutation for each."""
 
-    def __init__(self, rows: Tensor, seed: int, chosen: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        rows: Tensor,
+        seed: int,
+        chosen: Tensor | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """``rows``: (N, *shape), never changed; ``chosen``: indices of the rows to draw, int64,
-        (M,), None for all."""
+        (M,), None for all; ``check``: called before rows are read, raises if they have changed."""
         self.shape = tuple(rows.shape[1:])
         self._rows, self._chosen = rows, chosen
+        self._check = check
         self._count = len(rows) if chosen is None else len(chosen)
         self._seed = seed
         self._order, self._coins = torch.empty(0, dtype=torch.long), torch.empty(0)
@@ -89,17 +97,17 @@ class RowSampler(Sampler):
         index = torch.cat(indices)
         if self._chosen is not None:
             index = self._chosen[index]
+        self._check()
         return self._rows[index], torch.cat(coins)
 
 
 class ImageSampler(RowSampler):
     """Sample uint8 images, converted to floats in [-1, 1]."""
 
-    def __init__(
-        self, images: Tensor, seed: int, *, flip: bool = False, chosen: Tensor | None = None
-    ) -> None:
-        """``images``: uint8, (N, C, H, W); with ``flip`` half of them are mirrored."""
-        super().__init__(images, seed, chosen)
+    def __init__(self, images: Tensor, seed: int, *, flip: bool = False, **how: Any) -> None:
+        """``images``: uint8, (N, C, H, W); with ``flip`` half of them are mirrored; ``how``: as
+        :class:`RowSampler`."""
+        super().__init__(images, seed, **how)
         self._flip = flip
 
     def at(self, positions: range) -> Tensor:

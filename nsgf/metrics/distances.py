@@ -2,14 +2,11 @@
 distance; with torch-fidelity, Frechet distance, precision and recall)."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsgf.data.images import to_unit_range
-from nsgf.run import store
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, suggest
 
@@ -114,11 +111,6 @@ def require_neighbours(count: int) -> None:
         )
 
 
-def card_or_cpu(device: torch.device) -> torch.device:
-    """Return the device on which features are compared: a CUDA card or the CPU."""
-    return device if device.type == "cuda" else torch.device("cpu")
-
-
 def frechet_distance(x: Tensor, y: Tensor) -> float:
     """Return the Frechet distance of the Gaussians with the means and covariances of features.
     x (N, F), y (M, F), float32"""
@@ -166,26 +158,3 @@ def subset_kernel_distance(x: Tensor, y: Tensor) -> tuple[float, float, int]:
     found = kid_features_to_metric(x.cpu(), y.cpu(), kid_subset_size=size, verbose=False)
     mean, std = (found[f"kernel_inception_distance_{name}"] for name in ("mean", "std"))
     return mean, std, size
-
-
-def stored_features(
-    folder: Path,
-    images: Tensor,
-    network: str,
-    compute: Callable[[], Tensor],
-    log: Callable[[str], None],
-) -> Tensor:
-    """Return a network's features (N, F) of images, uint8 (N, C, H, W). Read them from a file in
-    the folder; if that fails, compute, log and save them."""
-    file = folder / f"{store.fingerprint(images)}-{network}.pt"
-
-    def check(found: Any) -> Tensor:
-        if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, len(images)):
-            raise ValueError(f"no features of {len(images)} images")
-        return found
-
-    found = store.find(file, check, log)
-    if found is None:
-        log(f"features of {len(images)} real images are computed and stored in {folder}")
-        store.keep(file, found := compute(), log)
-    return found

@@ -15,9 +15,7 @@ from nsgf.config.schema import Config
 from nsgf.data import build_source, is_image_set
 from nsgf.data.images import to_unit_range
 from nsgf.metrics.distances import nearest_images
-from nsgf.metrics.features import SPLITS
-from nsgf.metrics.inception import Inception, inception_metrics
-from nsgf.metrics.measures import compute, describe, name_of
+from nsgf.metrics.measures import describe, is_measure, keys_of, name_of
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, results_folder
@@ -102,7 +100,7 @@ def evaluate_run(
         metrics["guidance"] = config.sampling.guidance
     if (tau := samples[0].tau) is not None:
         metrics |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
-    for part in measured_parts(config, yardstick, samples, device, log):
+    for part in measured_parts(config, yardstick, samples):
         for key, value in part.items():  # JSON has no infinity
             is_number = not isinstance(value, float) or math.isfinite(value)
             metrics[key] = value if is_number else None
@@ -112,37 +110,29 @@ def evaluate_run(
 
 
 def measured_parts(
-    config: Config,
-    yardstick: Yardstick,
-    samples: list[Samples],
-    device: torch.device,
-    log: Callable[[str], None],
+    config: Config, yardstick: Yardstick, samples: list[Samples]
 ) -> Iterator[dict[str, Any]]:
     """Yield groups of measures for ``metrics.json``."""
     yield distances(config, yardstick, [part.x for part in samples]) | {"versions": versions()}
-    images, pixels, network = yardstick.data.images, samples[0].pixels, yardstick.network
+    images, pixels = yardstick.data.images, samples[0].pixels
     if images is None or pixels is None:
         return
     yield nearest_real(config, samples[0].x, images)
-    if (features := yardstick.features) and network:
+    features, network = yardstick.features, yardstick.network
+    if features and network:
+        n = features.used(len(pixels))
+        kind, _ = network.spaces[0]
         found: dict[str, Any] = features.measure(pixels)
-        splits = count_progress(range(SPLITS), "floors of real images", "split")
-        floors = [features.floor(len(pixels), split) for split in splits]
-        for name in list(found):
+        splits = count_progress(range(network.splits), "floors of real images", "split")
+        floors = [features.floor(n, split) for split in splits]
+        for name in filter(is_measure, list(found)):
             found |= _mean_and_spread(f"{name}_floor", [floor[name] for floor in floors])
             found[f"{name}_noise"] = features.noise[name]
         yield found | {
-            "imagenet_samples": features.used(len(pixels)),
-            "imagenet_reference": f"{features.about} of {config.data.name}",
-            "imagenet_network": network.name,
+            f"{kind}_samples": n,
+            f"{kind}_reference": features.about,
+            f"{kind}_network": network.name,
         }
-    elif isinstance(network, Inception):
-        part = "held out" if config.data.held_out else "train"
-        name = f"{config.data.name}{' random stand-in' * config.data.fake} {part}"
-        where, size = Path(config.out_dir).expanduser() / ".features", config.sampling.batch_size
-        real = yardstick.measured.images
-        assert real is not None
-        yield inception_metrics(pixels, real, name, where, network, device, size, log)
 
 
 def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> dict[str, Any]:
@@ -150,21 +140,16 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> di
     example exact W2 to new target samples. For own points also return W2 of standardised columns,
     so that a column with large units does not dominate the result."""
     most = yardstick.at_most(len(samples[0]))
+    measures = [one for one in yardstick.distances if one.is_evaluated]
+    own, floors = [], []
+    for number, part in enumerate(count_progress(samples, "distances", "repeat")):
+        repeat = config.seed, str(number)
+        own.append(yardstick.distance(measures, part[:most], *repeat, "evaluate"))
+        floors.append(yardstick.distance_floor(measures, most, *repeat, "evaluate floor"))
     found: dict[str, Any] = {}
-    for measure in (one for one in yardstick.distances if one.is_evaluated):
-        title, n = name_of(next(iter(measure.titles))), yardstick.count(measure, most)
-        own, floors = [], []
-        for repeat, part in enumerate(count_progress(samples, title, "repeat")):
-            stream = (config.seed, "evaluate", str(repeat))
-            own.append(yardstick.distance([measure], part[:most], *stream))
-            place = (measure.space, config.seed, "floor", str(repeat))
-            other = real = yardstick.real(*place)
-            if yardstick.measured is not yardstick.data:
-                other = yardstick.real(*place, trained=True)
-            floors.append(compute([measure], {measure.space: (other.sample(n), real.sample(n))}))
-        for key in measure.titles:
-            found |= _mean_and_spread(key, [values[key] for values in own])
-            found |= _mean_and_spread(f"{key}_floor", [values[key] for values in floors])
+    for key in keys_of(measures):
+        found |= _mean_and_spread(key, [values[key] for values in own])
+        found |= _mean_and_spread(f"{key}_floor", [values[key] for values in floors])
     n = min(config.evaluation.w2_samples, most)
     return found | {"w2_samples": n, "repeats": len(samples)}
 

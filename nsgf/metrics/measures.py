@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any, Literal
 
-from torch import Tensor
-
 from nsgf.metrics.distances import (
     energy_distance,
     frechet_distance,
@@ -24,8 +22,8 @@ from nsgf.sinkhorn.exact import w2
 
 Space = Literal["units", "standardised", "imagenet", "classes", "inception", "logits"]
 """What a measure compares: values in the units of the data; own points with standardised columns;
-features of a network; lists of ImageNet's features, a tensor for each class; logits of the
-Inception network for the samples."""
+features of a network; these with the classes and the most samples of one; logits of the Inception
+network."""
 Pairs = Mapping[Space, tuple[Any, Any]]
 """Samples (N, ...) and real data (M, ...) by space."""
 
@@ -109,11 +107,11 @@ def measure_of_classes(names: Sequence[str]) -> Measure:
     """Return the measure of ``compare`` for classes with these names: KID within each class. Its
     values are the mean over the classes, and one for each class without a title."""
 
-    def compute(samples: Sequence[Tensor], real: Sequence[Tensor]) -> list[float]:
-        own = [
-            1000 * kernel_distance(x, y) if min(len(x), len(y)) > 1 else math.nan
-            for x, y in zip(samples, real, strict=True)
-        ]
+    def compute(samples: tuple[Any, Any, int], real: tuple[Any, Any, int]) -> list[float]:
+        own = []
+        for label in range(len(names)):
+            x, y = (part[of == label][:n] for part, of, n in (samples, real))
+            own.append(1000 * kernel_distance(x, y) if min(len(x), len(y)) > 1 else math.nan)
         return [mean(own), *own]
 
     keys = {CLASS_KID: OTHER_TITLES[CLASS_KID], **{f"{CLASS_KID} {name}": "" for name in names}}
@@ -159,8 +157,6 @@ def is_measure(key: str) -> bool:
 def describe(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return key, value and floor of each line of ``metrics.json`` as text, with the spread over
     draws; the floor is empty for lines without one."""
-    # in files of earlier versions "precision" may be the numerical precision of sampling
-    metrics = {k: v for k, v in metrics.items() if not (is_measure(k) and isinstance(v, str))}
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
     beside = {f"{key}{end}" for key in (*floors, *floors.values()) for end in ("_std", "_noise")}
     lines = []

@@ -7,15 +7,33 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, EvaluationConfig
 from nsgf.data import Data, Sampler
 from nsgf.metrics.distances import require_neighbours
-from nsgf.metrics.features import SPLITS, FeatureMetrics, ImageNet, pick_network
+from nsgf.metrics.features import FeatureMetrics, FeatureNetwork, ImageNet
+from nsgf.metrics.inception import Inception
 from nsgf.metrics.measures import Measure, Space, compute, measures_in
 from nsgf.system.errors import UserError
 
 LEAST_OF_CLASS = 10
 """Smallest number of samples of each class with which ``compare`` measures each class."""
+
+
+def pick_network(evaluation: EvaluationConfig, log: Callable[[str], None]) -> FeatureNetwork | None:
+    """Return the network of ``evaluation.features``; None, after a line, if it is ``auto`` and
+    ImageNet's package is missing. Raise UserError if it cannot be loaded."""
+    if evaluation.features == "none":
+        return None
+    if evaluation.features == "inception":
+        weights = evaluation.inception_weights
+        return Inception(None if weights is None else Path(weights))
+    try:
+        return ImageNet()
+    except UserError as error:
+        if evaluation.features == "imagenet":
+            raise
+        log(f"only pixels are compared, by W2: {error}")
+        return None
 
 
 class Yardstick:
@@ -35,18 +53,12 @@ class Yardstick:
 
     @cached_property
     def features(self) -> FeatureMetrics | None:
-        """Measures in ImageNet's features; None for points and without that network."""
-        images, where = self.data.images, Path(self._config.out_dir)
-        if images is None or not isinstance(self.network, ImageNet):
+        """Measures in the features of the network; None for points and without a network."""
+        data, place = self.data, Path(self._config.out_dir)
+        if data.images is None or self.network is None:
             return None
-        how = (where, self._device, self._log, self.data.labels)
-        return FeatureMetrics(self.network, self._config.data, images, *how)
-
-    def real(self, space: Space, seed: int, *stream: str, trained: bool = False) -> Sampler:
-        """Return a sampler of the target in one of the spaces of values: of the held-out part, if
-        there is one; or with ``trained`` of what is trained on."""
-        data = (self.data if trained else self.measured).with_seed(seed)
-        return (data.reference if space == "units" else data.target)(*stream)
+        how = data.images, place, self._device, self._log, data.labels
+        return FeatureMetrics(self.network, self._config.data, *how)
 
     def at_most(self, n: int) -> int:
         """Return ``n``, at most as many as a floor can compare."""
@@ -59,15 +71,31 @@ class Yardstick:
         return min(n, self._config.evaluation.w2_samples) if measure.is_slow else n
 
     def distance(
-        self, measures: Sequence[Measure], samples: Tensor, seed: int, *stream: str
+        self, measures: Sequence[Measure], samples: Tensor, seed: int, draw: str, stream: str
     ) -> dict[str, float]:
         """Return measures of values of samples (n, *shape), against as many real ones."""
         found: dict[str, float] = {}
         for one in measures:
             x = samples[: self.count(one, len(samples))]
-            real = self.real(one.space, seed, *stream).sample(len(x))
+            real = _sampler(self.measured, one, seed, stream, draw).sample(len(x))
             own = self.data.in_units(x) if one.space == "units" else x
             found |= compute([one], {one.space: (own, real)})
+        return found
+
+    def distance_floor(
+        self, measures: Sequence[Measure], n: int, seed: int, draw: str, stream: str
+    ) -> dict[str, float]:
+        """Return the measures of ``n`` new samples of the target: others, or of what is trained on
+        if there is a held-out part."""
+        found: dict[str, float] = {}
+        for one in measures:
+            count = self.count(one, n)
+            real = _sampler(self.measured, one, seed, stream, draw)
+            if self.data.count is None or self.measured is not self.data:
+                others = _sampler(self.data, one, seed, "floor", draw).sample(count)
+            else:
+                others = real.at(range(n, n + count))  # disjoint
+            found |= compute([one], {one.space: (others, real.at(range(count)))})
         return found
 
     # --- for ``compare`` ------------------------------------------------------------------------
@@ -81,7 +109,7 @@ class Yardstick:
     def check_comparison(self) -> None:
         """Raise UserError if there are too few samples, or the network is not ImageNet's."""
         if self.network is not None:
-            if not isinstance(self.network, ImageNet):
+            if self.network.is_published:
                 raise UserError("evaluation.features = inception: must be imagenet to compare")
             require_neighbours(self._config.evaluation.num_samples)
         if self.samples < 2:
@@ -103,24 +131,23 @@ class Yardstick:
         target, images with the same real images in all draws."""
         if self.features:
             return self.features.measure(samples, measures)
-        return self.distance(measures, samples, seed, "compare", str(draw))
+        return self.distance(measures, samples, seed, str(draw), "compare")
 
     def floor_places(self, places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
         """Return seed and draw of each floor, given seeds and draws of the measures. Floors of
         images do not depend on the seed."""
-        return ((0, split) for split in range(SPLITS)) if self.features else places
+        if not self.network:
+            return places
+        return ((0, split) for split in range(self.network.splits))
 
     def floor(self, measures: Sequence[Measure], seed: int, draw: int) -> dict[str, float]:
         """Return the measures of new samples of the target, as many as those of a trial."""
         if self.features:
             return self.features.floor(self.samples, draw, measures)
-        found: dict[str, float] = {}
-        for one in measures:
-            n = self.count(one, self.samples)
-            real = self.real(one.space, seed, "compare", str(draw))
-            if self.data.count is None or self.measured is not self.data:
-                others = self.real(one.space, seed, "floor", str(draw), trained=True).sample(n)
-            else:
-                others = real.at(range(self.samples, self.samples + n))  # disjoint
-            found |= compute([one], {one.space: (others, real.at(range(n)))})
-        return found
+        return self.distance_floor(measures, self.samples, seed, str(draw), "compare")
+
+
+def _sampler(data: Data, measure: Measure, seed: int, *stream: str) -> Sampler:
+    """Return a sampler of the target in the space of a measure of values."""
+    own = data.with_seed(seed)
+    return (own.reference if measure.space == "units" else own.target)(*stream)

@@ -176,6 +176,10 @@ class PhaseLoop:
         try:
             with torch.profiler.record_function("sample"):
                 batch = next(batches)
+        except UserError:  # the data have changed
+            self._save_once()
+            raise
+        try:
             return self.state.update(batch)
         except torch.cuda.OutOfMemoryError as error:
             raise UserError(

@@ -75,18 +75,19 @@ def test_digits_use_the_whole_range_and_have_labels(tmp_path):
     assert labels("digits", tmp_path)[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
 
 
-@pytest.mark.parametrize("place", ["MNIST/raw", "."])
+@pytest.mark.parametrize("place", ["MNIST/raw", ".", "MNIST", "mnist", "{name}"])
 @pytest.mark.parametrize("is_compressed", [False, True])
 def test_mnist_is_read_from_any_of_its_files_and_nothing_is_written(
     place, is_compressed, mnist, tmp_path
 ):
     """Kaggle has dots in the names, and folders with the usual names; others keep the archives."""
     root = tmp_path / "own"
-    (root / place).mkdir(parents=True)
     for file in mnist.iterdir():
         content = gzip.compress(file.read_bytes()) if is_compressed else file.read_bytes()
         name = f"{file.name}.gz" if is_compressed else file.name.replace("-idx", ".idx")
-        (root / place / name).write_bytes(content)
+        folder = root / place.format(name=name)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
         (root / file.name).mkdir()
     before = sorted(root.rglob("*"))
     assert np.array_equal(images("mnist", root, download=True).numpy(), GREY[:, None])

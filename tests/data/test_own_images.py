@@ -1,5 +1,6 @@
 """Own images, in folders and in arrays: what is found, how it is decoded, what is refused."""
 
+import shutil
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +21,7 @@ from nsgf.data.own import split_rows
 from nsgf.data.own_images import find_images, inspect_images, read_images, read_labels
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
+from nsgf.run import checkpoint
 from nsgf.samples import sample_run
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -59,21 +61,27 @@ def test_images_are_found_in_the_order_of_their_names(tmp_path):
         (own / name).write_bytes(b"x")
     (own / "broken.png").symlink_to("nowhere")
     (own / "linked").symlink_to(write_images(tmp_path / "elsewhere", 4))
+    for suffix in (".jfif", ".jp2", ".avif"):
+        write_images(own / "c", 1, suffix=suffix)
     names = [f"{number:03}" for number in range(8)]
     expected = [f"a/deep/{name}.JPG" for name in names] + [f"b/{name}.png" for name in names]
+    expected += [f"c/000{suffix}" for suffix in (".avif", ".jfif", ".jp2")]
     expected += [f"linked/{name}.png" for name in names[:4]]
-    assert [str(file) for file in find_images(own)] == expected
+    images, others = find_images(own)
+    assert [str(file) for file in images] == expected
+    assert others == {".txt": 1}
+    assert len(read_images(inspected(own))) == len(expected)
 
 
 def test_links_to_a_folder_above_are_not_followed(tmp_path):
     own = write_images(tmp_path / "own", 20, classes=2)
-    before = find_images(own)
+    before = find_images(own)[0]
     for link, to in {"up": "..", "class0/root": "..", "class1/self": "."}.items():
         (own / link).symlink_to(to)
-    assert find_images(own) == before
+    assert find_images(own)[0] == before
     (own / "class0" / "peer").symlink_to("../class1")
     (own / "class1" / "peer").symlink_to("../class0")
-    assert len(find_images(own)) == 40  # each link once
+    assert len(find_images(own)[0]) == 40  # each link once
 
 
 @pytest.mark.parametrize("place", ["nowhere", "a.txt", "."])
@@ -129,6 +137,45 @@ def test_modes_are_decoded(image, options, values, tmp_path):
     pixels = only_pixels(write_all(tmp_path, image, **options))
     assert pixels.shape[0] == len(values)
     assert pixels.float().mean((1, 2)).tolist() == pytest.approx(values, abs=1)
+
+
+def write_bytes(*files: Path) -> None:
+    for file in files:
+        file.write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("write", "note"),
+    [
+        (
+            lambda own: write_bytes(
+                *(write_images(own) / name for name in ("b.HEIC", "c.heic", "d"))
+            ),
+            "left out 3 other files: 2 .heic, 1 without ending",
+        ),
+        (lambda own: write_images(write_images(own, classes=2) / "few", 3), "(few has 3)"),
+        (lambda own: write_images(write_images(own, classes=2), 1), "(1 are)"),
+        (lambda own: write_images(own / "train", classes=2), "{own}/train"),
+        (
+            lambda own: Image.effect_noise((5, 3), 9).save(write_images(own) / "tiny.png"),
+            "1 images are enlarged",
+        ),
+        (
+            lambda own: shutil.copy(write_images(own) / "000.png", own / "b.png"),
+            "1 images are copies",
+        ),
+        (
+            lambda own: np.savez(own.with_suffix(".npz"), images=PIXELS[[*range(16), 3, 3]]),
+            "2 images are copies",
+        ),
+    ],
+)
+def test_a_line_says_what_is_left_out_or_changed(write, note, tmp_path):
+    write(own := tmp_path / "own")
+    (place,) = tmp_path.iterdir()
+    config = replace(settings(place), size=8 if place.is_dir() else None)
+    assert note.format(own=own) in " ".join(inspect_images(config)[1])
+    assert len(inspect_images(settings(write_images(tmp_path / "usual")))[1]) == 1
 
 
 @pytest.mark.parametrize(("factor", "is_said"), [(16, False), (1, True)])
@@ -257,7 +304,7 @@ def test_subfolders_with_ten_images_and_none_outside_are_classes(
     config = inspected(tmp_path)
     assert config.found["classes"] == found
     if found:
-        files, expected = find_images(tmp_path), ImageFolder(tmp_path)
+        files, expected = find_images(tmp_path)[0], ImageFolder(tmp_path)
         assert [str(tmp_path / file) for file in files] == [file for file, _ in expected.samples]
         assert read_labels(config).tolist() == expected.targets
 
@@ -340,11 +387,10 @@ def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
 
 
 @pytest.mark.parametrize("stored", [PIXELS, PIXELS[:, 0], FLOATS], ids=["rgb", "grey", "floats"])
-def test_an_array_alone_is_the_file_with_only_that_array(stored, tmp_path, monkeypatch):
-    """The same images and checksum, read in blocks; bytes stay in the file."""
+def test_an_array_alone_is_the_file_with_only_that_array(stored, tmp_path):
+    """The same images and checksum; bytes stay in the file."""
     expected = config_of(tmp_path / "own.npz", images=stored).data
     np.save(file := tmp_path / "own.npy", stored)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 1000)  # two images
     config = parse(["train", "--exp=images", f"--data.path={file}"]).config.data
     images = Data(config, 0).images
     assert config.found == expected.found
@@ -356,6 +402,27 @@ def test_an_array_alone_is_the_file_with_only_that_array(stored, tmp_path, monke
         assert images.flatten()[-1] == 255 - stored.flat[-1]
         with pytest.raises(UserError, match=r"data\.path .* other images"):
             Data(config, 0)
+
+
+@pytest.mark.parametrize("rows", [40, 20])
+def test_a_mapped_file_that_changes_ends_training_after_a_checkpoint(rows, tmp_path):
+    """Reading beyond the end of a shorter file would end the process."""
+    np.save(file := tmp_path / "own.npy", PIXELS)
+    flags = ["--exp=images", f"--data.path={file}", "--method=icfm", "--smoke", "--device=cpu"]
+    config = parse(["train", *flags, f"--out-dir={tmp_path}"]).config
+    seen = []
+
+    def change(_, step, *rest):
+        seen.append(step)
+        if step == 2:
+            np.save(file, 255 - PIXELS[:rows])
+
+    with pytest.raises(UserError, match=r"^data\.path = .*own\.npy: has changed"):
+        train(config, on_log=change)
+    (saved,) = tmp_path.glob("images*/checkpoints/*.pt")
+    assert (seen, checkpoint.load(saved)["step"]) == ([1, 2], 2)
+    with pytest.raises(UserError, match=r"data\.path .* other images"):
+        Data(config.data, 0)
 
 
 def test_a_held_out_part_of_a_mapped_array_must_fit_into_memory(tmp_path, monkeypatch):
@@ -386,12 +453,23 @@ def test_images_of_any_height_and_width_are_trained_on_and_drawn(tmp_path):
 
 
 def test_key_chooses_the_images_of_a_file(tmp_path):
-    file, arrays = tmp_path / "own.npz", {"x_train": PIXELS[:20], "x_test": PIXELS[20:]}
+    file = tmp_path / "own.npz"
+    arrays = {"x_train": PIXELS[:20], "x_test": PIXELS[20:], "labels": LABELS[:20]}
     config = config_of(file, "--data.key=x_test", **arrays)
     assert torch.equal(read_images(config.data), torch.from_numpy(PIXELS[20:]))
+    assert config.data.found["classes"] == 0
     for wrong in ([], ["--data.key=x"]):
-        with pytest.raises(UserError, match=r"data\.key.NAME, one of x_train, x_test"):
+        with pytest.raises(UserError, match=r"data\.key.NAME, one of x_train, x_test, labels"):
             config_of(file, *wrong, **arrays)
+
+
+def test_labels_belong_to_the_images_whose_name_begins_alike(tmp_path):
+    """Those of MedMNIST have a second axis."""
+    arrays = {"images": PIXELS, "labels": LABELS, "test_images": PIXELS}
+    arrays["test_labels"] = 2 - LABELS[:, None]
+    for key, expected in {"images": LABELS, "test_images": 2 - LABELS}.items():
+        config = config_of(tmp_path / "own.npz", f"--data.key={key}", **arrays)
+        assert read_labels(config.data).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_imagenet_measures_are_saved_with_floor_noise_and_checksum(digits_run, t
 
 def test_inception_measures_are_saved_with_their_conditions(digits_run, monkeypatch):
     """A small network stands in for Inception's, which reads the real images once."""
-    monkeypatch.setattr("nsgf.metrics.features.Inception", Tiny)
+    monkeypatch.setattr("nsgf.metrics.yardstick.Inception", Tiny)
     config, run = digits_run
     config = with_features(config, "inception")
     said: list[str] = []
@@ -156,8 +156,12 @@ def test_inception_measures_are_saved_with_their_conditions(digits_run, monkeypa
     assert found["fid"] > 0
     assert found.keys() >= {"inception_score", "kid", "kid_std", "precision", "recall"}
     assert found["inception_samples"] == found["kid_subset_size"] == 16
-    assert found["inception_weights"] == "w.pth, sha256 a..."
-    assert found["inception_reference"].startswith("digits train, 1797 images, 8x8 grey replicated")
+    assert found["inception_network"] == "None.pth"
+    assert found["inception_reference"] == "1797 training images of digits"
+    for name in ("fid", "kid", "inception_score", "precision", "recall"):
+        assert {f"{name}_floor", f"{name}_floor_std", f"{name}_noise"} <= found.keys()
+    assert found["fid_noise"] > found["fid"] > found["fid_floor"]
+    assert "kid_subset_size_floor" not in found
     assert len(said) == 2
     assert evaluate_run(config, run, said.append)[1] == found
     assert len(said) == 3
@@ -257,8 +261,8 @@ def test_own_points_are_measured_in_file_units_on_disjoint_halves(own_data, monk
     measured = evaluate.distances(config, yardstick, [samples, samples + 1, samples + 2])
     assert measured["w2_samples"] == 20  # of 40
     rows = {tuple(row) for row in data.points.tolist()}
-    own, floors = compared[0:6:2], compared[1:6:2]
-    assert all(torch.equal(x, samples[:20] + n) for n, (x, _) in enumerate(compared[6::2]))
+    own, floors = compared[0::4], compared[2::4]
+    assert all(torch.equal(x, samples[:20] + n) for n, (x, _) in enumerate(compared[1::4]))
     for number, (x, y) in enumerate(own):
         assert torch.equal(x, data.in_units(samples[:20] + number))
         assert {tuple(row) for row in y.tolist()} < rows

@@ -31,7 +31,7 @@ def images() -> torch.Tensor:
 class Pixels(ImageNet):
     """Stands in for the network: the features of an image are its pixels."""
 
-    sha256, name = "0" * 64, "pixels"
+    key, name = "0", "pixels"
 
     def __init__(self):
         pass
@@ -54,7 +54,8 @@ def compared(monkeypatch) -> list[set[bytes]]:
         seen.extend({row.numpy().tobytes() for row in part} for part in pair)
         return 0.0
 
-    monkeypatch.setattr(measures, "MEASURES", [Measure({"watched": "↓"}, "imagenet", note)])
+    spaces = [Measure({"watched": "↓"}, space, note) for space in ("imagenet", "inception")]
+    monkeypatch.setattr(measures, "MEASURES", spaces)
     return seen
 
 
@@ -139,6 +140,27 @@ def test_network_sees_what_its_authors_trained_it_on():
     torch.testing.assert_close(found, maps.mean((2, 3)), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("side", "is_reduced"), [(8, False), (336, True)])
+def test_large_images_are_reduced_with_antialiasing(side, is_reduced):
+    """Stripes of one pixel become grey. Smaller images are enlarged as without it."""
+    seen: list[torch.Tensor] = []
+
+    class Watched(torch.nn.Module):
+        def extract_features(self, pixels):
+            seen.append(pixels)
+            return pixels
+
+    network = object.__new__(ImageNet)
+    network._network, network._side, network._scaling = Watched(), 112, "bicubic"
+    stripes = torch.zeros(1, 3, side, side, dtype=torch.uint8)
+    stripes[..., ::2] = 255
+    network.features(stripes, "", CPU)
+    pixels = (stripes.float() - 127) / 128
+    expected = functional.interpolate(pixels, (112, 112), mode="bicubic", antialias=is_reduced)
+    torch.testing.assert_close(seen[0], expected)
+    assert (float(seen[0].max() - seen[0].min()) < 0.3) is is_reduced
+
+
 def test_missing_package_and_other_weights_are_refused(monkeypatch):
     monkeypatch.setattr(features, "SHA256", "0" * 64)
     with pytest.raises(UserError, match="other weights"):
@@ -177,7 +199,7 @@ def test_test_images_are_the_reference_of_a_set_that_has_some(
     )
     monkeypatch.setitem(DATA_SETS, "digits", kind)
     metrics = FeatureMetrics(Pixels(), CONFIG, images[:1200], tmp_path, CPU, lambda _: None)
-    assert (metrics.about, metrics.used(5000)) == ("597 test images", 1200)
+    assert (metrics.about, metrics.used(5000)) == ("597 test images of digits", 1200)
     for split in (0, 1):
         metrics.floor(800, split)
     first, reference, second, again = compared
@@ -190,6 +212,49 @@ def test_test_images_are_the_reference_of_a_set_that_has_some(
     metrics = FeatureMetrics(Pixels(), told, images[:1200], tmp_path, CPU, print, labels[:1200])
     floor = metrics.floor(400, 0, metrics.measures[1:])
     assert abs(floor[CLASS_KID]) < WITHIN_CLASS
+
+
+class Published(Pixels):
+    """The same in place of Inception."""
+
+    spaces = (("inception", slice(None)),)
+    is_published = True
+    splits = 3
+
+
+@pytest.mark.parametrize("kind", ["train", "test", "held out"])
+def test_published_figures_compare_all_samples_with_all_training_images(
+    kind, images, compared, monkeypatch, tmp_path
+):
+    """Floors: test images, or halves of the training images; or training images with a held-out
+    part, which is the reference then."""
+    record = DATA_SETS["digits"]
+    test = None if kind == "train" else images[1200:]
+    record = replace(record, read_test=None if test is None else lambda _: test)
+    monkeypatch.setitem(DATA_SETS, "digits", record)
+    config = replace(CONFIG, held_out=0.5 if kind == "held out" else 0.0)
+    train = images if test is None else images[:1200]
+    monkeypatch.setattr(features, "MOST", 100)
+    metrics = FeatureMetrics(Published(), config, train, tmp_path, CPU, lambda _: None)
+    rows = {row.numpy().tobytes() for row in Pixels().features(images, "", CPU)}
+    of_train = {row.numpy().tobytes() for row in Pixels().features(train, "", CPU)}
+    assert metrics.used(50_000) == 50_000
+    metrics.measure(images.flip(-1))
+    metrics.floor(50_000, 0)
+    metrics.floor(300, 1)
+    samples, reference, floor, others, some, again = compared
+    assert len(samples) == len({image.numpy().tobytes() for image in images})
+    if kind == "train":
+        assert reference == rows
+        assert (len(floor), len(others), len(some)) == (899, 898, 300)
+        assert floor | others == rows
+        assert others != again
+    else:
+        assert reference == others == again == (of_train if kind == "test" else rows - of_train)
+        assert floor == rows - reference
+        assert len(some) == 300
+    assert not floor & others
+    assert not some & again
 
 
 def test_each_class_is_measured_against_its_own_real_images(images, tmp_path):
@@ -231,7 +296,7 @@ def test_features_of_real_images_are_computed_once(images, tmp_path):
         FeatureMetrics(Pixels(), CONFIG, images, tmp_path, CPU, said.append)
     assert len(said) == 1
     other = Pixels()
-    other.sha256 = "1" * 64
+    other.key = "1"
     FeatureMetrics(other, CONFIG, images, tmp_path, CPU, said.append)
     assert len(said) == 2
 
@@ -240,7 +305,7 @@ def test_random_images_are_compared_with_random_images(tmp_path):
     config = replace(CONFIG, name="mnist", fake=True)  # whose files are not there
     fake = DATA_SETS["mnist"].fake_images(torch.Generator().manual_seed(0))
     metrics = FeatureMetrics(Pixels(), config, fake, tmp_path, CPU, lambda _: None)
-    assert metrics.about == "256 training images"
+    assert metrics.about == "256 training images of mnist"
 
 
 def test_too_few_samples_are_refused(metrics, images):

@@ -5,12 +5,16 @@ import pytest
 import torch
 from PIL import Image
 
+from nsgf.config.schema import DataConfig
 from nsgf.metrics import inception
-from nsgf.metrics.inception import PUBLISHED, Inception, inception_metrics
+from nsgf.metrics.features import FeatureMetrics
+from nsgf.metrics.inception import PUBLISHED, Inception
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import Malicious
 
 CPU = torch.device("cpu")
+FAKE = DataConfig(name="mnist", fake=True)
+"""MNIST's shape, without files."""
 
 
 def images(n: int, low: int, high: int, seed: int = 0) -> torch.Tensor:
@@ -65,10 +69,8 @@ def test_measures_equal_those_of_torch_fidelity(weights, tmp_path):
     """The same samples in the same order, grey there turned into colour by reading PNG files."""
     samples, real = images(16, 0, 256), images(20, 0, 200, seed=1)
     real[:10] = samples[:10]
-    cache = tmp_path / "cache"
-    cache.mkdir()
     network = Inception(Path(weights))
-    found = inception_metrics(samples, real, "mnist", cache, network, CPU, 5, lambda _: None)
+    found = FeatureMetrics(network, FAKE, real, tmp_path, CPU, lambda _: None).measure(samples)
     theirs = by_torch_fidelity(
         write_folder(tmp_path / "samples", samples), write_folder(tmp_path / "real", real), weights
     )
@@ -147,7 +149,7 @@ def test_published_weights_are_downloaded_once_and_their_checksum_checked(
         Inception()
     file = tmp_path / "hub" / "checkpoints" / PUBLISHED
     monkeypatch.setattr(inception, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
-    assert Inception().name == f"{PUBLISHED}, sha256 {inception.SHA256[:12]}..."
+    assert Inception().name.startswith(f"{PUBLISHED}, sha256 {inception.SHA256[:12]}...")
     assert said == [(inception.URL, said[0][1])]
     assert said[0][1].startswith("6726825d")
     assert len(loads) == 1
@@ -171,19 +173,18 @@ def test_bad_weights_files_give_a_one_line_error_and_execute_nothing(kind, tmp_p
 
 
 class Tiny(Inception):
-    """Means of rows as features, and means of columns as logits."""
+    """Means of rows as features, and means of columns as logits, in turn."""
 
-    version = "0.4.0"
+    spaces = (("inception", slice(0, None, 2)), ("logits", slice(1, None, 2)))
 
-    def __init__(self, weights: str | None = None) -> None:
-        weights = weights or "a"
-        self.name, self.sha256, self.read = f"w.pth, sha256 {weights}...", weights * 64, []
+    def __init__(self, weights: object = "a") -> None:
+        self.name, self.key, self.read = f"{weights}.pth", f"{weights}", []
         """``read``: first values of the images that were."""
 
-    def features(self, images, title, device, batch_size):
+    def features(self, images, title, device):
         self.read.append(int(images.flatten()[0]))
-        x = images.float().expand(-1, 3, -1, -1)
-        return x.mean((1, 2)), x.mean((1, 3))
+        x = images.float()[:, 0]
+        return torch.stack([x.mean(1), x.mean(2)], 2).flatten(1)
 
 
 SAMPLES, REAL = images(20, 0, 256), images(30, 50, 200, seed=1)
@@ -201,11 +202,11 @@ def cache(tmp_path, monkeypatch):
 def measure(cache, network=None, samples=SAMPLES, real=REAL) -> tuple[dict, list[str]]:
     """Measures, and what was said."""
     said: list[str] = []
-    where = (cache, network or Tiny(), CPU, 8, said.append)
-    return inception_metrics(samples, real, "mnist", *where), said
+    metrics = FeatureMetrics(network or Tiny(), FAKE, real, cache, CPU, said.append)
+    return metrics.measure(samples), said
 
 
-def test_features_of_real_images_are_computed_once(cache, monkeypatch):
+def test_features_of_real_images_are_computed_once(cache):
     """All that changes the features changes the name of their file."""
     network = Tiny()
     first, said = measure(cache, network)
@@ -216,23 +217,20 @@ def test_features_of_real_images_are_computed_once(cache, monkeypatch):
     assert 7 not in network.read
     other, _ = measure(cache, samples=REAL[:20] // 2)
     assert other["fid"] != first["fid"]
-    assert other["inception_reference"] == first["inception_reference"]
-    assert len(list(cache.iterdir())) == 1
+    assert len(list(cache.glob(".features/*"))) == 1
     measure(cache, Tiny("b"))
     for real in (REAL[:29], REAL.flip(-1)):
         measure(cache, real=real)
-    monkeypatch.setattr(Tiny, "version", "0.9.9")
-    measure(cache)
-    assert len(list(cache.iterdir())) == 5
+    assert len(list(cache.glob(".features/*"))) == 4
 
 
-BAD = [Malicious(), torch.ones(29, 28), torch.ones(30, 28).double(), torch.ones(30)]
+BAD = [Malicious(), torch.ones(29, 56), torch.ones(30, 56).double(), torch.ones(30)]
 
 
 @pytest.mark.parametrize("content", BAD)
 def test_features_in_bad_files_are_computed_again(content, cache):
     good, _ = measure(cache)
-    (file,) = cache.iterdir()
+    (file,) = cache.glob(".features/*")
     torch.save(content, file)
     found, said = measure(cache)
     assert found == good

@@ -101,7 +101,6 @@ def test_measures_stand_beside_floors_and_what_is_reported():
     metrics |= {"imagenet_samples": 99, "guidance": 2.0, "imagenet_precision": 0.92}
     metrics |= {"imagenet_precision_floor": 0.9, "imagenet_precision_noise": 0.95}
     metrics |= {"kid": 0.5, "kid_floor": None, "kid_std": "x", "w2_standardised": None}
-    metrics |= {"precision": "fp32"}  # of sampling, in files of earlier versions
     rows = measure_rows(shipped("mnist"), metrics)
     assert rows == [
         ("FID ↓", "4.25", "", "3.8 at NFE 60"),
