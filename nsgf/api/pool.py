@@ -10,10 +10,11 @@ from nsgf.checks import check
 from nsgf.config.files import from_arguments
 from nsgf.config.settings import build
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
+from nsgf.method import time_step
 from nsgf.pool import PoolBatch, TrajectoryPool, flow_groups, plan_pool
 from nsgf.pool.build import simulate
-from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.base import Array, positive_number, time_step, to_tensor
+from nsgf.sinkhorn import build_flow
+from nsgf.sinkhorn.base import Array, positive_number, to_tensor
 from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError, naming, one_line
 from nsgf.system.hardware import device_name, pick_device
@@ -91,14 +92,15 @@ class SinkhornPool:
                     raise UserError(must)
                 dtype = getattr(torch, plan_pool(config, shape, self.device).dtype)
                 positions = torch.empty((flows * n, steps + 1, *shape), dtype=dtype)
-                self._pool = TrajectoryPool(positions, time_step(config.flow))
-                solver = build_solver(config.sinkhorn)
+                self.time_step = time_step(steps, config.flow.step_size)
+                self._pool = TrajectoryPool(positions, self.time_step)
+                solver = build_flow(config.flow.kind, config.sinkhorn)
                 for numbers in flow_groups(config, shape, self.device):
                     self._pool.append(simulate(config, mu0, mu1, solver, self.device, numbers))
         if (report := solver.report).unconverged:
             more = f"{report}; a larger blur needs fewer updates"
             warnings.warn(more, RuntimeWarning, stacklevel=2)
-        self.batch_size, self.time_step = n, self._pool.time_step
+        self.batch_size = n
 
     def __len__(self) -> int:
         return len(self._pool) // self.batch_size

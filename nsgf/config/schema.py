@@ -95,10 +95,9 @@ class DataConfig(Facts):
 
 @dataclass
 class SinkhornConfig:
-    """Entropic optimal transport on one mini-batch, cost 1/2 |x - y|^2, eps = blur^2."""
+    """Samples of one flow. For the kinds sinkhorn and geomloss (flow.kind): entropic optimal
+    transport between them, cost 1/2 |x - y|^2, eps = blur^2."""
 
-    solver: Literal["batched", "geomloss"] = "batched"
-    """batched: many flows at once, to a tolerance; geomloss: the library, one flow at a time."""
     batch_size: Annotated[int, Range(1)] = 256
     """Number of particles n in one flow."""
     target_batch: Annotated[int | None, Range(1)] = None
@@ -108,7 +107,7 @@ class SinkhornConfig:
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
     """geomloss: ratio of successive blurs while annealing; closer to 1 is slower and more exact."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
-    """batched: largest L1 error of a plan's marginals (total mass 1). The limit shrinks in
+    """sinkhorn: largest L1 error of a plan's marginals (total mass 1). The limit shrinks in
     proportion where particles move by less than the blur."""
 
     @property
@@ -119,14 +118,22 @@ class SinkhornConfig:
 
 @dataclass
 class FlowConfig:
-    """The discretized Sinkhorn gradient flow (Algorithm 1)."""
+    """The discretized gradient flow (Algorithm 1)."""
 
+    kind: Literal["sinkhorn", "geomloss"] = "sinkhorn"
+    """Flow that NSGF learns. sinkhorn: of the Sinkhorn divergence, many flows at once, to a
+    tolerance. geomloss: the same by the library, one flow at a time, annealed to the blur."""
     steps: Annotated[int, Range(1)] = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6)] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
     schedule: Literal["constant", "harmonic"] = "constant"
     """Step sizes. constant: eta. harmonic: 1/T, 1/(T-1), ..., 1, for steps of equal length."""
+
+    @property
+    def step_size(self) -> float | None:
+        """Step size eta; None: harmonic steps."""
+        return self.eta if self.schedule == "constant" else None
 
 
 @dataclass

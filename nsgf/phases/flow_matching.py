@@ -154,7 +154,7 @@ class Reflow(Phase):
         computes the same paths again."""
         student = starting_network(self, session, Peer())
         starts = data.source(self.name).at(range(session.config.reflow.pairs))
-        steps, classes = load_euler_steps(Peer(), session, STEPS, 1.0), data.classes
+        steps, classes = load_euler_steps(Peer(), session, STEPS, 1 / STEPS), data.classes
         ends = path_ends(starts, steps, session, classes)
         seed = derive_seed(session.config.seed, self.name)
         return NSFTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
+from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
 from nsgf.models import OwnNetwork, time_network
-from nsgf.models.affine import AffineStartNetwork
+from nsgf.models.affine import AffineStartNetwork, gaussian_part
 from nsgf.phases.base import Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
-from nsgf.sampling.sampler import InferenceNetwork, nsgf_steps
-from nsgf.sinkhorn.base import flow_time, gaussian_part
+from nsgf.sampling.sampler import InferenceNetwork
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -90,7 +90,8 @@ class NSFTask(LineTask):
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, *labels = drawn
-        return Batch((interpolate(start, end, t), t, *labels), end - start)
+        x, velocity = line_pairs(start, end, t)
+        return Batch((x, t, *labels), velocity)
 
 
 class TimePredictorTask(LineTask):
@@ -98,13 +99,8 @@ class TimePredictorTask(LineTask):
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, *_ = drawn  # labels, if there are any
-        return Batch((interpolate(start, end, t),), t)
-
-
-def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    """Return (1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
-    weight = t.view(-1, *[1] * (start.ndim - 1))
-    return (1 - weight) * start + weight * end
+        x, _ = line_pairs(start, end, t)
+        return Batch((x,), t)
 
 
 class NSF(Phase):
@@ -127,7 +123,7 @@ class NSF(Phase):
         config, transport = session.config, None
         model: Any = starting_network(self, session, NSGF() if config.nsf.init == "nsgf" else None)
         if config.nsf.source == "affine":
-            part = gaussian_part(config.flow)
+            part = gaussian_part(step_sizes(config.flow.steps, config.flow.step_size))
             session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
             model.set_map(*measure_moments(data), part)
             transport = model.start
@@ -191,7 +187,8 @@ def make_pairs(
     config, device, flow = session.config, session.device, session.config.flow
     source = data.source(phase.name)
     if transport is None and config.nsf.source == "nsgf":
-        transport = load_euler_steps(NSGF(), session, flow.steps, flow_time(flow))
+        length = time_step(flow.steps, flow.step_size)
+        transport = load_euler_steps(NSGF(), session, flow.steps, length)
     if transport:
         source = CachedStarts(source, transport, device, config.nsf.starts, data.classes)
     group = None
@@ -215,16 +212,16 @@ def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
     return mean, products / count - torch.outer(mean, mean)
 
 
-def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) -> Transport:
-    """Return a function that runs Euler steps with a phase's trained network, from 0 to ``time``.
-    Raise UserError if the phase is not trained."""
+def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Transport:
+    """Return a function that runs Euler steps of size h with a phase's trained network. Raise
+    UserError if the phase is not trained."""
     trained = load_network(phase, session.config, session.run, session.device)
     precision = supported_precision(trained.precision, session.device)
     network = InferenceNetwork(trained.network, precision, session.device, session.log.write)
 
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:
-        return nsgf_steps(lambda x, t: network(x, t, *labels), x, steps, time)
+        return nsgf_steps(lambda x, t: network(x, t, *labels), x, steps, h, None)
 
     return transport
 

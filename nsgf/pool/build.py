@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
+from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.pool.plan import flow_groups, plan_pool, pool_folder
 from nsgf.pool.trajectories import (
     Header,
@@ -20,8 +21,7 @@ from nsgf.pool.trajectories import (
 )
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
-from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
-from nsgf.sinkhorn.base import step_sizes, time_step
+from nsgf.sinkhorn import Flow, SolverReport, build_flow
 from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
 from nsgf.system.hardware import release_memory
 
@@ -59,13 +59,16 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
             f"pool.storage = {config.pool.storage}: {folder} cannot be written ({cause(error)}); "
             f"name another folder with {suggest('out_dir', 'DIR')}"
         ) from error
-    pool, finished = TrajectoryPool(positions, time_step(config.flow), first * n), first
+    length = time_step(config.flow.steps, config.flow.step_size)
+    pool = TrajectoryPool(positions, length, first * n)
+    finished = first
     if not world.any(first < len(share)):
         log.write(f"pool: {dtype} from {folder}; complete")
         return pool
     if first:
         log.write(f"pool: continuing after {first} of {len(share)} flows")
-    solver, started = build_solver(config.sinkhorn), time.perf_counter()
+    solver = build_flow(config.flow.kind, config.sinkhorn)
+    started = time.perf_counter()
     stops = [group.stop for group in flow_groups(config, shape, session.device)]
     together = stops[0]
     try:
@@ -119,7 +122,7 @@ def simulate(
     config: Config,
     source: Sampler,
     target: Sampler,
-    solver: FlowSolver,
+    solver: Flow,
     device: torch.device,
     numbers: range,
 ) -> Tensor:
@@ -137,7 +140,7 @@ def simulate(
         for sampler, n in ((source, sinkhorn.batch_size), (target, sinkhorn.targets))
     )
     try:
-        return solver.flows(x, y, step_sizes(flow)).flatten(0, 1)
+        return run_flow(solver, x, y, step_sizes(flow.steps, flow.step_size)).flatten(0, 1)
     except (ValueError, ArithmeticError) as error:
         raise UserError(
             f"flows {numbers.start} to {numbers.stop - 1} of the pool failed ({one_line(error)}); "

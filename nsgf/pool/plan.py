@@ -9,7 +9,7 @@ import torch
 from nsgf.config.schema import Config
 from nsgf.pool.trajectories import matching_header, positions_files
 from nsgf.run.folder import RunFolder
-from nsgf.sinkhorn.blocks import BLOCK, LARGEST_PLAN
+from nsgf.sinkhorn import FLOWS
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, name_setting, suggest
 from nsgf.system.hardware import available_bytes, free_disk_bytes
@@ -54,13 +54,11 @@ def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str) -> int:
 
 def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
     """Return about twice the peak memory of simulating one flow, in bytes."""
-    n, m = config.sinkhorn.batch_size, config.sinkhorn.targets
-    larger = max(n, m)
-    matrix = n * larger if n * larger <= LARGEST_PLAN else BLOCK
-    if config.sinkhorn.solver == "geomloss":  # it also solves y to y
-        matrix = larger**2
+    n = config.sinkhorn.batch_size
+    m = config.sinkhorn.targets
+    matrix = FLOWS[config.flow.kind].matrix_entries(n, m)
     positions = 2 * (config.flow.steps + 1)  # the computed positions and a converted copy
-    return 4 * ((positions * n + CLOUDS * larger) * math.prod(shape) + MATRICES * matrix)
+    return 4 * ((positions * n + CLOUDS * max(n, m)) * math.prod(shape) + MATRICES * matrix)
 
 
 def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) -> list[range]:

@@ -15,6 +15,7 @@ from PIL import Image
 from nsgf.config.schema import Config
 from nsgf.config.settings import drop_machine_settings
 from nsgf.data import Data, class_names
+from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.metrics.distances import nearest_images
 from nsgf.metrics.measures import describe, is_measure, name_of
 from nsgf.phases import get_phase, load_sampler
@@ -25,8 +26,7 @@ from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder
 from nsgf.run.log import read_costs
 from nsgf.samples import count_samples, draw_path, part_of_way
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
-from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.base import step_sizes, time_step
+from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import UserError, list_names, shorten_paths
 from nsgf.system.files import ensure_writable, read_object, replacing
 from nsgf.system.hardware import pick_device
@@ -121,12 +121,13 @@ def velocity_fields(
     sinkhorn, flow = config.sinkhorn, config.flow
     x = data.source("report", "field").sample(sinkhorn.batch_size).to(device)
     y = data.target("report", "field").sample(sinkhorn.targets).to(device)
-    positions = build_solver(sinkhorn).flows(x[None], y[None], step_sizes(flow))[0]
+    etas = step_sizes(flow.steps, flow.step_size)
+    positions = run_flow(build_flow(flow.kind, sinkhorn), x[None], y[None], etas)[0]
     fields = []
     for step in sorted({0, flow.steps // 2, flow.steps - 1}):
         here, after = positions[:, step], positions[:, step + 1]
         learned = network(here, torch.full((len(here),), step / flow.steps, device=device))
-        velocity = (after - here) / time_step(flow)
+        velocity = (after - here) / time_step(flow.steps, flow.step_size)
         title = f"Step {step + 1} of {flow.steps}"
         fields.append((title, here.cpu(), learned.cpu(), velocity.cpu()))
     return fields

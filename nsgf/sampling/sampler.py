@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config
 from nsgf.data import class_labels, class_number, data_classes
-from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, euler_step, integrate
-from nsgf.sinkhorn.base import flow_time
+from nsgf.method import Velocity, nsgf_steps, time_step
+from nsgf.sampling.solvers import SOLVERS, Observer, integrate
 from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.output import show
@@ -171,8 +171,9 @@ class NSGFSteps(Leg):
     title, steps = "NSGF", "nsgf_steps"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
-        velocity, length = self.velocity(samples.labels), flow_time(self.config.flow)
-        samples.x = nsgf_steps(velocity, samples.x, self.count, length, observe)
+        flow = self.config.flow
+        h = flow.steps * time_step(flow.steps, flow.step_size) / self.count
+        samples.x = nsgf_steps(self.velocity(samples.labels), samples.x, self.count, h, observe)
 
 
 class AffineStart(Leg):
@@ -329,16 +330,3 @@ def _checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
 def calls_per_velocity(config: Config) -> int:
     """Return the number of network calls for one velocity: two with guidance."""
     return 2 if data_classes(config.data) and config.sampling.guidance != 1 else 1
-
-
-def nsgf_steps(
-    velocity: Velocity, x: Tensor, steps: int, flow_time: float, observe: Observer | None = None
-) -> Tensor:
-    """Run Algorithm 2 on samples x of mu0, (B, *shape): x <- x + eta v_theta(x, s/S) for
-    s = 0 .. S-1, eta = flow_time / S. With S = T, eta is the flow's step size."""
-    eta = flow_time / steps
-    for step in range(steps):
-        x = euler_step(velocity, x, torch.full((len(x),), step / steps, device=x.device), eta)
-        if observe:
-            observe(x)
-    return x

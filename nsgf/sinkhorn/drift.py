@@ -11,12 +11,10 @@ Shapes: B problems, N generated samples, M real samples, *shape one sample.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.batched import BatchedSolver
 
 
@@ -28,8 +26,7 @@ class Drift:
     """
 
     def __init__(self, blurs: Sequence[float], tolerance: float) -> None:
-        base = SinkhornConfig(tolerance=tolerance)
-        self._solvers = [BatchedSolver(replace(base, blur=blur)) for blur in blurs]
+        self._solvers = [BatchedSolver(blur, tolerance) for blur in blurs]
         self.reports = [solver.report for solver in self._solvers]
         """Solver reports, one for each blur."""
 
@@ -44,11 +41,11 @@ class Drift:
         for solver in self._solvers:
             # each velocity is T minus the projection of x on itself; the projections cancel
             if y.shape == x.shape:  # all problems at once
-                to_y, to_x = solver.solve(torch.cat([x, x]), torch.cat([y, other])).velocity.chunk(
-                    2
-                )
+                both = solver.velocity(torch.cat([x, x]), torch.cat([y, other]))
+                to_y, to_x = both.chunk(2)
             else:
-                to_y, to_x = solver.solve(x, y).velocity, solver.solve(x, other).velocity
+                to_y = solver.velocity(x, y)
+                to_x = solver.velocity(x, other)
             total += (to_y - to_x).view(x.shape)
         halves = (total * (unit / len(self._solvers))).chunk(2)
         velocity = torch.zeros_like(made, dtype=torch.float32)

@@ -174,7 +174,7 @@ WRONG = [  # command, flags, words of the message
     ("train", "2d", "2d: must follow a flag"),
     ("train", "--exp 2d --lr 1 --lr=3", "--lr: given twice"),
     ("train", "--exp 2d --train-iters", "--train-iters: expected one argument"),
-    ("train", "--exp 2d --sinkhorn.solver magic", "must be one of batched, geomloss"),
+    ("train", "--exp 2d --flow.kind magic", "must be one of sinkhorn, "),
     ("train", "--exp nope", "exp = nope: must be one of 2d, "),
     ("train", "--exp 2d --method nsfg", "did you mean nsgf?"),
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),

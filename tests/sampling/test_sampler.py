@@ -27,7 +27,6 @@ from nsgf.sampling.sampler import (
     OneCall,
     ResidualCall,
     StraightFlow,
-    nsgf_steps,
 )
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision
@@ -54,18 +53,6 @@ def growing(x, t):
 
 def half(x):
     return x.new_full((len(x),), 0.5)
-
-
-def test_nsgf_takes_euler_steps_at_the_times_of_the_pool():
-    times = []
-
-    def velocity(x, t):
-        times.append(float(t[0]))
-        return x
-
-    x = nsgf_steps(velocity, torch.ones(3, 2), steps=4, flow_time=4 * 0.5)
-    torch.testing.assert_close(x, torch.full((3, 2), 1.5**4))
-    assert times == [0, 0.25, 0.5, 0.75]
 
 
 @pytest.mark.parametrize(
