@@ -109,6 +109,8 @@ def test_samples_of_three_functions():
     tau = torch.tensor([0.0, 0.3, 0.5, 0.9, 0.99])
     found = sample(x, ones, 4, 0.25, growing, lambda _: tau, 4000)
     torch.testing.assert_close(found, (x + 1) * (1 - tau**2).exp().view(-1, 1), rtol=1e-3, atol=0)
+    found = sample(x, ones, 4, 0.25, ones, lambda _: tau, 3)
+    torch.testing.assert_close(found, x + 1 + (1 - tau).view(-1, 1))
     found = sample(x, ones, 4, 0.25, growing, straight_steps=4000)
     torch.testing.assert_close(found, (x + 1) * torch.e, rtol=1e-3, atol=0)
 

@@ -48,6 +48,22 @@ CHECKS = {
         batch = Batch((torch.zeros(4),), torch.zeros(4))
         assert NSFTask.loss(None, lambda x: x + 10, batch) == 10 - 0.5
     """,
+    "A flow": """
+        import glob
+        import torch
+        import nsgf
+        from pathlib import Path
+        from nsgf.method import run_flow
+        from nsgf.sinkhorn.kernel import KernelFlow
+        x, y = torch.zeros(1, 1, 2), torch.tensor([[[3.0, 4.0]]])
+        moved = run_flow(KernelFlow(5.0), x, y, [0.1])[0, 0, 1]
+        torch.testing.assert_close(moved, 0.1 * torch.tensor([3.0, 4.0]) * 2.718281828 ** -0.5)
+        nsgf.load(glob.glob("runs/2d-smoke-*")[0]).export("out")
+        card = Path("out/README.md").read_text()
+        assert "by a neural kernel gradient flow" in card
+        assert "kernel's discrepancy, in place of" in card
+        assert "blur 0.25" not in card
+    """,
     "An ODE solver": """
         import torch
         from nsgf.config.schema import SamplingConfig

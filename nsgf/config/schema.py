@@ -43,6 +43,7 @@ PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "g
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 ImageName = Literal["digits", "mnist", "cifar10"]
 SolverName = Literal["euler", "heun", "dopri5"]
+FlowKind = Literal["sinkhorn", "energy", "geomloss"]
 
 
 class Facts:
@@ -103,7 +104,7 @@ class SinkhornConfig:
     target_batch: Annotated[int | None, Range(1)] = None
     """Number of targets m in one flow; null: as many as particles."""
     blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
-    """Square root of the regularization eps, in units of the data."""
+    """sinkhorn and geomloss: square root of the regularization eps, in units of the data."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
     """geomloss: ratio of successive blurs while annealing; closer to 1 is slower and more exact."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
@@ -120,9 +121,10 @@ class SinkhornConfig:
 class FlowConfig:
     """The discretized gradient flow (Algorithm 1)."""
 
-    kind: Literal["sinkhorn", "geomloss"] = "sinkhorn"
+    kind: FlowKind = "sinkhorn"
     """Flow that NSGF learns. sinkhorn: of the Sinkhorn divergence, many flows at once, to a
-    tolerance. geomloss: the same by the library, one flow at a time, annealed to the blur."""
+    tolerance. energy: of the energy distance; its speed is at most 2. geomloss: as sinkhorn, by the
+    library, one flow at a time, annealed to the blur."""
     steps: Annotated[int, Range(1)] = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6)] = 0.2

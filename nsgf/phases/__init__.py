@@ -56,9 +56,10 @@ class Way:
     legs: Legs
     when: When = field(default_factory=lambda: _FREE)
     """Settings that select this method."""
-    title: str = "by a neural Sinkhorn gradient flow"
-    """End of a model card's title. It may contain ``{config.KEY}``, and so may ``text``."""
-    text: str = PAPER
+    title: str = "by a neural {flow.title}"
+    """End of a model card's title. It may contain ``{config.KEY}`` and ``{flow.KEY}``, and so may
+    ``text``."""
+    text: str = f"{{flow.method}}{PAPER}"
     """The method in a sentence of a model card."""
     adds_updates: bool = False
     """Whether the method is complete without the last phase. A comparison then trains the updates

@@ -22,6 +22,7 @@ from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import InferenceNetwork
+from nsgf.sinkhorn import FLOWS
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -150,7 +151,8 @@ class NSF(Phase):
                 f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
                 f"{format_bytes(free)} are free; use fewer, or null to compute new ones each time"
             )
-        if self != NSF() or config.flow.schedule != "harmonic" or config.nsf.source != "prior":
+        arrives = config.flow.schedule == "harmonic" and FLOWS[config.flow.kind].arrives
+        if self != NSF() or not arrives or config.nsf.source != "prior":
             return "", 0
         line = "nsf: nothing to learn, because NSGF steps of flow.schedule harmonic end in the data"
         return line, 0

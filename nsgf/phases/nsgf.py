@@ -50,9 +50,9 @@ class NSGFTask(Task):
 
 
 class NSGF(Phase):
-    """Fill the trajectory pool with Sinkhorn flows, and train v_theta on their velocities."""
+    """Fill the trajectory pool with flows, and train v_theta on their velocities."""
 
-    name, title = "nsgf", "Sinkhorn flow"
+    name, title = "nsgf", "gradient flow"
     takes_classes = True
     follows = ("seed", "data", "sinkhorn", "flow", "pool", "model")
 

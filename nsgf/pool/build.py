@@ -108,10 +108,9 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         if file:
             file.save()
     done, seconds = finished - first, max(time.perf_counter() - started, 1e-9)
-    log.write(
-        f"pool: {done} flows in {seconds:.1f} s, {done / seconds:.3g} flows/s, {together} at a "
-        f"time; {solver.report}"
-    )
+    speed = f"{done / seconds:.3g} flows/s, {together} at a time"
+    solved = f"; {solver.report}" if solver.report.solves else ""
+    log.write(f"pool: {done} flows in {seconds:.1f} s, {speed}{solved}")
     if session.should_stop():
         kept = f"{finished} of {len(share)} flows" if file else "nothing"
         raise Stopped(f"pool: {kept} kept")
@@ -142,9 +141,9 @@ def simulate(
     try:
         return run_flow(solver, x, y, step_sizes(flow.steps, flow.step_size)).flatten(0, 1)
     except (ValueError, ArithmeticError) as error:
-        raise UserError(
-            f"flows {numbers.start} to {numbers.stop - 1} of the pool failed ({one_line(error)}); "
-            f"with {name_setting('flow.eta', flow.eta)} and "
-            f"{name_setting('sinkhorn.blur', sinkhorn.blur)}: try a smaller {suggest('flow.eta')} "
-            f"or a larger {suggest('sinkhorn.blur')}"
-        ) from error
+        remedy = f"with {name_setting('flow.eta', flow.eta)}: try a smaller {suggest('flow.eta')}"
+        if "blur" in solver.uses:
+            blur = name_setting("sinkhorn.blur", sinkhorn.blur)
+            remedy += f"; with {blur}: a larger {suggest('sinkhorn.blur')}"
+        failed = f"flows {numbers.start} to {numbers.stop - 1} of the pool failed"
+        raise UserError(f"{failed} ({one_line(error)}); {remedy}") from error

@@ -102,7 +102,7 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         text = "By the distance of all pixels: equal pairs would be copies."
         album.draw("nearest", figure, "The nearest training images", text)
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
-        text = "Both at points of a Sinkhorn flow that was not trained on, with their true lengths."
+        text = "Both at points of a flow that was not trained on, with their true lengths."
         album.draw("field", draw_fields(fields), "The learned velocity on top of the flow's", text)
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau.cpu())
@@ -114,7 +114,7 @@ def velocity_fields(
     config: Config, sampler: FlowSampler, data: Data, device: torch.device
 ) -> list[Field]:
     """Return the network's velocity beside the flow's at the first, a middle and the last step of a
-    new Sinkhorn flow; none if the sampler has no NSGF steps."""
+    new flow; none if the sampler has no NSGF steps."""
     network = next((leg.network for leg in sampler.legs if isinstance(leg, NSGFSteps)), None)
     if network is None:
         return []

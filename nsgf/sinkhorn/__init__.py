@@ -1,20 +1,25 @@
 """Flows of empirical measures, and their velocities.
 
 ``base`` states the conventions and the base class of flows. ``batched`` is the solver of every
-shipped configuration, ``geomloss`` a reference that uses automatic differentiation.
+shipped configuration, ``geomloss`` a reference that uses automatic differentiation, ``energy`` the
+flow of another distance.
 """
 
 from typing import Any
 
 from nsgf.sinkhorn.base import Flow, SolverReport
 from nsgf.sinkhorn.batched import BatchedSolver
+from nsgf.sinkhorn.energy import EnergyFlow
 from nsgf.sinkhorn.geomloss import GeomlossSolver
 
 FLOWS: dict[str, type[Flow]] = {
     "sinkhorn": BatchedSolver,
+    "energy": EnergyFlow,
     "geomloss": GeomlossSolver,
 }
 """All flows, by ``flow.kind``."""
+FLOW_SETTINGS = {name for flow in FLOWS.values() for name in flow.uses}
+"""Settings of the section ``sinkhorn`` that some flows use, and others do not."""
 
 
 def build_flow(kind: str, settings: Any) -> Flow:
@@ -24,4 +29,4 @@ def build_flow(kind: str, settings: Any) -> Flow:
     return flow(**{name: getattr(settings, name) for name in flow.uses})
 
 
-__all__ = ["FLOWS", "BatchedSolver", "Flow", "SolverReport", "build_flow"]
+__all__ = ["FLOWS", "FLOW_SETTINGS", "BatchedSolver", "Flow", "SolverReport", "build_flow"]

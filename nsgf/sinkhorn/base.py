@@ -69,6 +69,8 @@ class Flow(ABC):
 
     title: ClassVar[str]
     """Name of the flow in cards and pages."""
+    method: ClassVar[str] = ""
+    """Text before the name of the paper's method in model cards, if the flow is another."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Settings of the section ``sinkhorn`` that the flow takes as arguments."""
     arrives: ClassVar[bool] = False

@@ -67,7 +67,7 @@ class BatchedSolver(Flow):
     is multiplied by it, because the effect of a plan's error on v does not shrink with v.
     """
 
-    title = "Sinkhorn flow"
+    title = "Sinkhorn gradient flow"
     uses = ("blur", "tolerance")
     arrives = True
 
@@ -80,7 +80,7 @@ class BatchedSolver(Flow):
         self._cap = max_iterations
 
     def __str__(self) -> str:
-        return f"{self.title}: blur {self.blur:g}"
+        return f"{self.title} with blur {self.blur:g}"
 
     @staticmethod
     def matrix_entries(n: int, m: int) -> int:

@@ -12,7 +12,7 @@ class GeomlossSolver(Flow):
     v = -grad sum(F), where F = f_xy - f_xx is the debiased potential on x.
     """
 
-    title = "Sinkhorn flow by geomloss"
+    title = "Sinkhorn gradient flow by geomloss"
     uses = ("blur", "scaling")
     arrives = True
 
@@ -21,7 +21,7 @@ class GeomlossSolver(Flow):
         super().__init__()
         from geomloss import SamplesLoss
 
-        self._text = f"{self.title}: blur {blur:g}, scaling {scaling:g}"
+        self._text = f"{self.title} with blur {blur:g} and scaling {scaling:g}"
         settings = {"blur": blur, "scaling": scaling}
         self._loss = SamplesLoss("sinkhorn", potentials=True, backend="tensorized", **settings)
 

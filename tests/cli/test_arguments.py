@@ -175,6 +175,8 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --lr 1 --lr=3", "--lr: given twice"),
     ("train", "--exp 2d --train-iters", "--train-iters: expected one argument"),
     ("train", "--exp 2d --flow.kind magic", "must be one of sinkhorn, "),
+    ("train", "--exp 2d --flow.kind energy --sinkhorn.blur 1", "sinkhorn.blur: has no effect"),
+    ("train", "--exp 2d --sinkhorn.scaling 0.9", "sinkhorn.scaling: has no effect with flow.kind"),
     ("train", "--exp nope", "exp = nope: must be one of 2d, "),
     ("train", "--exp 2d --method nsfg", "did you mean nsgf?"),
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),

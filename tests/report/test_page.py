@@ -129,8 +129,8 @@ def test_phases_that_are_not_trained_yet_say_so(small, small_run):
     previous_file(file).unlink()
     rows = {phase: (updates, loss) for phase, updates, loss, *_ in phase_rows(small, small_run)}
     assert rows["time predictor (predictor)"][0] == "0 of 12"
-    assert rows["Sinkhorn flow (nsgf)"][0] == "12 of 12"
-    assert float(rows["Sinkhorn flow (nsgf)"][1]) > 0
+    assert rows["gradient flow (nsgf)"][0] == "12 of 12"
+    assert float(rows["gradient flow (nsgf)"][1]) > 0
     for file in small_run.path.glob("checkpoints/*"):
         file.unlink()
     with pytest.raises(UserError, match="nothing is trained yet"):
