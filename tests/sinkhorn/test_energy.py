@@ -54,5 +54,5 @@ def test_flow_decreases_the_energy_distance():
     positions = run_flow(flow, x, y, [0.1] * 100)[0].flatten(2)
     found = [float(energy_distance(positions[:, t], y[0].flatten(1))) for t in (0, 10, 30, 100)]
     assert found[0] > 1.5 * found[1] > 1.5 * found[2] > 1.5 * found[3]
-    assert found[3] < 0.02 * found[0]
+    assert found[3] < 0.05 * found[0]
     assert (flow.report.flows, flow.report.solves) == (1, 0)
