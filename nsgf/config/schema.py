@@ -238,16 +238,15 @@ class NSFConfig(OptimConfig):
 
 @dataclass
 class PeerConfig(OptimConfig):
-    """Phase peer: a flow-matching method to compare NSGF with (extra `compare`)."""
+    """Phase peer: a flow-matching method to compare NSGF with."""
 
     method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
-    """icfm, otcfm and sbcfm are methods of torchcfm: independent pairs, exact transport in the
-    batch, and Schroedinger bridge. rf is rectified flow: independent pairs without noise."""
+    """As in torchcfm: icfm, independent pairs; otcfm, exact transport in the batch; sbcfm, a
+    Schroedinger bridge. rf is rectified flow: independent pairs without noise."""
     sigma: Annotated[float, Range(0, 1e6)] = 0.1
     """Standard deviation of the noise around the line between a pair; must be > 0 for sbcfm."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
-    """Number of samples paired together by otcfm; null: the batch of each process, as in
-    torchcfm."""
+    """Number of samples paired together by otcfm; null: batch_size."""
 
 
 @dataclass

@@ -66,6 +66,6 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     """
     cost = torch.cdist(start.flatten(1).double(), end.flatten(1).double()).square().cpu()
     if not cost.isfinite().all():
-        raise UserError("nsf.coupling = ot: a point is not finite, so it cannot be paired")
+        raise UserError("optimal pairs: a point is not finite, so it cannot be paired")
     plan, _ = exact_plan(cost.numpy())
     return torch.from_numpy(plan.argmax(1)).to(end.device)

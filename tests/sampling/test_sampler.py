@@ -13,7 +13,7 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
-from nsgf.phases.lines import make_pairs
+from nsgf.phases.lines import NSF
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
@@ -300,7 +300,7 @@ def line_starts(session):
     """Where the lines of 32 samples start, after NSGF steps."""
     config = session.config
     session.config = replace(config, nsf=replace(config.nsf, source="nsgf"))
-    return make_pairs(get_phase("nsf"), session, Data(config.data, 0))[0].at(range(32))[0]
+    return NSF().pairs(session, Data(config.data, 0)).at(range(32))[0]
 
 
 def trained_in(precision, *files):
