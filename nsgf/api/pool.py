@@ -82,7 +82,9 @@ class SinkhornPool:
         with naming({key: key.rpartition(".")[2] for key in settings}):
             config = build(from_arguments({}, settings))
             check(config)
-            n, steps, flows = config.sinkhorn.batch_size, config.flow.steps, config.pool.num_batches
+            n = config.sinkhorn.batch_size
+            steps = config.flow.steps
+            flows = config.pool.num_batches
             self.device = pick_device(config.device)
             with torch_defaults():
                 mu0 = _sampler("source", source, config.seed)

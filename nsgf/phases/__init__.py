@@ -129,7 +129,8 @@ class Way:
         settings: dict[str, Any] = {"omega": None}
         for leg in legs[:-1]:
             steps = max(1, min(config.flow.steps, calls // 2))
-            settings[leg.steps], calls = steps, calls - steps
+            settings[leg.steps] = steps
+            calls = calls - steps
         settings[legs[-1].steps] = max(1, calls // (legs[-1].calls_per_step(config) or 1))
         return replace(config, sampling=replace(config.sampling, **settings))
 

@@ -71,7 +71,8 @@ class PeerTask(LineTask):
 class Peer(Phase):
     """Train u with a flow-matching method, on lines or bridges from noise to data."""
 
-    name, title = "peer", "flow matching"
+    name = "peer"
+    title = "flow matching"
     takes_classes = True
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
@@ -105,7 +106,8 @@ class StoredPairs(Pairs):
 
     def __init__(self, starts: Tensor, ends: Tensor, seed: int, classes: int = 0) -> None:
         """``starts`` and ``ends``: each (N, *shape), on the CPU."""
-        self._ends, self._classes = (starts, ends), classes or 1
+        self._ends = (starts, ends)
+        self._classes = classes or 1
         self._indices = PointSampler(INDICES, derive_seed(seed, "pairs"))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
@@ -118,7 +120,8 @@ class StoredPairs(Pairs):
 class Reflow(Phase):
     """Train the peer's network again, on straight lines between the ends of its paths."""
 
-    name, title = "reflow", "reflow"
+    name = "reflow"
+    title = "reflow"
     takes_classes = draws_paths = True
     follows = (*Peer.follows, "reflow.pairs")
 
@@ -127,7 +130,8 @@ class Reflow(Phase):
         computes the same paths again."""
         student = starting_network(self, session, Peer())
         starts = data.source(self.name).at(range(session.config.reflow.pairs))
-        steps, classes = load_euler_steps(Peer(), session, STEPS, 1 / STEPS), data.classes
+        steps = load_euler_steps(Peer(), session, STEPS, 1 / STEPS)
+        classes = data.classes
         ends = path_ends(starts, steps, session, classes)
         seed = derive_seed(session.config.seed, self.name)
         return NSFTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)

@@ -67,7 +67,8 @@ class Pairs:
         """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
         if self._group is None:
             return self._source.at(positions), self._target.at(positions)
-        starts, ends = [], []
+        starts = []
+        ends = []
         for number, cut in pages(positions, self._group):
             if number != self._number:  # keep the last group: batches visit groups in order
                 whole = range(number * self._group, (number + 1) * self._group)
@@ -89,13 +90,15 @@ class LineTask(Task):
     """
 
     def __init__(self, model: nn.Module, pairs: Pairs, seed: int, classes: int = 0) -> None:
-        self.model, self._pairs = model, pairs
+        self.model = model
+        self._pairs = pairs
         self._times = PointSampler(TIMES, derive_seed(seed, "times"))
         self._labels = LabelDropout(classes, derive_seed(seed, "labels"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return X0 and X1 (B, *shape), t ~ U[0, 1) (B,), and labels (B,) if there are classes."""
-        times, labels = self._times.at(positions), self._labels.at(positions)
+        times = self._times.at(positions)
+        labels = self._labels.at(positions)
         return *self._pairs.at(positions), times, *labels
 
 
@@ -225,7 +228,8 @@ class Predictor(LinePhase):
 
 def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
     """Return mean (D,) and covariance (D, D), float64, of at most 65,536 samples of the target."""
-    target, count = data.target("moments"), min(data.count or MOMENT_SAMPLES, MOMENT_SAMPLES)
+    target = data.target("moments")
+    count = min(data.count or MOMENT_SAMPLES, MOMENT_SAMPLES)
     size = math.prod(target.shape)
     total = torch.zeros(size, dtype=torch.float64)
     products = torch.zeros(size, size, dtype=torch.float64)
@@ -266,8 +270,11 @@ class CachedStarts(Sampler):
         classes: int = 0,
     ) -> None:
         self.shape = source.shape
-        self._source, self._transport = source, transport
-        self._device, self._kept, self._classes = device, kept, classes
+        self._source = source
+        self._transport = transport
+        self._device = device
+        self._kept = kept
+        self._classes = classes
         self._pages: dict[int, Tensor] = {}
 
     def at(self, positions: range) -> Tensor:
@@ -284,7 +291,8 @@ class CachedStarts(Sampler):
         return torch.cat(parts)
 
     def _transport_noise(self, positions: range) -> Tensor:
-        x, labels = self._source.at(positions).to(self._device), []
+        x = self._source.at(positions).to(self._device)
+        labels = []
         if self._classes:
             labels = [class_labels(positions, self._classes).to(self._device)]
         return self._transport(x, *labels)

@@ -37,20 +37,26 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         Stopped: a stop was requested; a pool on disk keeps its finished flows.
         UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
     """
-    config, world, shape, log = session.config, session.world, source.shape, session.log
-    folder, n = pool_folder(session.run, world), config.sinkhorn.batch_size
+    config = session.config
+    world = session.world
+    shape = source.shape
+    log = session.log
+    folder = pool_folder(session.run, world)
+    n = config.sinkhorn.batch_size
     dtype = world.agree(plan_pool(config, shape, session.device, session.run, world).dtype)
     header = matching_header(folder, config, shape, dtype)
     header = header or Header(dtype, content_settings(config, shape, dtype))
     share = world.share(range(config.pool.num_batches))
     flow_shape = n, config.flow.steps + 1, *shape
-    file, first = None, 0
+    file = None
+    first = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_header(folder, header)
         if config.pool.storage == "disk":
             file = PoolFile(folder, header, len(share), flow_shape, log.progress)
-            positions, first = file.positions, len(header.checksums)
+            positions = file.positions
+            first = len(header.checksums)
         else:
             size = len(share) * n, *flow_shape[1:]
             positions = torch.empty(size, dtype=getattr(torch, dtype))
@@ -107,7 +113,8 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     finally:
         if file:
             file.save()
-    done, seconds = finished - first, max(time.perf_counter() - started, 1e-9)
+    done = finished - first
+    seconds = max(time.perf_counter() - started, 1e-9)
     speed = f"{done / seconds:.3g} flows/s, {together} at a time"
     solved = f"; {solver.report}" if solver.report.solves else ""
     log.write(f"pool: {done} flows in {seconds:.1f} s, {speed}{solved}")
@@ -133,7 +140,8 @@ def simulate(
     Raises:
         UserError: a flow diverges, or the blur is too small for float32.
     """
-    sinkhorn, flow = config.sinkhorn, config.flow
+    sinkhorn = config.sinkhorn
+    flow = config.flow
     x, y = (
         sampler.at(range(numbers.start * n, numbers.stop * n)).to(device).unflatten(0, (-1, n))
         for sampler, n in ((source, sinkhorn.batch_size), (target, sinkhorn.targets))

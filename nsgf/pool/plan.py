@@ -63,7 +63,8 @@ def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
 
 def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) -> list[range]:
     """Return the numbers of the flows of each group; flows of a group are simulated together."""
-    flows, most = range(config.pool.num_batches), build_batch(config, shape, device)
+    flows = range(config.pool.num_batches)
+    most = build_batch(config, shape, device)
     if config.pool.build_batch != "auto":
         return [flows[first : first + most] for first in range(0, len(flows), most)]
     shared = SHARED_BY if device.type == "cpu" else 1  # a card is fastest with large groups
@@ -98,7 +99,8 @@ def plan_pool(
     Raises:
         UserError: it does not fit, or the run has a pool with other settings.
     """
-    memory, solver = available_bytes(), 0
+    memory = available_bytes()
+    solver = 0
     if device.type == "cpu":
         solver = build_batch(config, shape, device) * flow_bytes(config, shape) // 2
     if solver > MEMORY_SHARE * memory:
@@ -114,7 +116,8 @@ def plan_pool(
         budget = generous = int(DISK_SHARE * free) + taken
         free += taken
     else:
-        free, budget = memory, int(MEMORY_SHARE * memory) - solver
+        free = memory
+        budget = int(MEMORY_SHARE * memory) - solver
         # images and networks need the other half of the memory
         generous = min(budget, memory // 2) if len(shape) > 1 else budget
     dtype: str = config.pool.dtype

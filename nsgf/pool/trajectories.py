@@ -135,7 +135,9 @@ class PoolFile:
             UserError: the file is damaged.
             OSError: the file cannot be written, or the disk is full.
         """
-        self._header, self._folder, file = header, folder, folder / "positions.bin"
+        self._header = header
+        self._folder = folder
+        file = folder / "positions.bin"
         dtype: torch.dtype = getattr(torch, header.dtype)
         nbytes = flows * math.prod(shape) * dtype.itemsize
         if not header.checksums:
@@ -205,8 +207,10 @@ class TrajectoryPool:
 
     def __init__(self, positions: Tensor, time_step: float, filled: int = 0) -> None:
         """Use the tensor ``positions``, (F, T+1, *shape); its first ``filled`` flows are done."""
-        self._positions, self.time_step = positions, time_step
-        self.steps, self.filled = positions.shape[1] - 1, filled
+        self._positions = positions
+        self.time_step = time_step
+        self.steps = positions.shape[1] - 1
+        self.filled = filled
 
     def __len__(self) -> int:
         """Number of pairs (x, v)."""

@@ -110,7 +110,8 @@ def _solve_adaptively(
     velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
 ) -> Tensor:
     """Solve with dopri5 over s from 0 to 1 for all samples: t = start + s (1 - start)."""
-    odeint, span = load_odeint(config.solver), 1 - start
+    odeint = load_odeint(config.solver)
+    span = 1 - start
     factor = span.view(-1, *[1] * (x.ndim - 1))
 
     def slope(s: Tensor, state: Tensor) -> Tensor:

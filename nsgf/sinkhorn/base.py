@@ -188,7 +188,8 @@ def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple
         )
     if not x.numel() or not y.numel():
         raise ValueError(f"empty cloud: particles {tuple(x.shape)}, targets {tuple(y.shape)}")
-    flat_x, flat_y = x.flatten(2).to(dtype), y.flatten(2).to(dtype)
+    flat_x = x.flatten(2).to(dtype)
+    flat_y = y.flatten(2).to(dtype)
     if not (flat_x.sum() + flat_y.sum()).isfinite():
         raise ValueError("particles or targets are not finite")
     return flat_x, flat_y

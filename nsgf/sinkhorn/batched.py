@@ -119,24 +119,30 @@ class BatchedSolver(Flow):
         """Run `solve` without checks, for clouds around the mean of y in units of the blur. The
         velocity has that unit too. Numbers of flows are lists: a check waits for a card once."""
         self_potential, self_error = clouds.start_step()
-        norm_x, norm_y = clouds.norm_x, clouds.norm_y
+        norm_x = clouds.norm_x
+        norm_y = clouds.norm_y
         self._check_precision(norm_x, norm_y)
         live = list(range(len(norm_y)))
         if start is None:
             spread = (2 * (norm_x.mean(1) + norm_y.mean(1))).tolist()  # the mean of y is 0
             h, iterations = self._annealed(clouds, spread)
-            goal, omega = [self._tolerance for _ in live], [OMEGA for _ in live]
+            goal = [self._tolerance for _ in live]
+            omega = [OMEGA for _ in live]
         else:
-            h, iterations = start.g - norm_y, [0 for _ in live]
+            h = start.g - norm_y
+            iterations = [0 for _ in live]
             goal = [self._goal(speed) for speed in start.speed]
             omega = [1 + CARRIED * (w - 1) for w in start.omega]
-        error, speed, needed = list(goal), list(goal), list(goal)
+        error = list(goal)
+        speed = list(goal)
+        needed = list(goal)
         plan = clouds.plan(h, live)
         while live:  # each pass adds iterations, so that it ends even if an error is nan
             before = plan.error
             plan.update([omega[k] for k in live], UPDATES)
             for k, old, new in zip(live, before, plan.error, strict=True):
-                error[k], omega[k] = new, _adapted_omega(omega[k], new / max(old, TINY))
+                error[k] = new
+                omega[k] = _adapted_omega(omega[k], new / max(old, TINY))
                 iterations[k] += UPDATES
             at = [k for k in live if error[k] <= goal[k] or iterations[k] >= self._cap]
             if at:
@@ -144,7 +150,8 @@ class BatchedSolver(Flow):
                 h = with_some(h, at, some_of(plan.absorbed(), ready))
                 v, speeds = clouds.velocity(plan, ready, at)
                 for k, value in zip(at, speeds, strict=True):
-                    speed[k], needed[k] = value, self._goal(value)
+                    speed[k] = value
+                    needed[k] = self._goal(value)
                     is_done = error[k] <= needed[k] or iterations[k] >= self._cap
                     # v is slower than guessed and may become slower: aim below the new tolerance
                     goal[k] = math.inf if is_done else 0.8 * min(needed[k], goal[k])
@@ -152,7 +159,8 @@ class BatchedSolver(Flow):
                 live = [live[i] for i in going]
                 plan.keep(going)
         errors, goals = torch.tensor([error, needed], device=h.device)
-        errors, counts = errors.maximum(self_error), torch.tensor(iterations, device=h.device)
+        errors = errors.maximum(self_error)
+        counts = torch.tensor(iterations, device=h.device)
         converged = errors <= goals
         self.report.record(counts, errors, converged)
         return Solution(v, speed, h + norm_y, self_potential, counts, errors, converged, omega)

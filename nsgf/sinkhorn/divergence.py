@@ -150,7 +150,9 @@ def _checked(
 
     The clouds are float32, in units of the blur. The mean of y is subtracted first, because float32
     has no digits left for clouds far from the origin."""
-    given, y, blur = to_tensor("x", x), to_tensor("y", y), positive_number("blur", blur)
+    given = to_tensor("x", x)
+    y = to_tensor("y", y)
+    blur = positive_number("blur", blur)
     most = positive_number("max_iterations", max_iterations, is_whole=True)
     solver = BatchedSolver(1.0, positive_number("tolerance", tolerance), most)
     is_float = given.is_floating_point() and y.is_floating_point()
@@ -166,7 +168,8 @@ def _checked(
     with as_user_error():
         x, y = as_clouds(*both, dtype)
     origin = y.detach().mean(1, keepdim=True)
-    x, y = x - origin, y - origin
+    x = x - origin
+    y = y - origin
     extent = box_diameter(x.detach(), y.detach())
     lowest = float(extent.amax()) / math.sqrt(2 * FLOAT32_LIMIT)
     highest = LARGEST * float(extent.where(extent > 0, math.inf).amin())

@@ -36,8 +36,10 @@ class Drift:
         (B, M, *shape); 0 for the last sample if N is odd. Raise ValueError if samples are not
         finite, or a blur is too small for float32."""
         unit = mean_cost(made, real).sqrt()
-        x, y = _halves(made.float() / unit), _halves(real.float() / unit)
-        other, total = x.roll(len(x) // 2, dims=0), torch.zeros_like(x)
+        x = _halves(made.float() / unit)
+        y = _halves(real.float() / unit)
+        other = x.roll(len(x) // 2, dims=0)
+        total = torch.zeros_like(x)
         for solver in self._solvers:
             # each velocity is T minus the projection of x on itself; the projections cancel
             if y.shape == x.shape:  # all problems at once

@@ -47,7 +47,8 @@ def w2(x: Tensor, y: Tensor) -> float:
     Raises:
         ValueError: samples are not finite, or the simplex did not finish.
     """
-    a, b = x.flatten(1).double(), y.flatten(1).double()
+    a = x.flatten(1).double()
+    b = y.flatten(1).double()
     cost = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
     if not cost.isfinite().all():
         raise ValueError("samples are not finite")
