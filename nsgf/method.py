@@ -45,7 +45,6 @@ def run_flow(flow: Flow, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
     float32. Raise ValueError if shapes differ, clouds are not finite, or the solver fails.
     """
     start, targets = as_clouds(x, y)
-    flow.report.flows += len(start)
     positions = start.new_empty(*start.shape[:2], len(etas) + 1, start.shape[2])
     positions[:, :, 0] = start
     with full_precision(x.device):

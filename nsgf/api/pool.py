@@ -16,7 +16,7 @@ from nsgf.pool.build import simulate
 from nsgf.sinkhorn import build_flow
 from nsgf.sinkhorn.base import Array, positive_number, to_tensor
 from nsgf.system.defaults import torch_defaults
-from nsgf.system.errors import UserError, naming, one_line
+from nsgf.system.errors import UserError, naming
 from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.seeding import derive_seed, make_generator
 
@@ -96,7 +96,7 @@ class SinkhornPool:
                 positions = torch.empty((flows * n, steps + 1, *shape), dtype=dtype)
                 self.time_step = time_step(steps, config.flow.step_size)
                 self._pool = TrajectoryPool(positions, self.time_step)
-                solver = build_flow(config.flow.kind, config.sinkhorn)
+                solver = build_flow(config)
                 for numbers in flow_groups(config, shape, self.device):
                     self._pool.append(simulate(config, mu0, mu1, solver, self.device, numbers))
         if (report := solver.report).unconverged:
@@ -115,8 +115,6 @@ class SinkhornPool:
         """Return n random pairs (x, v) and their times t (n,) in [0, 1), float32 on ``device``.
         ``generator`` is on the CPU; None: torch's global one."""
         n = positive_number("n", n, is_whole=True)
-        if not isinstance(generator, torch.Generator | None):
-            raise UserError(f"generator is a {type(generator).__name__}: must be a torch.Generator")
         indices = torch.randint(len(self._pool), (n,), generator=generator, device="cpu")
         return self._pairs(indices)
 
@@ -131,11 +129,7 @@ def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:
         return RowSampler(_checked(name, points), seed)
 
     def draw(n: int, generator: torch.Generator) -> Tensor:
-        try:
-            drawn = points(n, generator)
-        except Exception as error:  # a caller's code may raise any type
-            raise UserError(f"{name}: fails ({one_line(error)})") from error
-        return _checked(name, drawn, n)
+        return _checked(name, points(n, generator), n)
 
     shape = tuple(draw(1, make_generator(seed)).shape[1:])
     return PointSampler(PointSet(name, draw, shape=shape), seed)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from nsgf.config.settings import FACTS, KEYS, MOVED, Layer, is_inherited, look_up, spread_optim
+from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value, to_plain
 from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
 
@@ -83,10 +83,9 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
     layer: Layer = {}
     for name, value in sections.items():
         key = f"{prefix}{name}"
-        for new, (earlier, names) in MOVED.items():
-            if key == earlier:
-                key = new
-                value = names.get(value, value)
+        if key == "sinkhorn.solver":  # of earlier versions
+            key = "flow.kind"
+            value = "sinkhorn" if value == "batched" else value
         if key in KEYS:
             layer[key] = read_value(key, KEYS[key].kind, value)
         elif isinstance(value, dict) and key not in REMOVED:

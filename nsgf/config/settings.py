@@ -68,8 +68,6 @@ FACTS = {
 """What the program writes into a new run: a description of the data at ``data.path``, which a
 resumed run must find again, and the class of the caller's network."""
 VALUES = {**SETTINGS, **FACTS}
-MOVED = {"flow.kind": ("sinkhorn.solver", {"batched": "sinkhorn"})}
-"""Settings that earlier versions kept elsewhere: the key there, and values with other names."""
 
 
 def is_inherited(key: str) -> bool:
@@ -105,12 +103,9 @@ def nest(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def look_up(sections: Any, key: str, default: Any = None) -> Any:
-    """Return the value at a dotted key of nested sections, or the default. Sections of earlier
-    versions may have it at another key."""
-    if key in MOVED:
-        earlier, names = MOVED[key]
-        value = look_up(sections, earlier, default)
-        default = names.get(value, value)
+    """Return the value at a dotted key of nested sections, or the default."""
+    if key == "flow.kind" and look_up(sections, "sinkhorn.solver") == "geomloss":
+        return "geomloss"  # of an earlier version
     for part in key.split("."):
         sections = sections.get(part, default) if isinstance(sections, dict) else default
     return sections

@@ -73,7 +73,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         return pool
     if first:
         log.write(f"pool: continuing after {first} of {len(share)} flows")
-    solver = build_flow(config.flow.kind, config.sinkhorn)
+    solver = build_flow(config)
     started = time.perf_counter()
     stops = [group.stop for group in flow_groups(config, shape, session.device)]
     together = stops[0]
@@ -151,7 +151,6 @@ def simulate(
     except (ValueError, ArithmeticError) as error:
         remedy = f"with {name_setting('flow.eta', flow.eta)}: try a smaller {suggest('flow.eta')}"
         if "blur" in solver.uses:
-            blur = name_setting("sinkhorn.blur", sinkhorn.blur)
-            remedy += f"; with {blur}: a larger {suggest('sinkhorn.blur')}"
+            remedy += f" or a larger {suggest('sinkhorn.blur')}"
         failed = f"flows {numbers.start} to {numbers.stop - 1} of the pool failed"
         raise UserError(f"{failed} ({one_line(error)}); {remedy}") from error

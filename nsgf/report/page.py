@@ -122,7 +122,7 @@ def velocity_fields(
     x = data.source("report", "field").sample(sinkhorn.batch_size).to(device)
     y = data.target("report", "field").sample(sinkhorn.targets).to(device)
     etas = step_sizes(flow.steps, flow.step_size)
-    positions = run_flow(build_flow(flow.kind, sinkhorn), x[None], y[None], etas)[0]
+    positions = run_flow(build_flow(config), x[None], y[None], etas)[0]
     fields = []
     for step in sorted({0, flow.steps // 2, flow.steps - 1}):
         here, after = positions[:, step], positions[:, step + 1]

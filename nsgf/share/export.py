@@ -115,7 +115,7 @@ def card(
     template = (Path(__file__).parent / "card.md.j2").read_text(encoding="utf-8")
     measures, way = same_measures(config, run, updates), find_way(config)
     least, most = way.possible_calls(config)
-    flow = build_flow(config.flow.kind, config.sinkhorn)
+    flow = build_flow(config)
     text = engine.from_string(template).render(
         config=config,
         flow=flow,

@@ -22,11 +22,10 @@ FLOW_SETTINGS = {name for flow in FLOWS.values() for name in flow.uses}
 """Settings of the section ``sinkhorn`` that some flows use, and others do not."""
 
 
-def build_flow(kind: str, settings: Any) -> Flow:
-    """Return the flow of this kind with the settings that it uses, attributes of ``settings``, and
-    an empty report."""
-    flow = FLOWS[kind]
-    return flow(**{name: getattr(settings, name) for name in flow.uses})
+def build_flow(config: Any) -> Flow:
+    """Return the flow of a configuration, with the settings that it uses and an empty report."""
+    flow = FLOWS[config.flow.kind]
+    return flow(**{name: getattr(config.sinkhorn, name) for name in flow.uses})
 
 
 __all__ = ["FLOWS", "FLOW_SETTINGS", "BatchedSolver", "Flow", "SolverReport", "build_flow"]

@@ -28,10 +28,6 @@ class GeomlossSolver(Flow):
     def __str__(self) -> str:
         return self._text
 
-    @staticmethod
-    def matrix_entries(n: int, m: int) -> int:
-        return max(n, m) ** 2  # it also solves y to y
-
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([self._single(*clouds) for clouds in zip(x, y, strict=True)])
 

@@ -171,7 +171,7 @@ def test_fields_are_the_flow_s_and_the_network_s(tiny):
         assert (learned == torch.tensor(time)).all()
     target = Data(tiny.data, tiny.seed).target("report", "field").sample(tiny.sinkhorn.targets)
     _, x, _, velocity = fields[0]
-    expected = first_velocity(build_flow(tiny.flow.kind, tiny.sinkhorn), x, target)
+    expected = first_velocity(build_flow(tiny), x, target)
     torch.testing.assert_close(velocity, expected, rtol=1e-3, atol=1e-4)
     straight = FlowSampler([StraightFlow(tiny, lambda x, t: x)])
     assert velocity_fields(tiny, straight, data, CPU) == []
