@@ -1,7 +1,6 @@
 """A velocity network together with the affine map from noise to the starts of its lines."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +41,3 @@ class AffineStartNetwork(nn.Module):
         root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T  # rounding can give values < 0
         self.matrix.copy_((1 - part) * torch.eye(len(mean)) + part * root)
         self.shift.copy_(part * mean)
-
-
-def gaussian_part(etas: Sequence[float]) -> float:
-    """Return the part of the way to a Gaussian target that a flow with these steps covers, in
-    [0, 1]. Step t covers the part eta_t of the remaining way."""
-    return 1 - math.prod(1 - eta for eta in etas)

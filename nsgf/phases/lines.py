@@ -16,7 +16,7 @@ from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_la
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
 from nsgf.models import OwnNetwork, time_network
-from nsgf.models.affine import AffineStartNetwork, gaussian_part
+from nsgf.models.affine import AffineStartNetwork
 from nsgf.phases.base import Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -182,7 +182,10 @@ class NSF(LinePhase):
         transport = None
         model: Any = starting_network(self, session, NSGF() if config.nsf.init == "nsgf" else None)
         if config.nsf.source == "affine":
-            part = gaussian_part(step_sizes(config.flow.steps, config.flow.step_size))
+            etas = step_sizes(config.flow.steps, config.flow.step_size)
+            part = 1 - math.prod(
+                1 - eta for eta in etas
+            )  # step t goes eta_t of the rest of the way
             session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
             model.set_map(*measure_moments(data), part)
             transport = model.start

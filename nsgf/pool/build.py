@@ -37,6 +37,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         Stopped: a stop was requested; a pool on disk keeps its finished flows.
         UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
     """
+    # what an earlier run left
     config = session.config
     world = session.world
     shape = source.shape
@@ -48,6 +49,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     header = header or Header(dtype, content_settings(config, shape, dtype))
     share = world.share(range(config.pool.num_batches))
     flow_shape = n, config.flow.steps + 1, *shape
+    # room for all positions
     file = None
     first = 0
     try:
@@ -73,6 +75,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         return pool
     if first:
         log.write(f"pool: continuing after {first} of {len(share)} flows")
+    # simulate group after group; a full card halves the flows at a time
     solver = build_flow(config)
     started = time.perf_counter()
     stops = [group.stop for group in flow_groups(config, shape, session.device)]
@@ -113,6 +116,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     finally:
         if file:
             file.save()
+    # report
     done = finished - first
     seconds = max(time.perf_counter() - started, 1e-9)
     speed = f"{done / seconds:.3g} flows/s, {together} at a time"

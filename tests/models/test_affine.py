@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from nsgf.method import step_sizes
-from nsgf.models.affine import AffineStartNetwork, gaussian_part
+from nsgf.models.affine import AffineStartNetwork
 
 MEAN = torch.tensor([3.0, -1.0], dtype=torch.float64)
 COVARIANCE = torch.tensor([[2.0, 0.6], [0.6, 0.5]], dtype=torch.float64)
@@ -24,11 +23,6 @@ def test_map_goes_a_part_of_the_way_to_the_moments(part, covariance):
     spread = (vectors * ((1 - part) + part * values.clamp_min(0).sqrt()) ** 2) @ vectors.T
     torch.testing.assert_close(found.flatten(1).mean(0), part * MEAN.float(), atol=0.01, rtol=0)
     torch.testing.assert_close(found.flatten(1).T.cov(), spread.float(), atol=0.02, rtol=0)
-
-
-def test_flow_between_gaussians_goes_this_part_of_the_way():
-    assert gaussian_part([0.2, 0.2]) == pytest.approx(0.36)
-    assert gaussian_part(step_sizes(4, None)) == 1
 
 
 def test_map_is_saved_and_is_no_parameter():
