@@ -183,9 +183,8 @@ class NSF(LinePhase):
         model: Any = starting_network(self, session, NSGF() if config.nsf.init == "nsgf" else None)
         if config.nsf.source == "affine":
             etas = step_sizes(config.flow.steps, config.flow.step_size)
-            part = 1 - math.prod(
-                1 - eta for eta in etas
-            )  # step t goes eta_t of the rest of the way
+            # step t of a flow between Gaussians goes the part eta_t of the remaining way
+            part = 1 - math.prod(1 - eta for eta in etas)
             session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
             model.set_map(*measure_moments(data), part)
             transport = model.start
