@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from nsgf.api.pool import SinkhornPool
     from nsgf.api.run import Run, load
     from nsgf.api.train import train
+    from nsgf.method import SinkhornFlowMatcher
     from nsgf.sinkhorn.divergence import sinkhorn_divergence, sinkhorn_velocity
 
 _PLACES = {
     **{"Run": "nsgf.api.run", "load": "nsgf.api.run", "train": "nsgf.api.train"},
     **{"SinkhornPool": "nsgf.api.pool", "compare": "nsgf.api.compare"},
+    "SinkhornFlowMatcher": "nsgf.method",
     **dict.fromkeys(("sinkhorn_divergence", "sinkhorn_velocity"), "nsgf.sinkhorn.divergence"),
 }
 """Modules of the names that need torch, which takes seconds to import."""
-__all__ = ["Run", "SinkhornPool", "UserError", "__version__", "compare", "load"]
-__all__ += ["sinkhorn_divergence", "sinkhorn_velocity", "train"]
+__all__ = ["Run", "SinkhornFlowMatcher", "SinkhornPool", "UserError", "__version__", "compare"]
+__all__ += ["load", "sinkhorn_divergence", "sinkhorn_velocity", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -244,6 +244,7 @@ def _configure(
     from nsgf.data import INSPECTORS, data_classes, target_set
     from nsgf.data.choices import choose_for_own_data
     from nsgf.data.own import data_path
+    from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS
 
     below, own = method_layers(experiment, method) if is_new else ({}, experiment.settings)
     chosen: Layer = {}
@@ -286,6 +287,10 @@ def _configure(
         config.pool.num_batches = min(flows, max(wanted, least))
         what = f"{pool} {flows} -> {config.pool.num_batches} for {config.nsgf.iterations} updates"
         notes.append(f"{what} in place of {recipe} (use {suggest(pool)} for another)")
+    kind = config.flow.kind
+    for name in FLOW_SETTINGS - {*FLOWS[kind].uses}:
+        if f"sinkhorn.{name}" in given:
+            raise UserError(f"sinkhorn.{name}: has no effect with flow.kind {kind}; leave it out")
     if "data.download" in given and "download" not in target_set(config.data).uses:
         raise UserError(f"data.download: has no effect for {config.data.name}; leave it out")
     if config.data.path is not None:  # later commands may start in another folder

@@ -25,6 +25,7 @@ from nsgf.data import (
     in_units,
     is_image_set,
 )
+from nsgf.method import time_step
 from nsgf.phases import Phase, find_preview, find_way, load_sampler
 from nsgf.plots.figures import save_animation
 from nsgf.plots.samples import (
@@ -42,7 +43,6 @@ from nsgf.run.folder import RunFolder, phase_stem, results_folder
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
-from nsgf.sinkhorn.base import flow_time
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
@@ -260,7 +260,8 @@ def part_of_way(config: Config, phase: Phase) -> str:
     if legs == shown or legs[: len(shown)] != shown:
         return ""
     steps = getattr(config.sampling, shown[-1][0].steps) or config.flow.steps
-    whole = max(steps, round(steps / flow_time(config.flow)))
+    flow = config.flow
+    whole = max(steps, round(steps / (flow.steps * time_step(flow.steps, flow.step_size))))
     number = config.phases.index(legs[-1][1].name) + 1  # type: ignore[union-attr]
     return f", after {steps} of {whole} steps;\nphase {number} continues from here"
 

@@ -29,8 +29,9 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import interpolate
 
 import nsgf
-from nsgf.config.schema import DataConfig, SinkhornConfig
+from nsgf.config.schema import DataConfig
 from nsgf.data import Data
+from nsgf.method import run_flow
 from nsgf.sinkhorn.batched import BatchedSolver
 
 PROBLEMS, REPEATS, MOST = 8, 5, 3000  # MOST: updates of a rival
@@ -238,8 +239,8 @@ def exponents():
         for factor in (1, 4):
             n, m, dim, steps = np.array((192, 192, 128, 5)) * factor ** np.array(powers)
             x, y = (torch.randn(4, k, dim) * (8 / dim) ** 0.5 for k in (n, m))
-            solver, etas = BatchedSolver(SinkhornConfig(blur=0.5)), 1 / np.arange(steps, 0, -1)
-            times.append(median(timed(solver.flows, x, y, etas)[0] for _ in range(REPEATS)))
+            solver, etas = BatchedSolver(0.5), 1 / np.arange(steps, 0, -1)
+            times.append(median(timed(run_flow, solver, x, y, etas)[0] for _ in range(REPEATS)))
         power = np.log(times[1] / times[0]) / np.log(4)
         print(f"time grows as {name} to the power {power:.2f}", flush=True)
 
@@ -250,7 +251,7 @@ def main():
     exponents()
     table, rivals = {}, ("POT", "ott-jax", "mdot-tnt", "geomloss")
     for name, x, y, blur in cases(*sys.argv[1:]):
-        solver = BatchedSolver(SinkhornConfig(blur=blur))
+        solver = BatchedSolver(blur)
         solver.solve(x, y)
         rows = table[name] = measure(name, x, y, blur)
         error = min(float(row[3]) for row in rows if row[1] == "nsgf")

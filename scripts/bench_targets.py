@@ -20,7 +20,7 @@ import torch
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 
-from nsgf.config.schema import DataConfig, ImageName, SinkhornConfig
+from nsgf.config.schema import DataConfig, ImageName
 from nsgf.data import Data
 from nsgf.sinkhorn.batched import BatchedSolver
 
@@ -37,7 +37,7 @@ HEAD = "data,n,m,r_squared,known_share_of_data,processor_s_a_solve,solver_mb"
 
 def measure(data: Data, name: str, n: int, m: int) -> tuple:
     """Return a row of the table, with the columns of HEAD."""
-    solver, shared = BatchedSolver(SinkhornConfig(blur=0.5)), n // 16
+    solver, shared = BatchedSolver(0.5), n // 16
     source, targets = data.source("r2"), [data.target("r2", str(n), str(m), side) for side in "ab"]
     rounds, busy = -(-PROBES // shared), 0.0
     products, squares, total = 0.0, 0.0, torch.zeros(())

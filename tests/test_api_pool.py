@@ -69,7 +69,7 @@ def test_example_of_the_docstring_learns(monkeypatch):
 
 
 def test_problems_that_were_cut_off_warn_at_the_callers_line(monkeypatch):
-    monkeypatch.setattr("nsgf.api.pool.build_solver", lambda _: HalfWay(unconverged=1))
+    monkeypatch.setattr("nsgf.api.pool.build_flow", lambda *_: HalfWay(unconverged=1))
     with pytest.warns(RuntimeWarning, match="larger blur") as caught:
         SinkhornPool(noise, moons, **SMALL)
     assert caught[0].filename == __file__

@@ -22,7 +22,7 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase, resume
 from nsgf.phases.base import load_network
-from nsgf.phases.lines import NSF, make_pairs
+from nsgf.phases.lines import NSF
 from nsgf.phases.resume import pending_phases
 from nsgf.pool import build_pool
 from nsgf.run import checkpoint
@@ -285,7 +285,7 @@ def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, tiny_run):
     config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
     lab = Session(config, tiny_run, RunLog(tiny_run.path), torch.device("cpu"))
     data = Data(tiny.data, tiny.seed)
-    pairs, _ = make_pairs(get_phase("nsf"), lab, data)
+    pairs = NSF().pairs(lab, data)
     x = data.source("nsf").at(range(5))
     network = load_network(get_phase("nsgf"), tiny, tiny_run, torch.device("cpu")).network
     average = weights(tiny_run)["nsgf"]["ema"]

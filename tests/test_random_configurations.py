@@ -41,7 +41,7 @@ EVERYWHERE = {
     "precision": ["auto", "fp32", "bf16"],
     "sinkhorn-batch": [1, 3, 8],
     "sinkhorn.target_batch": ["null", 1, 12],
-    "sinkhorn.solver": ["batched", "geomloss"],
+    "flow.kind": ["sinkhorn", "energy", "geomloss"],
     "sinkhorn.blur": [0.3, 2],
     "steps": [1, 2, 5],
     "flow.schedule": ["constant", "harmonic"],

@@ -48,6 +48,22 @@ CHECKS = {
         batch = Batch((torch.zeros(4),), torch.zeros(4))
         assert NSFTask.loss(None, lambda x: x + 10, batch) == 10 - 0.5
     """,
+    "A flow": """
+        import glob
+        import torch
+        import nsgf
+        from pathlib import Path
+        from nsgf.method import run_flow
+        from nsgf.sinkhorn.kernel import KernelFlow
+        x, y = torch.zeros(1, 1, 2), torch.tensor([[[3.0, 4.0]]])
+        moved = run_flow(KernelFlow(5.0), x, y, [0.1])[0, 0, 1]
+        torch.testing.assert_close(moved, 0.1 * torch.tensor([3.0, 4.0]) * 2.718281828 ** -0.5)
+        nsgf.load(glob.glob("runs/2d-smoke-*")[0]).export("out")
+        card = Path("out/README.md").read_text()
+        assert "by a neural kernel gradient flow" in card
+        assert "kernel's discrepancy, in place of" in card
+        assert "blur 0.25" not in card
+    """,
     "An ODE solver": """
         import torch
         from nsgf.config.schema import SamplingConfig
@@ -135,7 +151,7 @@ def statement(source: str, name: str) -> str:
 def test_lines_for_python_run(tmp_path, monkeypatch):
     """As they stand there, with a smaller pool and fewer updates."""
     page, train, runs = (ROOT / "docs/extending.md").read_text(), nsgf.train, []
-    loop, network = map(textwrap.dedent, re.findall(r"(?:^ {4}\S.*\n)+", page, re.M)[:2])
+    network = textwrap.dedent(re.search(r"(?:^ {4}\S.*\n+)+", page, re.M)[0])
 
     def short_train(*data, **how):
         small = {} if "resume" in how else SMALL | {"nsf.starts": 20, "pool.num_batches": 10}
@@ -144,14 +160,48 @@ def test_lines_for_python_run(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nsgf, "train", short_train, raising=False)
-    pairs = {"nsgf": nsgf, "source": torch.zeros(9, 2), "target": torch.ones(9, 2)}
-    exec(loop.replace("steps=5", "steps=5, num_batches=2, batch_size=99, device='cpu'"), pairs)
-    assert pairs["x"].shape == (256, 2)
-    torch.testing.assert_close(pairs["v"], 1 - pairs["x"])  # straight to the only target
     own = {"nsgf": nsgf, "MyUNet": MyUNet, "x": images(100, 8), "y": np.arange(100) % 10}
     exec(network, own)
     assert [run.config.data.conditional for run in runs] == [False, False, True]
     assert {run.config.model.network for run in runs} == {"MyUNet"}
+
+
+PAGE = (ROOT / "docs/training-loop.md").read_text()
+BLOCKS = re.findall(r"(?:^ {4}.*\n|(?<=\n)\n(?= {4}))+", PAGE, re.M)
+SETUP, TORCHCFM, SAMPLE, POOL, LIGHTNING = map(textwrap.dedent, BLOCKS)
+
+
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore")  # of Lightning, about workers and loggers
+@pytest.mark.parametrize(
+    ("loop", "line"),
+    [
+        pytest.param(TORCHCFM, "matcher = nsgf.SinkhornFlowMatcher.*", id="torchcfm"),
+        pytest.param(TORCHCFM, "matcher = Exact.*|from torchcfm.*", id="torchcfm-with-ours"),
+        pytest.param(POOL, "", id="pool"),
+        pytest.param(LIGHTNING, "", id="lightning"),
+    ],
+)
+def test_loops_of_the_page_train(loop, line, tmp_path, monkeypatch):
+    """As they stand there, without the ``line`` that chooses the other matcher."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    loop = re.sub(line, "", loop) if line else loop
+    cpu = {
+        "epochs=60": "epochs=60, accelerator='cpu', enable_progress_bar=False",
+        "batches=20": "batches=20, device='cpu'",
+        "in pool:": "in [*pool] * 5:",
+    }
+    for old, new in cpu.items():
+        loop = loop.replace(old, new)
+    names = {}
+    exec(SETUP + loop + SAMPLE, names)
+    # the pool's constant steps stop before the data, when 0.8^5 of the way are left
+    left = 0.8**5 if "Pool" in loop else 0.0
+    x, data = names["x"], names["data"]
+    torch.testing.assert_close(x.mean(0), (1 - left) * data.mean(0), rtol=0, atol=0.2)
+    spread = torch.full((2,), 0.5 + 0.5 * left)
+    torch.testing.assert_close(x.std(0), spread, rtol=0.25, atol=0)
 
 
 def images(count: int, size: int) -> np.ndarray:

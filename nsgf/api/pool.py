@@ -10,12 +10,13 @@ from nsgf.checks import check
 from nsgf.config.files import from_arguments
 from nsgf.config.settings import build
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
+from nsgf.method import time_step
 from nsgf.pool import PoolBatch, TrajectoryPool, flow_groups, plan_pool
 from nsgf.pool.build import simulate
-from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.base import Array, positive_number, time_step, to_tensor
+from nsgf.sinkhorn import build_flow
+from nsgf.sinkhorn.base import Array, positive_number, to_tensor
 from nsgf.system.defaults import torch_defaults
-from nsgf.system.errors import UserError, naming, one_line
+from nsgf.system.errors import UserError, naming
 from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.seeding import derive_seed, make_generator
 
@@ -81,7 +82,9 @@ class SinkhornPool:
         with naming({key: key.rpartition(".")[2] for key in settings}):
             config = build(from_arguments({}, settings))
             check(config)
-            n, steps, flows = config.sinkhorn.batch_size, config.flow.steps, config.pool.num_batches
+            n = config.sinkhorn.batch_size
+            steps = config.flow.steps
+            flows = config.pool.num_batches
             self.device = pick_device(config.device)
             with torch_defaults():
                 mu0 = _sampler("source", source, config.seed)
@@ -91,14 +94,15 @@ class SinkhornPool:
                     raise UserError(must)
                 dtype = getattr(torch, plan_pool(config, shape, self.device).dtype)
                 positions = torch.empty((flows * n, steps + 1, *shape), dtype=dtype)
-                self._pool = TrajectoryPool(positions, time_step(config.flow))
-                solver = build_solver(config.sinkhorn)
+                self.time_step = time_step(steps, config.flow.step_size)
+                self._pool = TrajectoryPool(positions, self.time_step)
+                solver = build_flow(config)
                 for numbers in flow_groups(config, shape, self.device):
                     self._pool.append(simulate(config, mu0, mu1, solver, self.device, numbers))
         if (report := solver.report).unconverged:
             more = f"{report}; a larger blur needs fewer updates"
             warnings.warn(more, RuntimeWarning, stacklevel=2)
-        self.batch_size, self.time_step = n, self._pool.time_step
+        self.batch_size = n
 
     def __len__(self) -> int:
         return len(self._pool) // self.batch_size
@@ -111,8 +115,6 @@ class SinkhornPool:
         """Return n random pairs (x, v) and their times t (n,) in [0, 1), float32 on ``device``.
         ``generator`` is on the CPU; None: torch's global one."""
         n = positive_number("n", n, is_whole=True)
-        if not isinstance(generator, torch.Generator | None):
-            raise UserError(f"generator is a {type(generator).__name__}: must be a torch.Generator")
         indices = torch.randint(len(self._pool), (n,), generator=generator, device="cpu")
         return self._pairs(indices)
 
@@ -127,11 +129,7 @@ def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:
         return RowSampler(_checked(name, points), seed)
 
     def draw(n: int, generator: torch.Generator) -> Tensor:
-        try:
-            drawn = points(n, generator)
-        except Exception as error:  # a caller's code may raise any type
-            raise UserError(f"{name}: fails ({one_line(error)})") from error
-        return _checked(name, drawn, n)
+        return _checked(name, points(n, generator), n)
 
     shape = tuple(draw(1, make_generator(seed)).shape[1:])
     return PointSampler(PointSet(name, draw, shape=shape), seed)

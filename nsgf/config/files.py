@@ -83,6 +83,9 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
     layer: Layer = {}
     for name, value in sections.items():
         key = f"{prefix}{name}"
+        if key == "sinkhorn.solver":  # of earlier versions
+            key = "flow.kind"
+            value = "sinkhorn" if value == "batched" else value
         if key in KEYS:
             layer[key] = read_value(key, KEYS[key].kind, value)
         elif isinstance(value, dict) and key not in REMOVED:

@@ -43,6 +43,7 @@ PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "g
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 ImageName = Literal["digits", "mnist", "cifar10"]
 SolverName = Literal["euler", "heun", "dopri5"]
+FlowKind = Literal["sinkhorn", "energy", "geomloss"]
 
 
 class Facts:
@@ -99,20 +100,19 @@ class DataConfig(Facts):
 
 @dataclass
 class SinkhornConfig:
-    """Entropic optimal transport on one mini-batch, cost 1/2 |x - y|^2, eps = blur^2."""
+    """Samples of one flow. For the kinds sinkhorn and geomloss (flow.kind): entropic optimal
+    transport between them, cost 1/2 |x - y|^2, eps = blur^2."""
 
-    solver: Literal["batched", "geomloss"] = "batched"
-    """batched: many flows at once, to a tolerance; geomloss: the library, one flow at a time."""
     batch_size: Annotated[int, Range(1)] = 256
     """Number of particles n in one flow."""
     target_batch: Annotated[int | None, Range(1)] = None
     """Number of targets m in one flow; null: as many as particles."""
     blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
-    """Square root of the regularization eps, in units of the data."""
+    """sinkhorn and geomloss: square root of the regularization eps, in units of the data."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
     """geomloss: ratio of successive blurs while annealing; closer to 1 is slower and more exact."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
-    """batched: largest L1 error of a plan's marginals (total mass 1). The limit shrinks in
+    """sinkhorn: largest L1 error of a plan's marginals (total mass 1). The limit shrinks in
     proportion where particles move by less than the blur."""
 
     @property
@@ -123,14 +123,23 @@ class SinkhornConfig:
 
 @dataclass
 class FlowConfig:
-    """The discretized Sinkhorn gradient flow (Algorithm 1)."""
+    """The discretized gradient flow (Algorithm 1)."""
 
+    kind: FlowKind = "sinkhorn"
+    """Flow that NSGF learns. sinkhorn: of the Sinkhorn divergence, many flows at once, to a
+    tolerance. energy: of the energy distance; its speed is at most 2. geomloss: as sinkhorn, by the
+    library, one flow at a time, annealed to the blur."""
     steps: Annotated[int, Range(1)] = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6)] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
     schedule: Literal["constant", "harmonic"] = "constant"
     """Step sizes. constant: eta. harmonic: 1/T, 1/(T-1), ..., 1, for steps of equal length."""
+
+    @property
+    def step_size(self) -> float | None:
+        """Step size eta; None: harmonic steps."""
+        return self.eta if self.schedule == "constant" else None
 
 
 @dataclass
@@ -233,16 +242,15 @@ class NSFConfig(OptimConfig):
 
 @dataclass
 class PeerConfig(OptimConfig):
-    """Phase peer: a flow-matching method to compare NSGF with (extra `compare`)."""
+    """Phase peer: a flow-matching method to compare NSGF with."""
 
     method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
-    """icfm, otcfm and sbcfm are methods of torchcfm: independent pairs, exact transport in the
-    batch, and Schroedinger bridge. rf is rectified flow: independent pairs without noise."""
+    """As in torchcfm: icfm, independent pairs; otcfm, exact transport in the batch; sbcfm, a
+    Schroedinger bridge. rf is rectified flow: independent pairs without noise."""
     sigma: Annotated[float, Range(0, 1e6)] = 0.1
     """Standard deviation of the noise around the line between a pair; must be > 0 for sbcfm."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
-    """Number of samples paired together by otcfm; null: the batch of each process, as in
-    torchcfm."""
+    """Number of samples paired together by otcfm; null: batch_size."""
 
 
 @dataclass

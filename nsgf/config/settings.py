@@ -104,6 +104,8 @@ def nest(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 def look_up(sections: Any, key: str, default: Any = None) -> Any:
     """Return the value at a dotted key of nested sections, or the default."""
+    if key == "flow.kind" and look_up(sections, "sinkhorn.solver") == "geomloss":
+        return "geomloss"  # of an earlier version
     for part in key.split("."):
         sections = sections.get(part, default) if isinstance(sections, dict) else default
     return sections

@@ -69,7 +69,9 @@ class TimePredictorCNN(nn.Module):
         layers: list[nn.Module] = []
         for outputs in channels:
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
-            inputs, height, width = outputs, height // 2, width // 2
+            inputs = outputs
+            height = height // 2
+            width = width // 2
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(inputs * height * width, 1)
 

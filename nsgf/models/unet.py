@@ -190,7 +190,8 @@ class UNet(nn.Module):
     def _down_layers(self, config: UNetConfig) -> tuple[nn.ModuleList, list[int]]:
         """Return the encoder's layers and the widths of the skip connections, the stem first."""
         layers = nn.ModuleList()
-        width, widths = config.channels, [config.channels]
+        width = config.channels
+        widths = [config.channels]
         for level, mult in enumerate(config.mult):
             attend = self.resolutions[level] in config.attention
             for _ in range(config.res_blocks):

@@ -56,9 +56,10 @@ class Way:
     legs: Legs
     when: When = field(default_factory=lambda: _FREE)
     """Settings that select this method."""
-    title: str = "by a neural Sinkhorn gradient flow"
-    """End of a model card's title. It may contain ``{config.KEY}``, and so may ``text``."""
-    text: str = PAPER
+    title: str = "by a neural {flow.title}"
+    """End of a model card's title. It may contain ``{config.KEY}`` and ``{flow.KEY}``, and so may
+    ``text``."""
+    text: str = f"{{flow.method}}{PAPER}"
     """The method in a sentence of a model card."""
     adds_updates: bool = False
     """Whether the method is complete without the last phase. A comparison then trains the updates
@@ -128,7 +129,8 @@ class Way:
         settings: dict[str, Any] = {"omega": None}
         for leg in legs[:-1]:
             steps = max(1, min(config.flow.steps, calls // 2))
-            settings[leg.steps], calls = steps, calls - steps
+            settings[leg.steps] = steps
+            calls = calls - steps
         settings[legs[-1].steps] = max(1, calls // (legs[-1].calls_per_step(config) or 1))
         return replace(config, sampling=replace(config.sampling, **settings))
 

@@ -67,7 +67,8 @@ class Phase(ABC):
         Raises:
             UserError: the run needs the caller's network, and ``own`` is None.
         """
-        name, data = config.model.network, config.data
+        name = config.model.network
+        data = config.data
         if name is None:
             return velocity_network(config.model, data_shape(data), data_classes(data))
         if own is None:

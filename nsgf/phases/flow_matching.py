@@ -1,4 +1,4 @@
-"""Phase ``peer``: flow matching with torchcfm, for comparison with NSGF.
+"""Phase ``peer``: flow matching, for comparison with NSGF.
 
     icfm    independent pairs, Gaussian noise of width sigma around the line (Lipman et al. 2023,
             Tong et al. 2024)
@@ -7,6 +7,9 @@
             exact plan instead of the entropic one, as torchcfm advises
     rf      independent pairs, width 0: rectified flow (Liu et al. 2023)
 
+The formulas are torchcfm's (tested), but each pair of a plan is drawn once; torchcfm draws as many
+pairs with replacement.
+
 Phase ``reflow``: 2-rectified flow (Liu et al. 2023). The trained flow maps each start to an end,
 and the network is trained again on the straight lines between them.
 
@@ -14,105 +17,76 @@ Shapes: B batch, *shape one sample.
 """
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import INDICES, Data, PointSampler, class_labels, data_classes
+from nsgf.data.points import Gaussian
+from nsgf.method import line_pairs
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.lines import LineTask, NSFTask, Pairs, Transport, load_euler_steps
-from nsgf.run.folder import RunFolder
 from nsgf.run.progress import count_progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
-from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS
-from nsgf.system.distributed import World
-from nsgf.system.errors import UserError
-from nsgf.system.seeding import derive_seed, seed_torch
+from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Task
 
 
-def build_matcher(config: PeerConfig) -> Any:
-    """Return torchcfm's flow matcher for the configured method."""
-    from torchcfm import conditional_flow_matching as cfm
-
-    if config.coupling_batch:  # the samples are already paired
-        return cfm.ConditionalFlowMatcher(sigma=config.sigma)
-    if config.method not in ("otcfm", "sbcfm"):
-        return cfm.ConditionalFlowMatcher(sigma=config.sigma if config.method == "icfm" else 0.0)
-    if config.method == "otcfm":
-        matcher = cfm.ExactOptimalTransportConditionalFlowMatcher(sigma=config.sigma)
-    else:
-        matcher = cfm.SchrodingerBridgeConditionalFlowMatcher(config.sigma, ot_method="exact")
-    pairs = matcher.ot_sampler
-    pairs.ot_fn = partial(pairs.ot_fn, numItermax=SIMPLEX_ITERATIONS)
-    return matcher
-
-
 class PeerTask(LineTask):
-    """Regression of u(x, t) on the conditional velocity of a torchcfm matcher.
-
-    The matcher draws noise and pairs for the batch of a process, so results depend on the number of
-    processes. Its seed depends on the batch. With K classes, the matcher is called separately for
-    each class.
-    """
+    """Regression of u(x, t) on the velocity of a point that fluctuates around its line."""
 
     def __init__(
-        self, model: nn.Module, pairs: Pairs, config: PeerConfig, seed: int, classes: int = 0
+        self,
+        model: nn.Module,
+        pairs: Pairs,
+        config: PeerConfig,
+        seed: int,
+        shape: tuple[int, ...],
+        classes: int = 0,
     ) -> None:
         super().__init__(model, pairs, seed, classes)
-        self._seed, self._classes, self._matcher = seed, classes, build_matcher(config)
+        self._is_bridge = config.method == "sbcfm"
+        self._sigma = 0.0 if config.method == "rf" else config.sigma
+        self._noise = PointSampler(Gaussian(shape), derive_seed(seed, "noise"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Return X0, X1 (B, *shape), t (B,), the first position (the matcher's seed), and labels
-        (B,) if there are classes."""
+        """Return X0, X1 (B, *shape), t (B,), noise (B, *shape), and labels (B,) if there are
+        classes."""
         start, end, t, *labels = super().draw(positions)
-        return start, end, t, torch.tensor([positions.start]), *labels
+        return start, end, t, self._noise.at(positions), *labels
 
     def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t, first, *labels = drawn
-        # torchcfm draws pairs and noise with the global generators of NumPy and torch
-        seed = derive_seed(self._seed, "matcher", int(first))
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        seed_torch(seed, start.device)
-        match = self._matcher.sample_location_and_conditional_flow
-        if not labels:
-            t, x, velocity = match(start, end, t=t)
-            return Batch((x, t), velocity)
-        rows = [slice(first, None, self._classes) for first in range(self._classes)]
-        parts = [match(start[own], end[own], t=t[own]) for own in rows if len(t[own])]
-        t, x, velocity = map(torch.cat, zip(*parts, strict=True))
-        return Batch((x, t, torch.cat([labels[0][own] for own in rows])), velocity)
+        start, end, t, noise, *labels = drawn
+        x, velocity = line_pairs(start, end, t)
+        width = self._sigma * noise
+        if self._is_bridge:
+            s = t.view(-1, *[1] * (start.ndim - 1))
+            width = width * (s * (1 - s)).sqrt()
+            velocity = velocity + (1 - 2 * s) / (2 * s * (1 - s) + 1e-8) * width
+        return Batch((x + width, t, *labels), velocity)
 
 
 class Peer(Phase):
     """Train u with a flow-matching method, on lines or bridges from noise to data."""
 
-    name, title = "peer", "flow matching"
+    name = "peer"
+    title = "flow matching"
     takes_classes = True
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
     def task(self, session: Session, data: Data) -> Task:
-        config, device = session.config, session.device
-        source, target = data.source(self.name), data.target_by_class(self.name)
-        pairs = Pairs(source, target, device, config.peer.coupling_batch)
-        seed = derive_seed(config.seed, self.name)
-        return PeerTask(starting_network(self, session), pairs, config.peer, seed, data.classes)
-
-    def plan(
-        self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> tuple[str, int]:
-        try:
-            import torchcfm.conditional_flow_matching  # noqa: F401
-        except ImportError as error:
-            raise UserError(
-                f"phases = [peer]: needs torchcfm ({error}): pip install torchcfm --no-deps"
-            ) from error
-        return "", 0
+        config = session.config.peer
+        source = data.source(self.name)
+        target = data.target_by_class(self.name)
+        group = None
+        if config.method in ("otcfm", "sbcfm"):
+            group = config.coupling_batch or config.batch_size
+        pairs = Pairs(source, target, session.device, group, data.classes)
+        model = starting_network(self, session)
+        seed = derive_seed(session.config.seed, self.name)
+        return PeerTask(model, pairs, config, seed, source.shape, data.classes)
 
 
 STEPS = 100
@@ -132,7 +106,8 @@ class StoredPairs(Pairs):
 
     def __init__(self, starts: Tensor, ends: Tensor, seed: int, classes: int = 0) -> None:
         """``starts`` and ``ends``: each (N, *shape), on the CPU."""
-        self._ends, self._classes = (starts, ends), classes or 1
+        self._ends = (starts, ends)
+        self._classes = classes or 1
         self._indices = PointSampler(INDICES, derive_seed(seed, "pairs"))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
@@ -145,7 +120,8 @@ class StoredPairs(Pairs):
 class Reflow(Phase):
     """Train the peer's network again, on straight lines between the ends of its paths."""
 
-    name, title = "reflow", "reflow"
+    name = "reflow"
+    title = "reflow"
     takes_classes = draws_paths = True
     follows = (*Peer.follows, "reflow.pairs")
 
@@ -154,7 +130,8 @@ class Reflow(Phase):
         computes the same paths again."""
         student = starting_network(self, session, Peer())
         starts = data.source(self.name).at(range(session.config.reflow.pairs))
-        steps, classes = load_euler_steps(Peer(), session, STEPS, 1.0), data.classes
+        steps = load_euler_steps(Peer(), session, STEPS, 1 / STEPS)
+        classes = data.classes
         ends = path_ends(starts, steps, session, classes)
         seed = derive_seed(session.config.seed, self.name)
         return NSFTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)

@@ -35,7 +35,8 @@ class GeneratorTask(Task):
     divisible = False
 
     def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.model, self._config = model, config.generator
+        self.model = model
+        self._config = config.generator
         self._is_residual = NSGF.name in config.phases
         self._noise = data.source("generator")
         self._drift = Drift(config.generator.blurs, config.generator.tolerance)
@@ -61,7 +62,8 @@ class GeneratorTask(Task):
         Raises:
             UserError: a blur is too small for float32.
         """
-        noise, answer = batch.inputs[0], forward(*batch.inputs)
+        noise = batch.inputs[0]
+        answer = forward(*batch.inputs)
         made = noise + answer if self._is_residual else answer
         if not made.isfinite().all():
             return made.sum() * float("nan")
@@ -84,7 +86,8 @@ class GeneratorTask(Task):
 class Generator(Phase):
     """Train G with Sinkhorn velocities."""
 
-    name, title = "generator", "one-call generator"
+    name = "generator"
+    title = "one-call generator"
     takes_classes = True
     follows = (*Phase.follows, "phases")
 
@@ -96,7 +99,8 @@ class Generator(Phase):
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> tuple[str, int]:
         """Raise UserError if a process cannot divide each group into two equal halves."""
-        own, groups = config.generator, count_groups(config)
+        own = config.generator
+        groups = count_groups(config)
         unit = 2 * groups * world.size
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
             if count and (count % unit if groups > 1 else count < unit):

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
+from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
 from nsgf.models import OwnNetwork, time_network
 from nsgf.models.affine import AffineStartNetwork
 from nsgf.phases.base import Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
-from nsgf.sampling.sampler import InferenceNetwork, nsgf_steps
-from nsgf.sinkhorn.base import flow_time, gaussian_part
+from nsgf.sampling.sampler import InferenceNetwork
+from nsgf.sinkhorn import FLOWS
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -40,29 +41,43 @@ Transport = Callable[..., Tensor]
 
 class Pairs:
     """Pairs of starts X0 and ends X1: independent, or optimally paired on ``device`` within groups
-    of ``group`` successive samples.
+    of ``group`` successive samples, and with K classes within each class of a group.
 
     Pair i depends only on the streams and i, not on batches or processes, because a group is always
     paired as a whole.
     """
 
     def __init__(
-        self, source: Sampler, target: Sampler, device: torch.device, group: int | None = None
+        self,
+        source: Sampler,
+        target: Sampler,
+        device: torch.device,
+        group: int | None = None,
+        classes: int = 0,
     ) -> None:
-        self._source, self._target, self._device = source, target, device
+        self._source = source
+        self._target = target
+        self._device = device
         self._group = group
-        self._number, self._paired = -1, (torch.empty(0), torch.empty(0))
+        self._classes = classes or 1
+        self._number = -1
+        self._paired = torch.empty(0), torch.empty(0)
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
         """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
         if self._group is None:
             return self._source.at(positions), self._target.at(positions)
-        starts, ends = [], []
+        starts = []
+        ends = []
         for number, cut in pages(positions, self._group):
             if number != self._number:  # keep the last group: batches visit groups in order
                 whole = range(number * self._group, (number + 1) * self._group)
                 start, end = (s.at(whole).to(self._device) for s in (self._source, self._target))
-                self._paired, self._number = (start, end[optimal_pairs(start, end)]), number
+                for own in range(min(self._classes, self._group)):
+                    rows = slice(own, None, self._classes)  # samples of one class
+                    end[rows] = end[rows][optimal_pairs(start[rows], end[rows])]
+                self._paired = start, end
+                self._number = number
             starts.append(self._paired[0][cut])
             ends.append(self._paired[1][cut])
         return torch.cat(starts), torch.cat(ends)
@@ -75,13 +90,15 @@ class LineTask(Task):
     """
 
     def __init__(self, model: nn.Module, pairs: Pairs, seed: int, classes: int = 0) -> None:
-        self.model, self._pairs = model, pairs
+        self.model = model
+        self._pairs = pairs
         self._times = PointSampler(TIMES, derive_seed(seed, "times"))
         self._labels = LabelDropout(classes, derive_seed(seed, "labels"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return X0 and X1 (B, *shape), t ~ U[0, 1) (B,), and labels (B,) if there are classes."""
-        times, labels = self._times.at(positions), self._labels.at(positions)
+        times = self._times.at(positions)
+        labels = self._labels.at(positions)
         return *self._pairs.at(positions), times, *labels
 
 
@@ -90,7 +107,8 @@ class NSFTask(LineTask):
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, *labels = drawn
-        return Batch((interpolate(start, end, t), t, *labels), end - start)
+        x, velocity = line_pairs(start, end, t)
+        return Batch((x, t, *labels), velocity)
 
 
 class TimePredictorTask(LineTask):
@@ -98,40 +116,80 @@ class TimePredictorTask(LineTask):
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, *_ = drawn  # labels, if there are any
-        return Batch((interpolate(start, end, t),), t)
+        x, _ = line_pairs(start, end, t)
+        return Batch((x,), t)
 
 
-def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    """Return (1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
-    weight = t.view(-1, *[1] * (start.ndim - 1))
-    return (1 - weight) * start + weight * end
-
-
-class NSF(Phase):
-    """Train u_delta on the velocity of straight lines.
+class LinePhase(Phase):
+    """A phase that learns from points on lines from X0 to X1.
 
     A line starts at a sample of mu0. With ``nsf.source`` nsgf it starts where the NSGF steps of
     that sample end; with affine, where the affine map sends the sample."""
 
-    name: ClassVar[PhaseName] = "nsf"
-    title = "straight flow"
-    takes_classes = draws_paths = True
+    takes_classes = True
+    draws_paths = True
     lines: ClassVar[tuple[str, ...]] = (
         *NSGF.follows,
         *("nsf.source", "nsf.coupling", "nsf.coupling_batch", "nsf.starts"),
     )
-    """Settings that determine the lines. Both phases use the same lines."""
-    follows = (*lines, "nsf.init")
+    """Settings that determine the lines."""
+    follows = lines
+
+    def needs(self, config: Config) -> tuple[Phase, ...]:
+        return (NSGF(),) if config.nsf.source == "nsgf" else ()
+
+    def plan(
+        self, config: Config, device: torch.device, run: RunFolder | None, world: World
+    ) -> tuple[str, int]:
+        """Raise UserError if cached starts do not fit into main memory."""
+        starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
+        needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
+        if needed > (free := available_bytes()):
+            raise UserError(
+                f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
+                f"{format_bytes(free)} are free; use fewer, or null to compute new ones each time"
+            )
+        return "", 0
+
+    def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> Pairs:
+        """Return the starts and ends of the lines, from random streams of the phase. ``transport``
+        moves samples of mu0 to the starts; None: NSGF steps do if ``nsf.source`` is nsgf, otherwise
+        the samples are the starts. Raise UserError if NSGF is needed and not trained."""
+        config = session.config
+        flow = config.flow
+        source = data.source(self.name)
+        if transport is None and config.nsf.source == "nsgf":
+            length = time_step(flow.steps, flow.step_size)
+            transport = load_euler_steps(NSGF(), session, flow.steps, length)
+        if transport:
+            kept = config.nsf.starts
+            source = CachedStarts(source, transport, session.device, kept, data.classes)
+        group = None
+        if config.nsf.coupling == "ot":
+            group = config.nsf.coupling_batch or getattr(config, self.name).batch_size
+        return Pairs(source, data.target_by_class(self.name), session.device, group)
+
+
+class NSF(LinePhase):
+    """Train u_delta on the velocity of the lines."""
+
+    name: ClassVar[PhaseName] = "nsf"
+    title = "straight flow"
+    follows = (*LinePhase.lines, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
-        config, transport = session.config, None
+        config = session.config
+        transport = None
         model: Any = starting_network(self, session, NSGF() if config.nsf.init == "nsgf" else None)
         if config.nsf.source == "affine":
-            part = gaussian_part(config.flow)
+            etas = step_sizes(config.flow.steps, config.flow.step_size)
+            # step t of a flow between Gaussians goes the part eta_t of the remaining way
+            part = 1 - math.prod(1 - eta for eta in etas)
             session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
             model.set_map(*measure_moments(data), part)
             transport = model.start
-        return NSFTask(model, *make_pairs(self, session, data, transport), data.classes)
+        seed = derive_seed(config.seed, self.name)
+        return NSFTask(model, self.pairs(session, data, transport), seed, data.classes)
 
     def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
         network = super().network(config, own)
@@ -140,70 +198,40 @@ class NSF(Phase):
         return network
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if "nsgf" in (config.nsf.source, config.nsf.init) else ()
+        return (NSGF(),) if config.nsf.init == "nsgf" else super().needs(config)
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> tuple[str, int]:
-        """Return a warning if the NSGF steps leave nothing to learn. Raise UserError if cached
-        starts do not fit into main memory."""
-        starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
-        needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
-        if needed > (free := available_bytes()):
-            raise UserError(
-                f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
-                f"{format_bytes(free)} are free; use fewer, or null to compute new ones each time"
-            )
-        if self != NSF() or config.flow.schedule != "harmonic" or config.nsf.source != "prior":
-            return "", 0
-        line = "nsf: nothing to learn, because NSGF steps of flow.schedule harmonic end in the data"
-        return line, 0
+        """Return a warning if the NSGF steps leave nothing to learn."""
+        line, size = super().plan(config, device, run, world)
+        arrives = config.flow.schedule == "harmonic" and FLOWS[config.flow.kind].arrives
+        if arrives and config.nsf.source == "prior":
+            why = "NSGF steps of flow.schedule harmonic end in the data"
+            line = f"nsf: nothing to learn, because {why}"
+        return line, size
 
 
-class Predictor(NSF):
+class Predictor(LinePhase):
     """Train t_phi on the times of points on the lines of phase 2."""
 
-    name, title = "predictor", "time predictor"
-    follows = NSF.lines
+    name: ClassVar[PhaseName] = "predictor"
+    title = "time predictor"
 
     def task(self, session: Session, data: Data) -> Task:
+        seed = derive_seed(session.config.seed, self.name)
         model = starting_network(self, session)
-        return TimePredictorTask(model, *make_pairs(self, session, data), data.classes)
+        return TimePredictorTask(model, self.pairs(session, data), seed, data.classes)
 
     def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
         """Return the time predictor, which takes no labels and is never the caller's."""
         return time_network(config.model, data_shape(config.data))
 
-    def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if config.nsf.source == "nsgf" else ()
-
-
-def make_pairs(
-    phase: Phase, session: Session, data: Data, transport: Transport | None = None
-) -> tuple[Pairs, int]:
-    """Return the starts and ends of a phase's lines, and a seed, from random streams of the phase.
-    ``transport`` moves samples of mu0 to the starts; None: NSGF steps do if ``nsf.source`` is nsgf,
-    otherwise the samples are the starts.
-
-    Raises:
-        UserError: the lines start after NSGF steps, and NSGF is not trained.
-    """
-    config, device, flow = session.config, session.device, session.config.flow
-    source = data.source(phase.name)
-    if transport is None and config.nsf.source == "nsgf":
-        transport = load_euler_steps(NSGF(), session, flow.steps, flow_time(flow))
-    if transport:
-        source = CachedStarts(source, transport, device, config.nsf.starts, data.classes)
-    group = None
-    if config.nsf.coupling == "ot":
-        group = config.nsf.coupling_batch or getattr(config, phase.name).batch_size
-    pairs = Pairs(source, data.target_by_class(phase.name), device, group)
-    return pairs, derive_seed(config.seed, phase.name)
-
 
 def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
     """Return mean (D,) and covariance (D, D), float64, of at most 65,536 samples of the target."""
-    target, count = data.target("moments"), min(data.count or MOMENT_SAMPLES, MOMENT_SAMPLES)
+    target = data.target("moments")
+    count = min(data.count or MOMENT_SAMPLES, MOMENT_SAMPLES)
     size = math.prod(target.shape)
     total = torch.zeros(size, dtype=torch.float64)
     products = torch.zeros(size, size, dtype=torch.float64)
@@ -215,16 +243,16 @@ def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
     return mean, products / count - torch.outer(mean, mean)
 
 
-def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) -> Transport:
-    """Return a function that runs Euler steps with a phase's trained network, from 0 to ``time``.
-    Raise UserError if the phase is not trained."""
+def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Transport:
+    """Return a function that runs Euler steps of size h with a phase's trained network. Raise
+    UserError if the phase is not trained."""
     trained = load_network(phase, session.config, session.run, session.device)
     precision = supported_precision(trained.precision, session.device)
     network = InferenceNetwork(trained.network, precision, session.device, session.log.write)
 
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:
-        return nsgf_steps(lambda x, t: network(x, t, *labels), x, steps, time)
+        return nsgf_steps(lambda x, t: network(x, t, *labels), x, steps, h, None)
 
     return transport
 
@@ -244,8 +272,11 @@ class CachedStarts(Sampler):
         classes: int = 0,
     ) -> None:
         self.shape = source.shape
-        self._source, self._transport = source, transport
-        self._device, self._kept, self._classes = device, kept, classes
+        self._source = source
+        self._transport = transport
+        self._device = device
+        self._kept = kept
+        self._classes = classes
         self._pages: dict[int, Tensor] = {}
 
     def at(self, positions: range) -> Tensor:
@@ -262,7 +293,8 @@ class CachedStarts(Sampler):
         return torch.cat(parts)
 
     def _transport_noise(self, positions: range) -> Tensor:
-        x, labels = self._source.at(positions).to(self._device), []
+        x = self._source.at(positions).to(self._device)
+        labels = []
         if self._classes:
             labels = [class_labels(positions, self._classes).to(self._device)]
         return self._transport(x, *labels)

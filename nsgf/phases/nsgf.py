@@ -31,7 +31,8 @@ class NSGFTask(Task):
         labels: Tensor | None = None,
         classes: int = 0,
     ) -> None:
-        self.model, self.pool = model, pool
+        self.model = model
+        self.pool = pool
         self._indices = PointSampler(INDICES, derive_seed(seed, "nsgf", "batches"))
         self._labels = labels
         self._dropout = LabelDropout(classes, derive_seed(seed, "nsgf", "labels"))
@@ -50,9 +51,10 @@ class NSGFTask(Task):
 
 
 class NSGF(Phase):
-    """Fill the trajectory pool with Sinkhorn flows, and train v_theta on their velocities."""
+    """Fill the trajectory pool with flows, and train v_theta on their velocities."""
 
-    name, title = "nsgf", "Sinkhorn flow"
+    name = "nsgf"
+    title = "gradient flow"
     takes_classes = True
     follows = ("seed", "data", "sinkhorn", "flow", "pool", "model")
 
@@ -89,6 +91,7 @@ class NSGF(Phase):
 
 def flow_labels(session: Session, classes: int) -> Tensor:
     """Return the classes of this process's trajectories, in the order of the flows.  int32, (F,)"""
-    config, n = session.config, session.config.sinkhorn.batch_size
+    config = session.config
+    n = session.config.sinkhorn.batch_size
     share = session.world.share(range(config.pool.num_batches))
     return class_labels(range(share.start * n, share.stop * n), classes, n)

@@ -87,7 +87,8 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     header = checkpoint.load(file, only_header=True)
     checkpoint.check_phase(file, header, phase)
     is_done: bool = header["step"] >= getattr(config, phase).iterations
-    follows, running = get_phase(phase).follows, None if is_done else phase
+    follows = get_phase(phase).follows
+    running = None if is_done else phase
     texts = find_contradictions(header["config"], config, follows, running)
     if texts:
         raise UserError(f"cannot resume {file}: " + "; ".join(texts))

@@ -34,7 +34,7 @@ MAX_BYTES = 1_000_000
 Curve = list[tuple[int, float, float]]
 """Step, loss and gradient norm of each logged update of a phase."""
 Field = tuple[str, Tensor, Tensor, Tensor]
-"""Title; points, the network's velocity and the Sinkhorn flow's at one time, each (N, 2)."""
+"""Title; points, the network's velocity and the flow's at one time, each (N, 2)."""
 
 
 def draw_curves(curves: Mapping[str, Curve]) -> Any:
@@ -76,11 +76,11 @@ def draw_entry_times(tau: Tensor) -> Any:
 
 
 def draw_fields(fields: Sequence[Field]) -> Any:
-    """Draw the learned velocity and the Sinkhorn flow's velocity, a panel for each time."""
+    """Draw the learned velocity and the flow's velocity, a panel for each time."""
     figure = new_figure(4 * len(fields), 4.4)
     axes = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
     for panel, (title, x, learned, sinkhorn) in zip(axes, fields, strict=True):
-        _show_arrows(panel, x, sinkhorn, "0.6", "Sinkhorn flow")
+        _show_arrows(panel, x, sinkhorn, "0.6", "flow")
         _show_arrows(panel, x, learned, "tab:red", "network")
         panel.set_title(title)
         panel.set_aspect("equal")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
+from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.pool.plan import flow_groups, plan_pool, pool_folder
 from nsgf.pool.trajectories import (
     Header,
@@ -20,8 +21,7 @@ from nsgf.pool.trajectories import (
 )
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
-from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
-from nsgf.sinkhorn.base import step_sizes, time_step
+from nsgf.sinkhorn import Flow, SolverReport, build_flow
 from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
 from nsgf.system.hardware import release_memory
 
@@ -37,20 +37,28 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         Stopped: a stop was requested; a pool on disk keeps its finished flows.
         UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
     """
-    config, world, shape, log = session.config, session.world, source.shape, session.log
-    folder, n = pool_folder(session.run, world), config.sinkhorn.batch_size
+    # what an earlier run left
+    config = session.config
+    world = session.world
+    shape = source.shape
+    log = session.log
+    folder = pool_folder(session.run, world)
+    n = config.sinkhorn.batch_size
     dtype = world.agree(plan_pool(config, shape, session.device, session.run, world).dtype)
     header = matching_header(folder, config, shape, dtype)
     header = header or Header(dtype, content_settings(config, shape, dtype))
     share = world.share(range(config.pool.num_batches))
     flow_shape = n, config.flow.steps + 1, *shape
-    file, first = None, 0
+    # room for all positions
+    file = None
+    first = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_header(folder, header)
         if config.pool.storage == "disk":
             file = PoolFile(folder, header, len(share), flow_shape, log.progress)
-            positions, first = file.positions, len(header.checksums)
+            positions = file.positions
+            first = len(header.checksums)
         else:
             size = len(share) * n, *flow_shape[1:]
             positions = torch.empty(size, dtype=getattr(torch, dtype))
@@ -59,13 +67,17 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
             f"pool.storage = {config.pool.storage}: {folder} cannot be written ({cause(error)}); "
             f"name another folder with {suggest('out_dir', 'DIR')}"
         ) from error
-    pool, finished = TrajectoryPool(positions, time_step(config.flow), first * n), first
+    length = time_step(config.flow.steps, config.flow.step_size)
+    pool = TrajectoryPool(positions, length, first * n)
+    finished = first
     if not world.any(first < len(share), has_worked=True):
         log.write(f"pool: {dtype} from {folder}; complete")
         return pool
     if first:
         log.write(f"pool: continuing after {first} of {len(share)} flows")
-    solver, started = build_solver(config.sinkhorn), time.perf_counter()
+    # simulate group after group; a full card halves the flows at a time
+    solver = build_flow(config)
+    started = time.perf_counter()
     stops = [group.stop for group in flow_groups(config, shape, session.device)]
     together = stops[0]
     try:
@@ -104,11 +116,12 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     finally:
         if file:
             file.save()
-    done, seconds = finished - first, max(time.perf_counter() - started, 1e-9)
-    log.write(
-        f"pool: {done} flows in {seconds:.1f} s, {done / seconds:.3g} flows/s, {together} at a "
-        f"time; {solver.report}"
-    )
+    # report
+    done = finished - first
+    seconds = max(time.perf_counter() - started, 1e-9)
+    speed = f"{done / seconds:.3g} flows/s, {together} at a time"
+    solved = f"; {solver.report}" if solver.report.solves else ""
+    log.write(f"pool: {done} flows in {seconds:.1f} s, {speed}{solved}")
     if session.should_stop():
         kept = f"{finished} of {len(share)} flows" if file else "nothing"
         raise Stopped(f"pool: {kept} kept")
@@ -119,7 +132,7 @@ def simulate(
     config: Config,
     source: Sampler,
     target: Sampler,
-    solver: FlowSolver,
+    solver: Flow,
     device: torch.device,
     numbers: range,
 ) -> Tensor:
@@ -131,17 +144,17 @@ def simulate(
     Raises:
         UserError: a flow diverges, or the blur is too small for float32.
     """
-    sinkhorn, flow = config.sinkhorn, config.flow
+    sinkhorn = config.sinkhorn
+    flow = config.flow
     x, y = (
         sampler.at(range(numbers.start * n, numbers.stop * n)).to(device).unflatten(0, (-1, n))
         for sampler, n in ((source, sinkhorn.batch_size), (target, sinkhorn.targets))
     )
     try:
-        return solver.flows(x, y, step_sizes(flow)).flatten(0, 1)
+        return run_flow(solver, x, y, step_sizes(flow.steps, flow.step_size)).flatten(0, 1)
     except (ValueError, ArithmeticError) as error:
-        raise UserError(
-            f"flows {numbers.start} to {numbers.stop - 1} of the pool failed ({one_line(error)}); "
-            f"with {name_setting('flow.eta', flow.eta)} and "
-            f"{name_setting('sinkhorn.blur', sinkhorn.blur)}: try a smaller {suggest('flow.eta')} "
-            f"or a larger {suggest('sinkhorn.blur')}"
-        ) from error
+        remedy = f"with {name_setting('flow.eta', flow.eta)}: try a smaller {suggest('flow.eta')}"
+        if "blur" in solver.uses:
+            remedy += f" or a larger {suggest('sinkhorn.blur')}"
+        failed = f"flows {numbers.start} to {numbers.stop - 1} of the pool failed"
+        raise UserError(f"{failed} ({one_line(error)}); {remedy}") from error

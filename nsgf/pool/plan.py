@@ -9,7 +9,7 @@ import torch
 from nsgf.config.schema import Config
 from nsgf.pool.trajectories import matching_header, positions_files
 from nsgf.run.folder import RunFolder
-from nsgf.sinkhorn.blocks import BLOCK, LARGEST_PLAN
+from nsgf.sinkhorn import FLOWS
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, name_setting, suggest
 from nsgf.system.hardware import available_bytes, free_disk_bytes
@@ -54,18 +54,17 @@ def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str) -> int:
 
 def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
     """Return about twice the peak memory of simulating one flow, in bytes."""
-    n, m = config.sinkhorn.batch_size, config.sinkhorn.targets
-    larger = max(n, m)
-    matrix = n * larger if n * larger <= LARGEST_PLAN else BLOCK
-    if config.sinkhorn.solver == "geomloss":  # it also solves y to y
-        matrix = larger**2
+    n = config.sinkhorn.batch_size
+    m = config.sinkhorn.targets
+    matrix = FLOWS[config.flow.kind].matrix_entries(n, m)
     positions = 2 * (config.flow.steps + 1)  # the computed positions and a converted copy
-    return 4 * ((positions * n + CLOUDS * larger) * math.prod(shape) + MATRICES * matrix)
+    return 4 * ((positions * n + CLOUDS * max(n, m)) * math.prod(shape) + MATRICES * matrix)
 
 
 def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) -> list[range]:
     """Return the numbers of the flows of each group; flows of a group are simulated together."""
-    flows, most = range(config.pool.num_batches), build_batch(config, shape, device)
+    flows = range(config.pool.num_batches)
+    most = build_batch(config, shape, device)
     if config.pool.build_batch != "auto":
         return [flows[first : first + most] for first in range(0, len(flows), most)]
     shared = SHARED_BY if device.type == "cpu" else 1  # a card is fastest with large groups
@@ -100,7 +99,8 @@ def plan_pool(
     Raises:
         UserError: it does not fit, or the run has a pool with other settings.
     """
-    memory, solver = available_bytes(), 0
+    memory = available_bytes()
+    solver = 0
     if device.type == "cpu":
         solver = build_batch(config, shape, device) * flow_bytes(config, shape) // 2
     if solver > MEMORY_SHARE * memory:
@@ -116,7 +116,8 @@ def plan_pool(
         budget = generous = int(DISK_SHARE * free) + taken
         free += taken
     else:
-        free, budget = memory, int(MEMORY_SHARE * memory) - solver
+        free = memory
+        budget = int(MEMORY_SHARE * memory) - solver
         # images and networks need the other half of the memory
         generous = min(budget, memory // 2) if len(shape) > 1 else budget
     dtype: str = config.pool.dtype

@@ -2,7 +2,7 @@
 
 The pool stores positions only. The paper's pair (x, v) is X^t and (X^{t+1} - X^t) / h, so T + 1
 positions give T pairs, in about half the memory. h is the length of a step on the velocity
-network's clock (:mod:`nsgf.sinkhorn.base`): eta for constant steps.
+network's clock (:func:`nsgf.method.time_step`): eta for constant steps.
 
     pool/positions.bin   (flow, particle, time, *shape), the bytes of the tensor (storage: disk)
     pool/header.json     format, settings that determine the values, one checksum per flow
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.config.settings import fixed_values
+from nsgf.method import flow_pairs
 from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, cause, suggest
 from nsgf.system.files import COUNT, fields, load_object, write_text
@@ -133,7 +134,9 @@ class PoolFile:
             UserError: the file is damaged.
             OSError: the file cannot be written, or the disk is full.
         """
-        self._header, self._folder, file = header, folder, folder / "positions.bin"
+        self._header = header
+        self._folder = folder
+        file = folder / "positions.bin"
         dtype: torch.dtype = getattr(torch, header.dtype)
         nbytes = flows * math.prod(shape) * dtype.itemsize
         if not header.checksums:
@@ -203,8 +206,10 @@ class TrajectoryPool:
 
     def __init__(self, positions: Tensor, time_step: float, filled: int = 0) -> None:
         """Use the tensor ``positions``, (F, T+1, *shape); its first ``filled`` flows are done."""
-        self._positions, self.time_step = positions, time_step
-        self.steps, self.filled = positions.shape[1] - 1, filled
+        self._positions = positions
+        self.time_step = time_step
+        self.steps = positions.shape[1] - 1
+        self.filled = filled
 
     def __len__(self) -> int:
         """Number of pairs (x, v)."""
@@ -239,9 +244,5 @@ class TrajectoryPool:
         if self.filled != len(self._positions):
             raise ValueError(f"pool has {self.filled} of {len(self._positions)} trajectories")
         index = indices % len(self)
-        particle, step = index // self.steps, index % self.steps
-        rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view
-        row = index + particle  # particle (T + 1) + step
-        # convert before subtracting: the division by h would magnify the rounding of float16
-        x, after = rows.index_select(0, row).float(), rows.index_select(0, row + 1).float()
-        return PoolBatch(x=x, v=(after - x) / self.time_step, t=step / self.steps)
+        particle = index // self.steps
+        return PoolBatch(*flow_pairs(self._positions, particle, index % self.steps, self.time_step))

@@ -15,6 +15,7 @@ from PIL import Image
 from nsgf.config.schema import Config
 from nsgf.config.settings import drop_machine_settings
 from nsgf.data import Data, class_names
+from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.metrics.distances import nearest_images
 from nsgf.metrics.measures import describe, is_measure, name_of
 from nsgf.phases import get_phase, load_sampler
@@ -25,8 +26,7 @@ from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder
 from nsgf.run.log import read_costs
 from nsgf.samples import count_samples, draw_path, part_of_way
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
-from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.base import step_sizes, time_step
+from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import UserError, list_names, shorten_paths
 from nsgf.system.files import ensure_writable, read_object, replacing
 from nsgf.system.hardware import pick_device
@@ -102,7 +102,7 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         text = "By the distance of all pixels: equal pairs would be copies."
         album.draw("nearest", figure, "The nearest training images", text)
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
-        text = "Both at points of a Sinkhorn flow that was not trained on, with their true lengths."
+        text = "Both at points of a flow that was not trained on, with their true lengths."
         album.draw("field", draw_fields(fields), "The learned velocity on top of the flow's", text)
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau.cpu())
@@ -114,19 +114,20 @@ def velocity_fields(
     config: Config, sampler: FlowSampler, data: Data, device: torch.device
 ) -> list[Field]:
     """Return the network's velocity beside the flow's at the first, a middle and the last step of a
-    new Sinkhorn flow; none if the sampler has no NSGF steps."""
+    new flow; none if the sampler has no NSGF steps."""
     network = next((leg.network for leg in sampler.legs if isinstance(leg, NSGFSteps)), None)
     if network is None:
         return []
     sinkhorn, flow = config.sinkhorn, config.flow
     x = data.source("report", "field").sample(sinkhorn.batch_size).to(device)
     y = data.target("report", "field").sample(sinkhorn.targets).to(device)
-    positions = build_solver(sinkhorn).flows(x[None], y[None], step_sizes(flow))[0]
+    etas = step_sizes(flow.steps, flow.step_size)
+    positions = run_flow(build_flow(config), x[None], y[None], etas)[0]
     fields = []
     for step in sorted({0, flow.steps // 2, flow.steps - 1}):
         here, after = positions[:, step], positions[:, step + 1]
         learned = network(here, torch.full((len(here),), step / flow.steps, device=device))
-        velocity = (after - here) / time_step(flow)
+        velocity = (after - here) / time_step(flow.steps, flow.step_size)
         title = f"Step {step + 1} of {flow.steps}"
         fields.append((title, here.cpu(), learned.cpu(), velocity.cpu()))
     return fields

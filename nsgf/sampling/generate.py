@@ -55,7 +55,9 @@ def generate(
     Raises:
         UserError: torchrun has ended.
     """
-    world, stop, done = world or World(), StopRequest(), dict[int, Batch]()
+    world = world or World()
+    stop = StopRequest()
+    done = dict[int, Batch]()
     shown: dict[str, Any] = {}
     size = sampler.config.sampling.batch_size
     cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config
 from nsgf.data import class_labels, class_number, data_classes
-from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, euler_step, integrate
-from nsgf.sinkhorn.base import flow_time
+from nsgf.method import Velocity, nsgf_steps, time_step
+from nsgf.sampling.solvers import SOLVERS, Observer, integrate
 from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.output import show
@@ -42,7 +42,9 @@ class InferenceNetwork(nn.Module):
         """Wrap ``model`` and cast the weights of its layers in place; autocast would cast them
         again at each call. ``log`` gets a line when a batch is split."""
         super().__init__()
-        self.model, self._device, self._log = model, device, log
+        self.model = model
+        self._device = device
+        self._log = log
         self.precision = precision
         self._most: int | None = None
         """Largest number of samples that fit into memory at a time; None: no limit is known."""
@@ -114,7 +116,8 @@ class Leg(ABC):
     """Number of network calls per step; subclasses may override :meth:`calls_per_step` instead."""
 
     def __init__(self, config: Config, network: Network) -> None:
-        self.config, self.network = config, network
+        self.config = config
+        self.network = network
         self.evaluations = 0
         """Number of samples that went through the network."""
 
@@ -132,7 +135,8 @@ class Leg(ABC):
     @property
     def count(self) -> int:
         """Number of steps. The default for NSGF steps is T."""
-        sampling, flow = self.config.sampling, self.config.flow
+        sampling = self.config.sampling
+        flow = self.config.flow
         return (getattr(sampling, self.steps) or flow.steps) if self.steps else 1
 
     @property
@@ -168,17 +172,20 @@ class Leg(ABC):
 class NSGFSteps(Leg):
     """Algorithm 2 with v_theta."""
 
-    title, steps = "NSGF", "nsgf_steps"
+    title = "NSGF"
+    steps = "nsgf_steps"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
-        velocity, length = self.velocity(samples.labels), flow_time(self.config.flow)
-        samples.x = nsgf_steps(velocity, samples.x, self.count, length, observe)
+        flow = self.config.flow
+        h = flow.steps * time_step(flow.steps, flow.step_size) / self.count
+        samples.x = nsgf_steps(self.velocity(samples.labels), samples.x, self.count, h, observe)
 
 
 class AffineStart(Leg):
     """Map noise to the starts of a straight flow, without a network call."""
 
-    title, calls = "affine", 0
+    title = "affine"
+    calls = 0
 
     def __init__(self, config: Config, network: Network) -> None:
         """``network``: the network of the straight flow, which holds the map."""
@@ -212,10 +219,12 @@ class FixedTime(Leg):
 class StraightFlow(Leg):
     """Follow u_delta from each sample's tau, or from 0, to 1."""
 
-    title, steps = "straight flow", "straight_steps"
+    title = "straight flow"
+    steps = "straight_steps"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
-        x, velocity = samples.x, self.velocity(samples.labels)
+        x = samples.x
+        velocity = self.velocity(samples.labels)
         start = torch.zeros(len(x), device=x.device) if samples.tau is None else samples.tau
         samples.x = integrate(velocity, x, start, self.config.sampling, observe)
 
@@ -273,9 +282,11 @@ class FlowSampler:
             labels = _checked_labels(self.config, labels, len(x)).to(x.device)
         elif (labels := self.labels(range(len(x)))) is not None:
             labels = labels.to(x.device)
-        samples, evaluations = Samples(x=x, nfe=0, labels=labels), 0
+        samples = Samples(x=x, nfe=0, labels=labels)
+        evaluations = 0
         if keep_path:
-            samples.path, samples.marks = [x], ["start"]
+            samples.path = [x]
+            samples.marks = ["start"]
         for leg in self.legs:
             before = leg.evaluations
             leg.carry(samples, samples.path.append if keep_path else None)
@@ -300,7 +311,8 @@ class FlowSampler:
         """Return a sampler with the same networks and other settings for sampling."""
         legs = [copy(leg) for leg in self.legs]
         for leg in legs:
-            leg.config, leg.evaluations = config, 0
+            leg.config = config
+            leg.evaluations = 0
         return FlowSampler(legs)
 
     @property
@@ -317,7 +329,8 @@ class FlowSampler:
 
 def _checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
     """Return labels as int64, (count,). Raise UserError if they are not ``count`` valid classes."""
-    classes, labels = data_classes(config.data), torch.as_tensor(labels)
+    classes = data_classes(config.data)
+    labels = torch.as_tensor(labels)
     if not classes:
         raise UserError("labels: have no effect without data.conditional; leave them out")
     known = torch.arange(classes, device=labels.device)
@@ -329,16 +342,3 @@ def _checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
 def calls_per_velocity(config: Config) -> int:
     """Return the number of network calls for one velocity: two with guidance."""
     return 2 if data_classes(config.data) and config.sampling.guidance != 1 else 1
-
-
-def nsgf_steps(
-    velocity: Velocity, x: Tensor, steps: int, flow_time: float, observe: Observer | None = None
-) -> Tensor:
-    """Run Algorithm 2 on samples x of mu0, (B, *shape): x <- x + eta v_theta(x, s/S) for
-    s = 0 .. S-1, eta = flow_time / S. With S = T, eta is the flow's step size."""
-    eta = flow_time / steps
-    for step in range(steps):
-        x = euler_step(velocity, x, torch.full((len(x),), step / steps, device=x.device), eta)
-        if observe:
-            observe(x)
-    return x

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
+from nsgf.method import Velocity, euler_step, straight_step
 from nsgf.system.errors import UserError, one_line
 
-Velocity = Callable[[Tensor, Tensor], Tensor]
 Observer = Callable[[Tensor], None]
 Step = Callable[[Velocity, Tensor, Tensor, Any], Tensor]
 """Maps velocity, states x (B, *shape), times t (B,) and step sizes h to the states at t + h. h is
@@ -27,11 +27,6 @@ class Solver(NamedTuple):
     """Number of network calls per step; None: adaptive."""
     step: Step | None
     """Function for one step; None: torchdiffeq's dopri5."""
-
-
-def euler_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
-    """Return x + h u(x, t)."""
-    return x + h * velocity(x, t)
 
 
 def heun_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
@@ -91,21 +86,20 @@ def integrate(
     Raises:
         UserError: torchdiffeq is not installed, or dopri5 cannot reach the tolerance.
     """
-    advance, ones = SOLVERS[config.solver].step, [1] * (x.ndim - 1)
+    advance = SOLVERS[config.solver].step
     if advance is None:
         return _solve_adaptively(velocity, x, start, config, observe)
-    rounds, omega = config.straight_steps, (1 - start) / config.straight_steps
+    rounds = config.straight_steps
+    sizes = (1 - start) / rounds
     active: Any = slice(None)
     if config.omega is not None:
-        omega = torch.full_like(start, config.omega)
+        sizes = torch.full_like(start, config.omega)
         needed = ((1 - start) / config.omega - 1e-6).ceil()  # rounding must not add a step
         rounds = int(needed.max())
     for count in range(rounds):
         if config.omega is not None:
             active = (needed > count).nonzero()[:, 0]  # waits for the card once
-        t = start[active] + count * omega[active]
-        h = torch.minimum(omega[active], 1 - t).view(-1, *ones)
-        moved = advance(velocity, x[active], t, h)
+        moved = straight_step(velocity, x[active], start[active], sizes[active], count, advance)
         x = moved if config.omega is None else x.index_copy(0, active, moved)
         if observe:
             observe(x)
@@ -116,7 +110,8 @@ def _solve_adaptively(
     velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
 ) -> Tensor:
     """Solve with dopri5 over s from 0 to 1 for all samples: t = start + s (1 - start)."""
-    odeint, span = load_odeint(config.solver), 1 - start
+    odeint = load_odeint(config.solver)
+    span = 1 - start
     factor = span.view(-1, *[1] * (x.ndim - 1))
 
     def slope(s: Tensor, state: Tensor) -> Tensor:

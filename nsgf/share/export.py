@@ -20,6 +20,7 @@ from nsgf.phases import Phase, find_way, get_phases
 from nsgf.phases.base import load_network
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.share.exported import CONFIG_FILE, FORMAT, MARK, checksum, weights_file
+from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import UserError, cause, list_names, printable, shorten_paths
 from nsgf.system.files import read_object, replacing, replacing_folder, write_text
 from nsgf.version import __version__
@@ -114,10 +115,12 @@ def card(
     template = (Path(__file__).parent / "card.md.j2").read_text(encoding="utf-8")
     measures, way = same_measures(config, run, updates), find_way(config)
     least, most = way.possible_calls(config)
+    flow = build_flow(config)
     text = engine.from_string(template).render(
         config=config,
-        title=way.title.format(config=config),
-        text=way.text.format(config=config),
+        flow=flow,
+        title=way.title.format(config=config, flow=flow),
+        text=way.text.format(config=config, flow=flow),
         is_image=is_image_set(config.data.name),
         shape=data_shape(config.data),
         names=class_names(config.data),

@@ -1,4 +1,4 @@
-"""Shared code of the solvers.
+"""The base class of flows, and shared code of the solvers.
 
 Conventions, here and in the whole package: cost C(x, y) = 1/2 |x - y|^2, regularization
 eps = blur^2, uniform weights, S_eps the debiased Sinkhorn divergence. The velocity that decreases
@@ -14,19 +14,16 @@ Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened
 """
 
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.masked import MaskedTensor
 
-from nsgf.config.schema import MANY, FlowConfig
-from nsgf.config.values import to_plain
 from nsgf.system.errors import UserError, name_setting, one_line
 
 Array = Tensor | np.ndarray[Any, Any]
@@ -37,8 +34,6 @@ Array = Tensor | np.ndarray[Any, Any]
 class SolverReport:
     """Counts and errors of a solver since it was built."""
 
-    flows: int = 0
-    """Number of flows started."""
     solves: int = 0
     """Number of transport problems (x, y) solved: one per flow and step."""
     iterations: float = 0.0
@@ -66,49 +61,72 @@ class SolverReport:
         return text
 
 
-class FlowSolver(Protocol):
-    """Run Sinkhorn gradient flows."""
+class Flow(ABC):
+    """A flow of particles towards targets, and the solver that computes its velocity."""
 
-    report: SolverReport
+    title: ClassVar[str]
+    """Name of the flow in cards and pages."""
+    method: ClassVar[str] = ""
+    """Text before the name of the paper's method in model cards, if the flow is another."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """Settings of the section ``sinkhorn`` that the flow takes as arguments."""
+    arrives: ClassVar[bool] = False
+    """Whether the particles reach the targets in the last of the harmonic steps."""
 
-    def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
-        """Run Algorithm 1 for B independent flows: X^{t+1} = X^t + eta_t v(X^t), eta_t in etas.
+    def __init__(self) -> None:
+        self.report = SolverReport()
 
-        Return the positions X^0 .. X^T (B, N, T+1, *shape), float32, of particles X^0
-        (B, N, *shape) with targets y (B, M, *shape).
+    def __str__(self) -> str:
+        """Return the flow with its settings in words."""
+        return self.title
 
-        Raises:
-            ValueError: the clouds are empty, not finite or of different shapes.
+    @staticmethod
+    def matrix_entries(n: int, m: int) -> int:
+        """Return the number of entries of the largest matrix for n particles and m targets."""
+        return max(n, m) ** 2
+
+    @abstractmethod
+    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the velocities of the particles of B flows, float32, without gradients.
+
+        x (B, N, D), y (B, M, D) -> v (B, N, D). Raise ValueError if the solver fails.
         """
 
+    def start(self, x: Tensor, y: Tensor, steps: int) -> "Particles":
+        """Return the particles x (B, N, D) before the first of their steps towards y (B, M, D)."""
+        return Particles(self, x, y)
 
-REAL = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
-REAL |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-"""Types of the values that :func:`to_tensor` takes."""
+
+class Particles:
+    """The particles of B flows on their way. A flow may keep more, to start its next solve."""
+
+    def __init__(self, flow: Flow, x: Tensor, y: Tensor) -> None:
+        self._flow = flow
+        self._x = x
+        self._y = y
+
+    def move(self, eta: float) -> Tensor:
+        """Move the particles to X + eta v(X), and return these positions.  (B, N, D)"""
+        self._x = self._x + eta * self._flow.velocity(self._x, self._y)
+        return self._x
 
 
 def to_tensor(name: str, points: Array) -> Tensor:
     """Return the argument ``name`` as a tensor. Raise UserError if it holds no numbers."""
     try:
-        refuse_masks(points)
-        x = points if isinstance(points, Tensor) else torch.tensor(to_array(points))
-    except Exception as error:  # objects of a caller may raise any type
+        return points if isinstance(points, Tensor) else torch.tensor(to_array(points))
+    except (ValueError, TypeError) as error:
         raise UserError(f"{name}: must be a tensor or an array ({one_line(error)})") from error
-    if x.dtype not in REAL or x.layout != torch.strided or x.is_nested or x.is_meta:
-        kind = f"{x.dtype}, {x.layout}, {x.device}"
-        raise UserError(f"{name}: {kind}, must be a dense tensor of real numbers")
-    return x
 
 
 def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
     """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
     > 0, of Python, numpy or torch."""
-    number = to_plain(name, value)
-    kinds, most = ((int,), MANY) if is_whole else ((int, float), sys.float_info.max)
-    if type(number) not in kinds or not 0 < number <= most:
+    number = int(value) if is_whole else float(value)
+    if number != value or not 0 < number < (10**9 if is_whole else math.inf):
         kind = "a whole number" if is_whole else "a number"
         raise UserError(f"{name_setting(name, value)}: must be {kind} > 0")
-    return kinds[-1](number)
+    return number
 
 
 def to_array(values: Any) -> np.ndarray[Any, Any]:
@@ -128,13 +146,21 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def refuse_masks(values: Any) -> None:
-    """Raise ValueError if an array, a tensor, or one in a list has masked values."""
+    """Raise ValueError if an array, or one in a list, has masked values."""
     if isinstance(values, list | tuple):
         for part in values:
             refuse_masks(part)
-    is_array = isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
-    if is_array or isinstance(values, MaskedTensor):
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         raise ValueError("has masked values; leave them out, or pass x.filled(VALUE)")
+
+
+@contextmanager
+def as_user_error() -> Iterator[None]:
+    """Context in which a ValueError becomes a UserError, for arguments of public functions."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -147,7 +173,8 @@ def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple
         )
     if not x.numel() or not y.numel():
         raise ValueError(f"empty cloud: particles {tuple(x.shape)}, targets {tuple(y.shape)}")
-    flat_x, flat_y = x.flatten(2).to(dtype), y.flatten(2).to(dtype)
+    flat_x = x.flatten(2).to(dtype)
+    flat_y = y.flatten(2).to(dtype)
     if not (flat_x.sum() + flat_y.sum()).isfinite():
         raise ValueError("particles or targets are not finite")
     return flat_x, flat_y
@@ -180,32 +207,3 @@ def full_precision(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def step_sizes(flow: FlowConfig) -> list[float]:
-    """Return eta_0 .. eta_{T-1} of X^{t+1} = X^t + eta_t v(X^t).
-
-    The exact flow reaches its target only after infinite time. Constant steps eta stop at time
-    T eta. Harmonic steps 1/T, 1/(T-1), ..., 1 follow the same curve on the clock
-    s = 1 - exp(-time), up to s = 1. With exact transport the particles then move on straight lines
-    at constant speed (McCann 1997). They arrive in the last step. The network learns dX/ds.
-    """
-    if flow.schedule == "harmonic":
-        return [1 / (flow.steps - step) for step in range(flow.steps)]
-    return [flow.eta] * flow.steps
-
-
-def gaussian_part(flow: FlowConfig) -> float:
-    """Return the part of the way to a Gaussian target that the flow covers, in [0, 1]. Step t
-    covers the part eta_t of the remaining way: 1 - (1 - eta_0) ... (1 - eta_{T-1})."""
-    return 1 - math.prod(1 - eta for eta in step_sizes(flow))
-
-
-def time_step(flow: FlowConfig) -> float:
-    """Return the length of each step on the network's clock."""
-    return 1 / flow.steps if flow.schedule == "harmonic" else flow.eta
-
-
-def flow_time(flow: FlowConfig) -> float:
-    """Return the length of the whole flow on the network's clock: 1, or T eta."""
-    return 1.0 if flow.schedule == "harmonic" else flow.steps * flow.eta

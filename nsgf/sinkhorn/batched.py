@@ -16,20 +16,20 @@ Shapes: B flows, N particles x, M targets y, D coordinates; potentials g, and h 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn.base import SolverReport, as_clouds, full_precision
-from nsgf.sinkhorn.blocks import clouds_of
+from nsgf.sinkhorn.base import Flow, Particles, as_clouds, full_precision
+from nsgf.sinkhorn.blocks import BLOCK, LARGEST_PLAN, clouds_of
 from nsgf.sinkhorn.plans import Clouds, some_of, with_some
 from nsgf.system.errors import name_setting
 
 UPDATES = 6
 """Number of updates of v and u between two checks of the error."""
+TOLERANCE = 5e-4
+"""Largest L1 error of a plan's marginals."""
 MAX_ITERATIONS = 2000
 """Number of updates after which an unconverged solve stops."""
 OMEGA, OMEGA_MAX = 1.5, 1.95
@@ -53,7 +53,7 @@ FLOAT32_LIMIT = 0.1 * 2**24
 class Solution:
     """Solution of the transport problems (x, y) of B flows; potentials are in units of blur^2."""
 
-    velocity: Tensor  # (B, N, D); in `flows` with more columns, and overwritten by the next step
+    velocity: Tensor  # (B, N, D); along a flow with more columns, and overwritten by the next step
     speed: list[float]  # root mean square of |v_i|, one for each flow
     g: Tensor  # (B, M) potential of the targets
     self_potential: Tensor  # (B, N) potential of the particles against themselves
@@ -63,16 +63,35 @@ class Solution:
     omega: list[float]  # over-relaxation at the end, one for each flow
 
 
-class BatchedSolver:
-    """A FlowSolver for many flows at once. Between two calls it keeps only its report.
+class BatchedSolver(Flow):
+    """The Sinkhorn flow, many at once. Between two calls it keeps only its report.
 
     The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is < 1, the tolerance
     is multiplied by it, because the effect of a plan's error on v does not shrink with v.
     """
 
-    def __init__(self, config: SinkhornConfig, max_iterations: int = MAX_ITERATIONS) -> None:
-        self._blur, self._tolerance, self._cap = config.blur, config.tolerance, max_iterations
-        self.report = SolverReport()
+    title = "Sinkhorn gradient flow"
+    uses = ("blur", "tolerance")
+    arrives = True
+
+    def __init__(
+        self, blur: float, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS
+    ) -> None:
+        super().__init__()
+        self.blur = blur
+        self._tolerance = tolerance
+        self._cap = max_iterations
+
+    def __str__(self) -> str:
+        return f"{self.title} with blur {self.blur:g}"
+
+    @staticmethod
+    def matrix_entries(n: int, m: int) -> int:
+        entries = n * max(n, m)
+        return entries if entries <= LARGEST_PLAN else BLOCK
+
+    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.solve(x, y).velocity
 
     @torch.no_grad()
     def solve(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
@@ -84,70 +103,49 @@ class BatchedSolver:
         Raises:
             ValueError: see :func:`as_clouds`; or the blur is too small for float32.
         """
-        x, y, _ = self._centred(x, y)
+        x, y, _ = self.centred(*as_clouds(x, y))
         with full_precision(x.device):
-            solution = self.solve_centred(x, y, start)
-        solution.velocity.mul_(self._blur)
+            solution = self.solve_clouds(clouds_of(x, y), start)
+        solution.velocity.mul_(self.blur)
         return solution
 
-    @torch.no_grad()
-    def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
-        """Return the positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
-        shape, first = x.shape[2:], x.flatten(2)
-        x, y, origin = self._centred(x, y)
-        self.report.flows += len(x)
-        positions = x.new_empty(*x.shape[:2], len(etas) + 1, x.shape[2])
-        positions[:, :, 0] = first
-        with full_precision(x.device):
-            clouds = clouds_of(x, y, len(etas))
-            limit = clouds.last_potential()
-            solution: Solution | None = None
-            rest: Tensor | None = None
-            for t, eta in enumerate(etas, start=1):
-                solution = self._solution(clouds, solution)
-                clouds.move(solution.velocity, eta)
-                torch.add(origin, clouds.x, alpha=self._blur, out=positions[:, :, t])
-                # the remaining way shrinks by 1 - eta, and so does the difference between g and its
-                # value for x = y; the error of this guess changes little from step to step
-                last, rest = rest, (solution.g - limit) * (1 - eta)
-                solution.g = limit + (rest if last is None else 2 * rest - last * (1 - eta))
-                remaining = max(abs(1 - eta), SLOWEST)
-                solution.speed = [remaining * speed for speed in solution.speed]
-        return positions.unflatten(3, shape)
+    def start(self, x: Tensor, y: Tensor, steps: int) -> Particles:
+        return WarmParticles(self, x, y, steps)
 
-    def _centred(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the clouds as (B, N, D) and (B, M, D) around the mean of y, in units of the blur,
-        and this mean (B, 1, D)."""
-        x, y = as_clouds(x, y)
+    def centred(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the clouds (B, N, D) and (B, M, D) around the mean of y, in units of the blur, and
+        this mean (B, 1, D)."""
         origin = y.mean(1, keepdim=True)
-        return (x - origin).div_(self._blur), (y - origin).div_(self._blur), origin
+        return (x - origin).div_(self.blur), (y - origin).div_(self.blur), origin
 
-    def solve_centred(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
-        """Run `solve` without checks on float32 clouds (B, N, D), (B, M, D) in units of the blur,
-        mean of y at 0."""
-        return self._solution(clouds_of(x, y), start)
-
-    def _solution(self, clouds: Clouds, start: Solution | None) -> Solution:
-        """Run `solve`. Each flow's numbers are in lists, so that a check waits for a card once."""
+    def solve_clouds(self, clouds: Clouds, start: Solution | None = None) -> Solution:
+        """Run `solve` without checks, for clouds around the mean of y in units of the blur. The
+        velocity has that unit too. Numbers of flows are lists: a check waits for a card once."""
         self_potential, self_error = clouds.start_step()
-        norm_x, norm_y = clouds.norm_x, clouds.norm_y
+        norm_x = clouds.norm_x
+        norm_y = clouds.norm_y
         self._check_precision(norm_x, norm_y)
         live = list(range(len(norm_y)))
         if start is None:
             spread = (2 * (norm_x.mean(1) + norm_y.mean(1))).tolist()  # the mean of y is 0
             h, iterations = self._annealed(clouds, spread)
-            goal, omega = [self._tolerance for _ in live], [OMEGA for _ in live]
+            goal = [self._tolerance for _ in live]
+            omega = [OMEGA for _ in live]
         else:
-            h, iterations = start.g - norm_y, [0 for _ in live]
+            h = start.g - norm_y
+            iterations = [0 for _ in live]
             goal = [self._goal(speed) for speed in start.speed]
             omega = [1 + CARRIED * (w - 1) for w in start.omega]
-        error, speed, needed = list(goal), list(goal), list(goal)
+        error = list(goal)
+        speed = list(goal)
+        needed = list(goal)
         plan = clouds.plan(h, live)
         while live:  # each pass adds iterations, so that it ends even if an error is nan
             before = plan.error
             plan.update([omega[k] for k in live], UPDATES)
             for k, old, new in zip(live, before, plan.error, strict=True):
-                error[k], omega[k] = new, _adapted_omega(omega[k], new / max(old, TINY))
+                error[k] = new
+                omega[k] = _adapted_omega(omega[k], new / max(old, TINY))
                 iterations[k] += UPDATES
             at = [k for k in live if error[k] <= goal[k] or iterations[k] >= self._cap]
             if at:
@@ -155,7 +153,8 @@ class BatchedSolver:
                 h = with_some(h, at, some_of(plan.absorbed(), ready))
                 v, speeds = clouds.velocity(plan, ready, at)
                 for k, value in zip(at, speeds, strict=True):
-                    speed[k], needed[k] = value, self._goal(value)
+                    speed[k] = value
+                    needed[k] = self._goal(value)
                     is_done = error[k] <= needed[k] or iterations[k] >= self._cap
                     # v is slower than guessed and may become slower: aim below the new tolerance
                     goal[k] = math.inf if is_done else 0.8 * min(needed[k], goal[k])
@@ -163,7 +162,8 @@ class BatchedSolver:
                 live = [live[i] for i in going]
                 plan.keep(going)
         errors, goals = torch.tensor([error, needed], device=h.device)
-        errors, counts = errors.maximum(self_error), torch.tensor(iterations, device=h.device)
+        errors = errors.maximum(self_error)
+        counts = torch.tensor(iterations, device=h.device)
         converged = errors <= goals
         self.report.record(counts, errors, converged)
         return Solution(v, speed, h + norm_y, self_potential, counts, errors, converged, omega)
@@ -177,7 +177,7 @@ class BatchedSolver:
         largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
         if not largest <= FLOAT32_LIMIT:  # also true for nan, after an overflow of distances
             raise ValueError(
-                f"{name_setting('sinkhorn.blur', self._blur)} is too small for float32: cost / "
+                f"{name_setting('sinkhorn.blur', self.blur)} is too small for float32: cost / "
                 f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
             )
 
@@ -192,6 +192,32 @@ class BatchedSolver:
             plan.update([OMEGA for _ in live], ANNEALING_UPDATES)
             h = with_some(h, live, plan.absorbed())
         return h, [most * ANNEALING_UPDATES for most in stages]
+
+
+class WarmParticles(Particles):
+    """Particles whose solves start from the potentials of the steps before."""
+
+    def __init__(self, solver: BatchedSolver, x: Tensor, y: Tensor, steps: int) -> None:
+        self._solver = solver
+        x, y, self._origin = solver.centred(x, y)
+        self._clouds = clouds_of(x, y, steps)
+        self._limit = self._clouds.last_potential()
+        self._guess: Solution | None = None
+        self._rest: Tensor | None = None
+
+    def move(self, eta: float) -> Tensor:
+        solution = self._solver.solve_clouds(self._clouds, self._guess)
+        self._clouds.move(solution.velocity, eta)
+        # the remaining way shrinks by 1 - eta, and so does the difference between g and its
+        # value for x = y; the error of this guess changes little from step to step
+        last = self._rest
+        rest = (solution.g - self._limit) * (1 - eta)
+        solution.g = self._limit + (rest if last is None else 2 * rest - last * (1 - eta))
+        remaining = max(abs(1 - eta), SLOWEST)
+        solution.speed = [remaining * speed for speed in solution.speed]
+        self._guess = solution
+        self._rest = rest
+        return torch.add(self._origin, self._clouds.x, alpha=self._solver.blur)
 
 
 def _adapted_omega(omega: float, decrease: float) -> float:

@@ -55,7 +55,8 @@ class BlockClouds(Clouds):
     def start_step(self) -> tuple[Tensor, Tensor]:
         x = self._left
         self.norm_x = 0.5 * torch.linalg.vector_norm(x, dim=2).square()
-        self.own, potential = torch.empty_like(x), torch.empty_like(self.norm_x)
+        self.own = torch.empty_like(x)
+        potential = torch.empty_like(self.norm_x)
         error = torch.empty_like(self.norm_x[:, 0])
         for k, (points, norm) in enumerate(zip(x, self.norm_x, strict=True)):
             h = -norm
@@ -74,7 +75,8 @@ class BlockClouds(Clouds):
         return BlockPlan(self, self._left, self._right, h, live, scale)
 
     def velocity(self, plan: Plan, ready: list[int], at: list[int]) -> tuple[Tensor, list[float]]:
-        v, h = self.memory.get("velocity", *self.own.shape), plan.absorbed()
+        v = self.memory.get("velocity", *self.own.shape)
+        h = plan.absorbed()
         for i, k in zip(ready, at, strict=True):
             torch.sub(self.projected(self._left[k], self._right[k], h[i]), self.own[k], out=v[k])
         return v, (torch.linalg.vector_norm(v[at], dim=(1, 2)) / math.sqrt(self._n)).tolist()
@@ -92,8 +94,13 @@ class BlockPlan(Plan):
     def __init__(
         self, clouds: BlockClouds, x: Tensor, y: Tensor, h: Tensor, live: list[int], scale: float
     ) -> None:
-        self._clouds, self._x, self._y, self._scale = clouds, x, y, scale
-        self._h, self._live, self._log_ratio = h[live], live, math.log(y.shape[1] / x.shape[1])
+        self._clouds = clouds
+        self._x = x
+        self._y = y
+        self._scale = scale
+        self._h = h[live]
+        self._live = live
+        self._log_ratio = math.log(y.shape[1] / x.shape[1])
         rows = [
             torch.cat([_log_sums(z) for z in clouds.blocks(x[k], y[k], h[k], scale)]) for k in live
         ]
@@ -123,8 +130,10 @@ class BlockPlan(Plan):
         self._set_errors(self._log_u - self._log_sums(self._log_u, dim=1))
 
     def keep(self, at: list[int]) -> None:
-        self._live, self.error = [self._live[k] for k in at], [self.error[k] for k in at]
-        self._h, self._log_u = self._h[at], self._log_u[at]
+        self._live = [self._live[k] for k in at]
+        self.error = [self.error[k] for k in at]
+        self._h = self._h[at]
+        self._log_u = self._log_u[at]
 
     def absorbed(self) -> Tensor:
         return self._h

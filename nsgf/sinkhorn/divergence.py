@@ -17,17 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.base import (
     Array,
     SolverReport,
     as_clouds,
+    as_user_error,
     box_diameter,
     half_squared_distances,
     positive_number,
     to_tensor,
 )
-from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
+from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, TOLERANCE, BatchedSolver
+from nsgf.sinkhorn.blocks import clouds_of
 from nsgf.sinkhorn.plans import LOWEST, Clouds
 from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
@@ -44,9 +45,9 @@ errors exceed S and v."""
 def sinkhorn_velocity(
     x: Array,
     y: Array,
-    blur: float = SinkhornConfig.blur,
+    blur: float = 0.5,
     *,
-    tolerance: float = SinkhornConfig.tolerance,
+    tolerance: float = TOLERANCE,
     max_iterations: int = MAX_ITERATIONS,
 ) -> Tensor:
     """Return the velocity v of the particles x in the flow that decreases S_eps(x, y).
@@ -72,7 +73,7 @@ def sinkhorn_velocity(
     """
     with torch.no_grad():
         x, clouds, blur, solver = _checked(x, y, blur, tolerance, max_iterations)
-        velocity = solver.solve_centred(*clouds).velocity * blur
+        velocity = solver.solve_clouds(clouds_of(*clouds)).velocity * blur
     _warn(solver.report)
     return velocity.view(x.shape).to(x.dtype)
 
@@ -81,9 +82,9 @@ def sinkhorn_velocity(
 def sinkhorn_divergence(
     x: Array,
     y: Array,
-    blur: float = SinkhornConfig.blur,
+    blur: float = 0.5,
     *,
-    tolerance: float = SinkhornConfig.tolerance,
+    tolerance: float = TOLERANCE,
     max_iterations: int = MAX_ITERATIONS,
 ) -> Tensor:
     """Return the debiased Sinkhorn divergence S_eps(x, y) of two sets of points of equal weight.
@@ -107,7 +108,7 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, solver: BatchedSolver) -> Tensor:
-        solution = solver.solve_centred(x, y)
+        solution = solver.solve_clouds(clouds_of(x, y))
         targets = Clouds(y, y)
         own_y, _ = targets.start_step()
         value, f = _dual(x, y, solution.g)
@@ -149,9 +150,11 @@ def _checked(
 
     The clouds are float32, in units of the blur. The mean of y is subtracted first, because float32
     has no digits left for clouds far from the origin."""
-    given, y, blur = to_tensor("x", x), to_tensor("y", y), positive_number("blur", blur)
+    given = to_tensor("x", x)
+    y = to_tensor("y", y)
+    blur = positive_number("blur", blur)
     most = positive_number("max_iterations", max_iterations, is_whole=True)
-    unit = SinkhornConfig(blur=1.0, tolerance=positive_number("tolerance", tolerance))
+    solver = BatchedSolver(1.0, positive_number("tolerance", tolerance), most)
     is_float = given.is_floating_point() and y.is_floating_point()
     fits = given.ndim in BATCHED and given.ndim == y.ndim and given.device == y.device
     if not (is_float and fits):
@@ -162,12 +165,11 @@ def _checked(
         )
     dtype = torch.promote_types(torch.promote_types(given.dtype, y.dtype), torch.float32)
     both = (given, y) if BATCHED[y.ndim] else (given.unsqueeze(0), y.unsqueeze(0))
-    try:
+    with as_user_error():
         x, y = as_clouds(*both, dtype)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     origin = y.detach().mean(1, keepdim=True)
-    x, y = x - origin, y - origin
+    x = x - origin
+    y = y - origin
     extent = box_diameter(x.detach(), y.detach())
     lowest = float(extent.amax()) / math.sqrt(2 * FLOAT32_LIMIT)
     highest = LARGEST * float(extent.where(extent > 0, math.inf).amin())
@@ -175,7 +177,7 @@ def _checked(
         between = f"must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
         raise UserError(f"blur = {blur}: {between}")
     clouds = x.div_(blur).float(), y.div_(blur).float()
-    return given, clouds, blur, BatchedSolver(unit, most)
+    return given, clouds, blur, solver
 
 
 def _warn(report: SolverReport) -> None:

@@ -11,12 +11,10 @@ Shapes: B problems, N generated samples, M real samples, *shape one sample.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.batched import BatchedSolver
 
 
@@ -28,8 +26,7 @@ class Drift:
     """
 
     def __init__(self, blurs: Sequence[float], tolerance: float) -> None:
-        base = SinkhornConfig(tolerance=tolerance)
-        self._solvers = [BatchedSolver(replace(base, blur=blur)) for blur in blurs]
+        self._solvers = [BatchedSolver(blur, tolerance) for blur in blurs]
         self.reports = [solver.report for solver in self._solvers]
         """Solver reports, one for each blur."""
 
@@ -39,16 +36,18 @@ class Drift:
         (B, M, *shape); 0 for the last sample if N is odd. Raise ValueError if samples are not
         finite, or a blur is too small for float32."""
         unit = mean_cost(made, real).sqrt()
-        x, y = _halves(made.float() / unit), _halves(real.float() / unit)
-        other, total = x.roll(len(x) // 2, dims=0), torch.zeros_like(x)
+        x = _halves(made.float() / unit)
+        y = _halves(real.float() / unit)
+        other = x.roll(len(x) // 2, dims=0)
+        total = torch.zeros_like(x)
         for solver in self._solvers:
             # each velocity is T minus the projection of x on itself; the projections cancel
             if y.shape == x.shape:  # all problems at once
-                to_y, to_x = solver.solve(torch.cat([x, x]), torch.cat([y, other])).velocity.chunk(
-                    2
-                )
+                both = solver.velocity(torch.cat([x, x]), torch.cat([y, other]))
+                to_y, to_x = both.chunk(2)
             else:
-                to_y, to_x = solver.solve(x, y).velocity, solver.solve(x, other).velocity
+                to_y = solver.velocity(x, y)
+                to_x = solver.velocity(x, other)
             total += (to_y - to_x).view(x.shape)
         halves = (total * (unit / len(self._solvers))).chunk(2)
         velocity = torch.zeros_like(made, dtype=torch.float32)

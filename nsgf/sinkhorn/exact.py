@@ -47,7 +47,8 @@ def w2(x: Tensor, y: Tensor) -> float:
     Raises:
         ValueError: samples are not finite, or the simplex did not finish.
     """
-    a, b = x.flatten(1).double(), y.flatten(1).double()
+    a = x.flatten(1).double()
+    b = y.flatten(1).double()
     cost = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
     if not cost.isfinite().all():
         raise ValueError("samples are not finite")
@@ -66,6 +67,6 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     """
     cost = torch.cdist(start.flatten(1).double(), end.flatten(1).double()).square().cpu()
     if not cost.isfinite().all():
-        raise UserError("nsf.coupling = ot: a point is not finite, so it cannot be paired")
+        raise UserError("optimal pairs: a point is not finite, so it cannot be paired")
     plan, _ = exact_plan(cost.numpy())
     return torch.from_numpy(plan.argmax(1)).to(end.device)

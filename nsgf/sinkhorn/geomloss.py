@@ -1,38 +1,37 @@
-"""Reference solver: differentiates geomloss's divergence automatically."""
-
-from collections.abc import Sequence
+"""The Sinkhorn flow by geomloss, whose divergence is differentiated automatically."""
 
 import torch
-from geomloss import SamplesLoss
 from torch import Tensor
 
-from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn.base import SolverReport, as_clouds, box_diameter, full_precision
+from nsgf.sinkhorn.base import Flow, box_diameter
 
 
-class GeomlossSolver:
-    """A FlowSolver that takes one pair of clouds at a time.
+class GeomlossSolver(Flow):
+    """The Sinkhorn flow as in the paper: one pair of clouds at a time, annealed to the blur.
 
     v = -grad sum(F), where F = f_xy - f_xx is the debiased potential on x.
     """
 
-    def __init__(self, config: SinkhornConfig) -> None:
-        settings = {"blur": config.blur, "scaling": config.scaling}
+    title = "Sinkhorn gradient flow by geomloss"
+    uses = ("blur", "scaling")
+    arrives = True
+
+    def __init__(self, blur: float, scaling: float) -> None:
+        """``scaling``: ratio of successive blurs while annealing."""
+        super().__init__()
+        from geomloss import SamplesLoss
+
+        self._text = f"{self.title} with blur {blur:g} and scaling {scaling:g}"
+        settings = {"blur": blur, "scaling": scaling}
         self._loss = SamplesLoss("sinkhorn", potentials=True, backend="tensorized", **settings)
-        self.report = SolverReport()
 
-    def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
-        """Return the positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
-        flat_x, flat_y = as_clouds(x, y)
-        self.report.flows += len(x)
-        positions = flat_x.unsqueeze(2).repeat(1, 1, len(etas) + 1, 1)
-        with full_precision(x.device):
-            for path, targets in zip(positions, flat_y, strict=True):
-                for t, eta in enumerate(etas):
-                    path[:, t + 1] = path[:, t] + eta * self._velocity(path[:, t], targets)
-        return positions.unflatten(3, x.shape[2:])
+    def __str__(self) -> str:
+        return self._text
 
-    def _velocity(self, x: Tensor, y: Tensor) -> Tensor:
+    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([self._single(*clouds) for clouds in zip(x, y, strict=True)])
+
+    def _single(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the velocity of particles (N, D) towards targets (M, D)."""
         self.report.solves += 1
         if float(box_diameter(x, y)) == 0.0:  # all points are equal

@@ -41,7 +41,8 @@ class Memory:
     """Matrices to reuse. To allocate a new one takes as long as to fill it."""
 
     def __init__(self, like: Tensor) -> None:
-        self._like, self._matrices = like, dict[str, Tensor]()
+        self._like = like
+        self._matrices = dict[str, Tensor]()
 
     def get(self, name: str, *shape: int) -> Tensor:
         """Return a tensor of this shape. It has the values of the last use of this name."""
@@ -59,8 +60,12 @@ class Clouds:
     """
 
     def __init__(self, x: Tensor, y: Tensor, steps: int = 1) -> None:
-        self.memory, (self._n, self._dim), m = Memory(x), x.shape[1:], y.shape[1]
-        self._left, self._right, self._products = x, y, slice(self._dim, self._dim + m)
+        self.memory = Memory(x)
+        (self._n, self._dim) = x.shape[1:]
+        m = y.shape[1]
+        self._left = x
+        self._right = y
+        self._products = slice(self._dim, self._dim + m)
         self._is_wide = steps > 1 and self._dim > self._n + m
         self.norm_y = 0.5 * torch.linalg.vector_norm(y, dim=2).square()
         if self._is_wide:
@@ -84,7 +89,9 @@ class Clouds:
 
     def start_step(self) -> tuple[Tensor, Tensor]:
         """Compute Q, which depends on x only; return its potential (B, N) and its error (B,)."""
-        x, n, end = self._left, self._n, self._products.stop
+        x = self._left
+        n = self._n
+        end = self._products.stop
         own_inner = x[:, :, end:]
         if not self._is_wide:
             own_inner = torch.bmm(x, x.mT, out=self.memory.get("self", len(x), n, n))
@@ -121,7 +128,8 @@ class Clouds:
         if share.amin() > ALONE:
             potential = torch.full_like(share[:, 0], 0.5 * math.log(n))
             return None, potential, torch.zeros_like(share[:, 0, 0])
-        rows, w = kernel.clamp_min_(LOWEST).mT, share.sqrt()
+        rows = kernel.clamp_min_(LOWEST).mT
+        w = share.sqrt()
         for power in SELF_POWERS:
             w *= torch.bmm(w, rows).mul_(w).div_(share).pow_(-power)
         row = torch.bmm(w, rows)
@@ -131,7 +139,8 @@ class Clouds:
     def velocity(self, plan: "Plan", ready: list[int], at: list[int]) -> tuple[Tensor, list[float]]:
         """Write P y - Q x of the flows `at`; the plan has these at its indices `ready`. Return v of
         all flows, with all columns, and the root mean squares of |v_i| of the flows `at`."""
-        v, matrix = self.memory.get("velocity", *self.own.shape), plan.normalized(ready)
+        v = self.memory.get("velocity", *self.own.shape)
+        matrix = plan.normalized(ready)
         _subtract(matrix, self._right, self.own, at, v)
         if not self._is_wide:
             squares = torch.linalg.vector_norm(some_of(v, at), dim=(1, 2)).square() / self._n
@@ -147,7 +156,8 @@ class Clouds:
         """Move the particles by eta v."""
         self._left.add_(v, alpha=eta)
         if self._is_wide:
-            y, own = self._products, slice(self._products.stop, None)
+            y = self._products
+            own = slice(self._products.stop, None)
             squares = self.memory.get("squares", len(v), self._n, self._n)
             self._left[:, :, own].add_(v[:, :, own].mT, alpha=eta).add_(squares, alpha=eta**2)
             self._right[:, :, own] = self._left[:, :, y].mT
@@ -188,12 +198,18 @@ class Plan:
         self, inner: Tensor, h: Tensor, live: list[int], memory: Memory, scale: float = 1.0
     ) -> None:
         n, m = inner.shape[1:]
-        self._inner, self._h, self._live = inner, some_of(h, live).unsqueeze(1).clone(), live
-        self._scale, self._ratio, self._memory = scale, n / m, memory
+        self._inner = inner
+        self._h = some_of(h, live).unsqueeze(1).clone()
+        self._live = live
+        self._scale = scale
+        self._ratio = n / m
+        self._memory = memory
         self._kernel = memory.get("plan", len(live), n, m)
-        self._u, self._v = inner.new_full((len(live), 1, n), m / n), torch.ones_like(self._h)
+        self._u = inner.new_full((len(live), 1, n), m / n)
+        self._v = torch.ones_like(self._h)
         self._row = torch.ones_like(self._u)
-        self._extreme, column = 1.0, self._filled()
+        self._extreme = 1.0
+        column = self._filled()
         if self._measured(column, column.amin()) < HIDDEN:
             log_rows = torch.log_softmax(self._logits(), 2)
             log_column = torch.logsumexp(log_rows, 1, keepdim=True) - math.log(self._ratio)
@@ -220,11 +236,17 @@ class Plan:
     def update(self, omega: list[float], updates: int) -> None:
         """Run Sinkhorn updates of v and u, over-relaxed by these omega, and set the error."""
         if not self._extreme < SMALL:
-            self._h, self._u = self.absorbed().unsqueeze(1), self._u * self._row
+            self._h = self.absorbed().unsqueeze(1)
+            self._u = self._u * self._row
             self._v = torch.ones_like(self._v)
             self._filled()
-        kernel, rows, u, v = self._kernel, self._kernel.mT, self._u, self._v
-        power, least, most = -torch.tensor(omega, device=u.device).view(-1, 1, 1), 0.1, 10.0
+        kernel = self._kernel
+        rows = self._kernel.mT
+        u = self._u
+        v = self._v
+        power = -torch.tensor(omega, device=u.device).view(-1, 1, 1)
+        least = 0.1
+        most = 10.0
         for _ in range(updates):
             v *= torch.bmm(u, kernel).mul_(v).clamp_(least, most).pow_(power)
             row = torch.baddbmm(u, v, rows, beta=0, alpha=self._ratio)
@@ -244,9 +266,13 @@ class Plan:
     def keep(self, at: list[int]) -> None:
         """Keep only the flows `at`."""
         if 0 < len(at) < len(self._live):
-            self._live, self.error = [self._live[k] for k in at], [self.error[k] for k in at]
-            self._kernel, self._row, self._h = self._kernel[at], self._row[at], self._h[at]
-            self._u, self._v = self._u[at], self._v[at]
+            self._live = [self._live[k] for k in at]
+            self.error = [self.error[k] for k in at]
+            self._kernel = self._kernel[at]
+            self._row = self._row[at]
+            self._h = self._h[at]
+            self._u = self._u[at]
+            self._v = self._v[at]
 
     def absorbed(self) -> Tensor:
         """Return h after it has absorbed the column factors.  (B, M)"""

@@ -61,7 +61,7 @@ def test_help_all_has_every_setting_once(shown):
 EXPLAINED = [  # topic, words of the explanation, flags
     ("lr", "Adam's learning rate after warm-up.", "--lr"),
     ("--nsf.lr", "(a number, > 0 and <= 1; default: 0.001)", "--nsf.lr"),
-    ("flow", "Sinkhorn gradient flow", "--flow.steps --flow.eta --flow.schedule"),
+    ("flow", "discretized gradient flow", "--flow.kind --flow.steps --flow.eta --flow.schedule"),
     ("data.name", "one of 8gaussians, moons", "--dataset --data.name"),
     ("resume", "newest checkpoint", "--resume"),
 ]

@@ -1,5 +1,6 @@
 import pytest
 
+from nsgf.config.files import read_layer
 from nsgf.config.settings import find_contradictions, nest, values
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
@@ -42,3 +43,15 @@ def test_facts_must_agree_and_missing_settings_count_as_defaults():
         "data.found: the checkpoint has {}, this command {'samples': 3}",
         "model.network: the checkpoint has None, this command Mine",
     ]
+
+
+@pytest.mark.parametrize(("earlier", "kind"), [("batched", "sinkhorn"), ("geomloss", "geomloss")])
+def test_kind_of_flow_of_earlier_versions_is_read(earlier, kind):
+    """From files, and from checkpoints that are resumed or sampled."""
+    saved = nest(values(shipped("digits")))
+    saved["sinkhorn"]["solver"] = earlier
+    del saved["flow"]["kind"]
+    assert read_layer(saved)["flow.kind"] == kind
+    assert find_contradictions(saved, shipped("digits", f"--flow.kind={kind}"), ["flow"]) == []
+    other = "geomloss" if kind == "sinkhorn" else "sinkhorn"
+    assert find_contradictions(saved, shipped("digits", f"--flow.kind={other}"), ["flow"])

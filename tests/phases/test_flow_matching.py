@@ -1,24 +1,21 @@
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torchcfm import conditional_flow_matching as cfm
 
 from nsgf.config.schema import PeerConfig
 from nsgf.data import Data, PointSampler
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import flow_matching, get_phase, load_sampler
-from nsgf.phases.flow_matching import PeerTask, StoredPairs, build_matcher, path_ends
+from nsgf.phases.flow_matching import PeerTask, StoredPairs, path_ends
 from nsgf.phases.lines import NSFTask, Pairs
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS
-from nsgf.system.distributed import World
-from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -45,71 +42,81 @@ class ByClass:
 
 
 def task(method: str, sigma: float = 0.0, seed: int = 3) -> PeerTask:
-    pairs = Pairs(PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2), CPU)
-    return PeerTask(nn.Identity(), pairs, PeerConfig(method=method, sigma=sigma), seed)
+    """64 pairs in a group, where the method has optimal pairs."""
+    group = 64 if method in ("otcfm", "sbcfm") else None
+    pairs = Pairs(PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2), CPU, group)
+    return PeerTask(nn.Identity(), pairs, PeerConfig(method=method, sigma=sigma), seed, (1,))
 
 
-def drawn(method: str, sigma: float = 0.0, seed: int = 3, first: int = 0):
-    """Return the first 64 pairs and times from a position on, the points of their lines, and the
-    batch."""
-    peer = task(method, sigma, seed)
-    start, end, t, position = peer.draw(range(first, first + 64))
-    line = (1 - t[:, None]) * start + t[:, None] * end
-    return start, end, line, peer.batch(start, end, t, position)
+MATCHERS = {
+    "icfm": cfm.ConditionalFlowMatcher(0.3),
+    "otcfm": cfm.ExactOptimalTransportConditionalFlowMatcher(0.3),
+    "sbcfm": cfm.SchrodingerBridgeConditionalFlowMatcher(0.3, ot_method="exact"),
+    "rf": cfm.ConditionalFlowMatcher(0.0),
+}
 
 
-def test_lines_between_pairs_have_noise_of_width_sigma_except_for_rectified_flow():
-    """x = (1 - t) X0 + t X1 and u = X1 - X0; with another noise for each batch and seed."""
-    start, end, line, batch = drawn("rf", sigma=0.7)
-    torch.testing.assert_close(batch.inputs[0], line)
-    torch.testing.assert_close(batch.target, end - start)
-    start, end, line, batch = drawn("icfm", sigma=0.3)
-    noise = batch.inputs[0] - line
-    assert float(noise.std()) == pytest.approx(0.3, rel=0.25)
-    torch.testing.assert_close(batch.target, end - start)
-    for others in ({"first": 64}, {"seed": 4}):
-        _, _, line, batch = drawn("icfm", sigma=0.3, **others)
-        assert float((batch.inputs[0] - line - noise).abs().mean()) > 0.1
+@pytest.mark.parametrize("method", MATCHERS)
+def test_batches_are_torchcfms_for_the_same_draws(method):
+    """Points, velocities and, where it pairs, the pairs: each of its plan, in our order."""
+    matcher, drawn = MATCHERS[method], task(method, 0.3).draw(range(64))
+    start, end, t, noise = drawn
+    x = matcher.sample_xt(start, end, t, noise)
+    batch = task(method, 0.3).batch(*drawn)
+    torch.testing.assert_close(batch.inputs[0], x)
+    assert torch.equal(batch.inputs[1], t)
+    velocity = matcher.compute_conditional_flow(start, end, t, x)
+    torch.testing.assert_close(batch.target, velocity, rtol=1e-4, atol=1e-4)
+    if hasattr(matcher, "ot_sampler"):
+        plan = torch.from_numpy(matcher.ot_sampler.get_map(start, end))
+        cost = (torch.cdist(start, end).square() * plan).sum()
+        torch.testing.assert_close((end - start).square().sum(1).mean(), cost.float())
+        assert float((end - start).std()) < 2  # independent pairs: about 6.5
 
 
-@pytest.mark.parametrize("method", ["otcfm", "sbcfm"])
-def test_exact_plan_has_enough_iterations_for_large_batches(method):
-    """POT's own limit ends before the optimum from about 2,500 points on."""
-    matcher = build_matcher(PeerConfig(method=method, sigma=0.1))
-    assert matcher.ot_sampler.ot_fn.keywords["numItermax"] == SIMPLEX_ITERATIONS
+def test_noise_depends_on_seed_and_position():
+    """A batch is the same in any order, and whatever parts it is drawn in, as by processes."""
+    for method in MATCHERS:
+        whole = task(method, 0.3).draw(range(128))
+        again = task(method, 0.3)
+        for start, stop in ((70, 128), (0, 33), (33, 70)):
+            for part, expected in zip(again.draw(range(start, stop)), whole, strict=True):
+                assert torch.equal(part, expected[start:stop])
+    noise = whole[3]
+    assert float(noise.std()) == pytest.approx(1, rel=0.25)
+    assert not torch.equal(noise, task("icfm", 0.3, seed=4).draw(range(128))[3])
+    assert not torch.equal(noise[:64], noise[64:])
 
 
-def test_samples_paired_in_groups_are_not_paired_again(tiny, tiny_run):
-    """torchcfm would pair them anew within the batch."""
-    peer = PeerConfig(method="otcfm", sigma=0.0, coupling_batch=32)
-    run = Session(replace(tiny, peer=peer), tiny_run, RunLog(tiny_run.path), CPU)
-    task = get_phase("peer").task(run, Data(tiny.data, 0))
-    start, end, t, first = task.draw(range(8))
+@pytest.mark.parametrize(
+    ("method", "within", "group"),
+    [("icfm", None, None), ("otcfm", None, 8), ("otcfm", 32, 32), ("sbcfm", None, 8)],
+)
+def test_pairs_of_the_phase_are_those_of_the_configured_group(
+    tiny, tiny_run, method, within, group
+):
+    """If no group is set, the whole batch, of all processes."""
+    peer = replace(tiny.peer, method=method, coupling_batch=within, batch_size=8)
+    session = Session(replace(tiny, peer=peer), tiny_run, RunLog(tiny_run.path), CPU)
+    start, end, _, _ = get_phase("peer").task(session, Data(tiny.data, 0)).draw(range(4, 8))
     streams = (Data(tiny.data, 0).source("peer"), Data(tiny.data, 0).target("peer"))
-    whole = Pairs(*streams, CPU, group=32).at(range(8))
-    assert torch.equal(start, whole[0])
-    assert torch.equal(end, whole[1])
-    torch.testing.assert_close(task.batch(start, end, t, first).target, end - start)
-
-
-def test_otcfm_pairs_by_optimal_transport():
-    """On a line the optimal plan is monotone: larger starts go to larger ends."""
-    batch = drawn("otcfm")[3]
-    x, t = batch.inputs[0][:, 0], batch.inputs[1]
-    start = x - t * batch.target[:, 0]
-    end = start + batch.target[:, 0]
-    order = torch.argsort(start + 1e-4 * end)
-    assert (end[order].diff() >= -1e-3).all()
-    assert float((end - start).std()) < 2  # independent pairs: about 6.5
+    expected = Pairs(*streams, CPU, group=group).at(range(4, 8))
+    assert torch.equal(start, expected[0])
+    assert torch.equal(end, expected[1])
 
 
 def test_samples_are_paired_within_their_class():
     """Pair i has class i mod K, ends of the class, and its label; a tenth has none."""
-    pairs = Pairs(PointSampler(Grid(0.0), 1), ByClass(), CPU)
-    peer = PeerTask(nn.Identity(), pairs, PeerConfig(method="otcfm", sigma=0.0), 3, classes=3)
-    (x, t, labels), velocity = (batch := peer.batch(*peer.draw(range(4, 68)))).inputs, batch.target
+    pairs = Pairs(PointSampler(Grid(0.0), 1), ByClass(), CPU, 64, 3)
+    config = PeerConfig(method="otcfm", sigma=0.0)
+    peer = PeerTask(nn.Identity(), pairs, config, 3, (1,), classes=3)
+    (x, t, labels), velocity = (
+        (batch := peer.batch(*peer.draw(range(64, 128)))).inputs,
+        batch.target,
+    )
     end = (x + (1 - t[:, None]) * velocity)[:, 0]
     classes = (end / 100).round().long()
+    assert torch.equal(classes, torch.arange(64, 128) % 3)
     kept = labels < 3
     assert 0.7 < float(kept.float().mean()) < 1
     assert torch.equal(labels[kept].long(), classes[kept])
@@ -119,34 +126,6 @@ def test_samples_are_paired_within_their_class():
         assert (end[classes == label][rank].diff() >= -1e-3).all()
 
 
-def test_bridge_has_the_width_of_a_brownian_bridge():
-    """Without noise in the line's normal form: (x - mean) / sigma = eps (t (1 - t))^(1/2)."""
-    narrow, wide = (drawn("sbcfm", sigma=sigma)[3] for sigma in (1e-4, 0.5))
-    t = wide.inputs[1]
-    scaled = (wide.inputs[0] - narrow.inputs[0])[:, 0] / (0.5 * (t * (1 - t)).sqrt())
-    assert float(scaled.std()) == pytest.approx(1, rel=0.3)
-
-
-@pytest.mark.parametrize("method", ["icfm", "otcfm", "sbcfm", "rf"])
-def test_batches_depend_only_on_seed_and_position(method):
-    """In any order, and whatever was drawn from the global generators in between."""
-    expected = drawn(method, sigma=0.2)[3]
-    again = task(method, sigma=0.2)
-    again.batch(*again.draw(range(64, 128)))
-    torch.rand(3)
-    batch = again.batch(*again.draw(range(64)))
-    assert torch.equal(batch.target, expected.target)
-    assert torch.equal(batch.inputs[0], expected.inputs[0])
-    assert not torch.equal(drawn(method, 0.2, seed=4)[3].inputs[0], expected.inputs[0])
-
-
-def test_missing_torchcfm_is_a_one_line_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchcfm.conditional_flow_matching", None)
-    with pytest.raises(UserError, match="pip install torchcfm"):
-        get_phase("peer").plan(shipped("2d"), CPU, None, World())
-
-
-CPU = torch.device("cpu")
 LOSSES = [13.070021, 13.793293, 13.676622]
 """Means of four updates each of the first method of ``peer``."""
 

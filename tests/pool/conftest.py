@@ -16,7 +16,8 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import StopRequest
-from nsgf.sinkhorn import FlowSolver, SolverReport
+from nsgf.sinkhorn import Flow
+from nsgf.sinkhorn.base import Particles
 from nsgf.system.distributed import World
 from tests.conftest import shipped
 
@@ -27,30 +28,29 @@ class Killed(BaseException):
     """The program ends here; unlike KeyboardInterrupt it does not end the test session too."""
 
 
-class HalfWay:
+class HalfWay(Flow):
     """Particle i goes straight to target i, X^{t+1} = X^t + eta (y - X^t); knows what it did."""
 
     def __init__(
         self, fail_at: int | None = None, unconverged: int = 0, room: int | None = None
     ) -> None:
         """It dies in call ``fail_at``; its card has ``room`` for so many flows."""
-        self.report = SolverReport()
+        super().__init__()
         self.calls: list[int] = []
         self.fail_at, self.unconverged, self.room = fail_at, unconverged, room
 
-    def flows(self, x: Tensor, y: Tensor, etas: list[float]) -> Tensor:
+    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        return y - x
+
+    def start(self, x: Tensor, y: Tensor, steps: int) -> Particles:
         if len(self.calls) == self.fail_at:
             raise Killed
         self.calls.append(len(x))
-        self.report.flows += len(x)
-        self.report.solves += len(x) * len(etas)
+        self.report.solves += len(x) * steps
         self.report.unconverged += self.unconverged
         if self.room is not None and len(x) > self.room:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        positions = [x]
-        for eta in etas:
-            positions.append(positions[-1] + eta * (y - positions[-1]))
-        return torch.stack(positions, dim=2)
+        return super().start(x, y, steps)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ class Lines(RunLog):
 def build(
     config: Config,
     folder: Path | None = None,
-    solver: FlowSolver | None = None,
+    solver: Flow | None = None,
     lines: list[str] | None = None,
     *,
     device: torch.device = CPU,
@@ -87,7 +87,7 @@ def build(
     ``lines`` takes what is logged. A folder is needed where a test looks at it, or builds twice.
     """
     data = Data(config.data, config.seed)
-    with TemporaryDirectory() as somewhere, patch("nsgf.pool.build.build_solver") as make:
+    with TemporaryDirectory() as somewhere, patch("nsgf.pool.build.build_flow") as make:
         make.return_value = solver or HalfWay()
         path = folder.parent if folder else Path(somewhere)
         run = RunFolder(path.parent if world and folder else path)

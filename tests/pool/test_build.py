@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from nsgf.data import Data
+from nsgf.method import run_flow, step_sizes
 from nsgf.pool import pool_folder
 from nsgf.pool.plan import flow_bytes
 from nsgf.run.folder import RunFolder
-from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.base import step_sizes
+from nsgf.sinkhorn import build_flow
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -22,12 +22,13 @@ def test_built_pool_holds_the_flows_of_its_samplers(name, targets):
     config = shipped(name, "--pool-batches=3", "--sinkhorn-batch=8", "--steps=2")
     sinkhorn = replace(config.sinkhorn, target_batch=targets)
     config = with_pool(replace(config, sinkhorn=sinkhorn), build_batch=2)
-    data, solver = Data(config.data, 0), build_solver(config.sinkhorn)
+    data, solver = Data(config.data, 0), build_flow(config)
     pool = build(config, solver=solver)
     source, target = data.source("p"), data.target("p")
     for batch in range(3):
         x, y = source.sample(8), target.sample(targets or 8)
-        expected = solver.flows(x[None], y[None], step_sizes(config.flow))[0]
+        etas = step_sizes(config.flow.steps, config.flow.step_size)
+        expected = run_flow(solver, x[None], y[None], etas)[0]
         stored = pool._positions[8 * batch : 8 * batch + 8]
         torch.testing.assert_close(stored, expected, rtol=1e-4, atol=1e-4)
         assert torch.equal(stored[:, 0], x)
@@ -43,12 +44,12 @@ def test_chunks_change_nothing(config, together):
 
 
 @pytest.mark.parametrize("flag", ["--flow.eta=1e9", "--sinkhorn.blur=1e-20"])
-@pytest.mark.parametrize("solver", ["batched", "geomloss"])
-def test_flows_that_fail_numerically_name_their_settings(flag, solver):
-    flags = ["--pool-batches=1", "--sinkhorn-batch=8", f"--sinkhorn.solver={solver}"]
+@pytest.mark.parametrize("kind", ["sinkhorn", "geomloss"])
+def test_flows_that_fail_numerically_name_their_settings(flag, kind):
+    flags = ["--pool-batches=1", "--sinkhorn-batch=8", f"--flow.kind={kind}"]
     config = shipped("2d", "--flow.schedule=constant", flag, *flags)
     with pytest.raises(UserError, match=r"flow\.eta"):
-        build(config, solver=build_solver(config.sinkhorn))
+        build(config, solver=build_flow(config))
 
 
 @pytest.mark.gpu
@@ -63,8 +64,8 @@ def test_pool_built_on_cuda_is_the_same(config, dtype):
 class Sociable(HalfWay):
     """Moves each flow by a part of the mean of those beside it."""
 
-    def flows(self, x, y, etas):
-        return super().flows(x, y, etas) + 1e-3 * x.mean()
+    def velocity(self, x, y):
+        return super().velocity(x, y) + 1e-3 * x.mean()
 
 
 class Apart(World):
@@ -109,7 +110,7 @@ def test_full_card_halves_the_flows_at_a_time(config, storage, monkeypatch):
     pool = build(chosen, solver=solver, lines=said)
     assert solver.calls == [7, 3, 1, 1, 1, 1, 1, 1, 1]
     assert torch.equal(pool._positions, build(config)._positions)
-    assert (solver.report.flows, solver.report.unconverged) == (7, 7)
+    assert solver.report.unconverged == 7
     assert said.count("given back") == 2
     numbers = [re.findall(r"\d+", line) for line in said if "card" in line]
     assert numbers == [["7", "3"], ["3", "1"]]
@@ -125,8 +126,8 @@ def test_pool_that_goes_on_takes_the_flows_together_that_it_took(config, tmp_pat
     """What is computed together is rounded together, whatever is free the next time."""
     chosen = with_pool(config, storage=storage, build_batch=3)
     dying, folder = HalfWay(room=3, fail_at=3), tmp_path / "pool"
-    real, rooms = dying.flows, iter([3, 1, 1])
-    dying.flows = lambda *clouds: setattr(dying, "room", next(rooms, 1)) or real(*clouds)
+    real, rooms = dying.start, iter([3, 1, 1])
+    dying.start = lambda *clouds: setattr(dying, "room", next(rooms, 1)) or real(*clouds)
     with pytest.raises(Killed):
         build(chosen, folder, dying)
     assert dying.calls == [3, 3, 1]

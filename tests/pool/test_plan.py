@@ -17,8 +17,8 @@ GB = 10**9
 CIFAR = (3, 32, 32)
 
 
-def with_clouds(config, n, m=None, solver="batched"):
-    sinkhorn = replace(config.sinkhorn, batch_size=n, target_batch=m, solver=solver)
+def with_clouds(config, n, m=None):
+    sinkhorn = replace(config.sinkhorn, batch_size=n, target_batch=m)
     return replace(config, sinkhorn=sinkhorn)
 
 
@@ -78,11 +78,11 @@ def test_pool_that_does_not_fit_names_the_number_of_flows_that_does(storage, dty
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_flows_of_a_hundred_thousand_particles_are_refused(storage, free):
-    """By geomloss, whose matrices must fit; the batched solver takes them in blocks."""
+    """By geomloss, whose matrices must fit; the Sinkhorn flow takes them in blocks."""
     config = with_clouds(with_pool(shipped("2d"), storage=storage, num_batches=1), 100_000)
     free(100 * GB)
     assert plan_pool(config, data_shape(config.data), CPU)
-    config = replace(config, sinkhorn=replace(config.sinkhorn, solver="geomloss"))
+    config = replace(config, flow=replace(config.flow, kind="geomloss"))
     with pytest.raises(UserError, match=r"^sinkhorn\.batch_size = 100000: "):
         plan_pool(config, data_shape(config.data), CPU)
 

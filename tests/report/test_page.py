@@ -17,7 +17,7 @@ from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.samples import sample_run, show_preview
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
-from nsgf.sinkhorn import build_solver
+from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import UserError
 from tests.conftest import STYLE, shipped
 from tests.sinkhorn.reference import first_velocity
@@ -128,8 +128,8 @@ def test_phases_that_are_not_trained_yet_say_so(small, small_run):
     previous_file(file).unlink()
     rows = {phase: (updates, loss) for phase, updates, loss, *_ in phase_rows(small, small_run)}
     assert rows["time predictor (predictor)"][0] == "0 of 12"
-    assert rows["Sinkhorn flow (nsgf)"][0] == "12 of 12"
-    assert float(rows["Sinkhorn flow (nsgf)"][1]) > 0
+    assert rows["gradient flow (nsgf)"][0] == "12 of 12"
+    assert float(rows["gradient flow (nsgf)"][1]) > 0
     for file in small_run.path.glob("checkpoints/*"):
         file.unlink()
     with pytest.raises(UserError, match="nothing is trained yet"):
@@ -170,7 +170,7 @@ def test_fields_are_the_flow_s_and_the_network_s(tiny):
         assert (learned == torch.tensor(time)).all()
     target = Data(tiny.data, tiny.seed).target("report", "field").sample(tiny.sinkhorn.targets)
     _, x, _, velocity = fields[0]
-    expected = first_velocity(build_solver(tiny.sinkhorn), x, target)
+    expected = first_velocity(build_flow(tiny), x, target)
     torch.testing.assert_close(velocity, expected, rtol=1e-3, atol=1e-4)
     straight = FlowSampler([StraightFlow(tiny, lambda x, t: x)])
     assert velocity_fields(tiny, straight, data, CPU) == []

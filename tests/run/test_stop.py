@@ -118,12 +118,12 @@ def test_pool_on_disk_keeps_what_it_has_when_it_stops(tmp_path, monkeypatch):
     config = with_pool(replace(config, out_dir=str(tmp_path)), storage="disk", build_batch=2)
     folder, first, second, stop = tmp_path / "pool", HalfWay(), HalfWay(), StopRequest()
 
-    def flows(*how, real=first.flows):
+    def start(*how, real=first.start):
         if first.calls:
             stop.follow()
         return real(*how)
 
-    monkeypatch.setattr(first, "flows", flows)
+    monkeypatch.setattr(first, "start", start)
     with pytest.raises(Stopped, match="4 of 7 flows kept"):
         build(config, folder, first, stop=stop)
     pool = build(config, folder, second)

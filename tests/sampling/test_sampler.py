@@ -13,7 +13,7 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
-from nsgf.phases.lines import make_pairs
+from nsgf.phases.lines import NSF
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
@@ -27,7 +27,6 @@ from nsgf.sampling.sampler import (
     OneCall,
     ResidualCall,
     StraightFlow,
-    nsgf_steps,
 )
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision
@@ -54,18 +53,6 @@ def growing(x, t):
 
 def half(x):
     return x.new_full((len(x),), 0.5)
-
-
-def test_nsgf_takes_euler_steps_at_the_times_of_the_pool():
-    times = []
-
-    def velocity(x, t):
-        times.append(float(t[0]))
-        return x
-
-    x = nsgf_steps(velocity, torch.ones(3, 2), steps=4, flow_time=4 * 0.5)
-    torch.testing.assert_close(x, torch.full((3, 2), 1.5**4))
-    assert times == [0, 0.25, 0.5, 0.75]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +300,7 @@ def line_starts(session):
     """Where the lines of 32 samples start, after NSGF steps."""
     config = session.config
     session.config = replace(config, nsf=replace(config.nsf, source="nsgf"))
-    return make_pairs(get_phase("nsf"), session, Data(config.data, 0))[0].at(range(32))[0]
+    return NSF().pairs(session, Data(config.data, 0)).at(range(32))[0]
 
 
 def trained_in(precision, *files):

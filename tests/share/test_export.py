@@ -212,7 +212,8 @@ CLASSES = ("--data.conditional=true", "--batch-size=22", "--generator.targets=nu
 SMOKE = ["**smoke run**", "**random**"]
 ONE_CALL = (*CLASSES, "--sampling.guidance=2", "--generator.blurs=[1,0.25]")
 GENERATOR = ["blur 1.0, 0.25 ", "22 samples", 'seed=0, label="0")', "10 classes, `0, 1, 2"]
-BOTH = ["blur 0.25, 1024 particles, 1024 targets, 10 steps.", "512 samples, 512 targets."]
+ENERGY = ["by a neural energy-distance gradient flow", "in place of the Sinkhorn divergence of Ne"]
+BOTH = ["blur 0.25; 1024 particles, 1024 targets, 10 steps.", "512 samples, 512 targets."]
 
 
 def front_matter(text: str) -> dict:
@@ -265,6 +266,7 @@ def test_measures_of_other_weights_or_guidance_are_not(small_run, changes, is_sa
         ("digits", (), {}, ["(64, 1, 8, 8), images in [-1, 1]", "nfe=10"], ["label="]),
         ("digits", ("--sampling.solver=dopri5",), {}, [], ["nfe=10"]),
         ("digits/onecall", ONE_CALL, {"generator": "2 of 2"}, GENERATOR, ["particles", "nfe="]),
+        ("2d/nsgf", ("--flow.kind=energy",), {"nsgf": "1 of 2"}, ENERGY, ["blur", "Sinkhorn grad"]),
         ("2d/onecall+", (), {"nsgf": "1 of 2", "generator": "2 of 2"}, BOTH, ["label="]),
     ],
 )

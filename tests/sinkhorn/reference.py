@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from nsgf.sinkhorn import FlowSolver
+from nsgf.method import run_flow
+from nsgf.sinkhorn import Flow
 
 
 def velocity(x: Tensor, y: Tensor, blur: float) -> Tensor:
@@ -19,9 +20,9 @@ def velocity(x: Tensor, y: Tensor, blur: float) -> Tensor:
     return plan(x, y, blur) @ y - plan(x, x, blur) @ x
 
 
-def first_velocity(solver: FlowSolver, x: Tensor, y: Tensor) -> Tensor:
+def first_velocity(solver: Flow, x: Tensor, y: Tensor) -> Tensor:
     """Velocity of particles x (N, *shape) in the first step of a solver's flow.  float32"""
-    return solver.flows(x[None], y[None], [1.0])[0, :, 1] - x.float()
+    return run_flow(solver, x[None], y[None], [1.0])[0, :, 1] - x.float()
 
 
 def relative_error(v: Tensor, expected: Tensor) -> float:

@@ -8,13 +8,11 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from nsgf.config.schema import SinkhornConfig
+from nsgf.method import run_flow
 from nsgf.sinkhorn import batched, blocks, plans
 from nsgf.sinkhorn.batched import BatchedSolver
 from tests.sinkhorn import reference
 from tests.sinkhorn.reference import relative_error
-
-DEFAULT = SinkhornConfig(blur=0.5)
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -39,8 +37,8 @@ def digits(n: int, m: int) -> tuple[Tensor, Tensor]:
     return noise(1, n, 64), torch.from_numpy(load_digits().data[:m] / 8 - 1).float()[None]
 
 
-def solver(max_iterations: int = 2000, **changes) -> BatchedSolver:
-    return BatchedSolver(replace(DEFAULT, **changes), max_iterations)
+def solver(max_iterations: int = 2000, *, blur: float = 0.5, **changes) -> BatchedSolver:
+    return BatchedSolver(blur, max_iterations=max_iterations, **changes)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +56,12 @@ def test_velocity_along_a_whole_flow(clouds, blur, steps, eta):
     """Wrong signs and factors, and errors that pile up where v is small, all show here."""
     x, y = clouds
     flows = solver(blur=blur)
-    positions = flows.flows(x, y, [eta] * steps)[0]
+    positions = run_flow(flows, x, y, [eta] * steps)[0]
     for t in range(steps):
         v = (positions[:, t + 1] - positions[:, t]) / eta
         assert relative_error(v, reference.velocity(positions[:, t], y[0], blur)) < 2e-2
     assert flows.report.unconverged == 0
-    assert 0 < flows.report.worst_error <= DEFAULT.tolerance
+    assert 0 < flows.report.worst_error <= batched.TOLERANCE
     assert 1 < flows.report.iterations < 200
 
 
@@ -77,7 +75,7 @@ def test_marginals_hold_within_the_tolerance(blur, n, m):
     plan = torch.softmax(solution.g.double().unsqueeze(1) - cost / blur**2, dim=2) / n
     torch.testing.assert_close(plan.sum(2), torch.full_like(plan.sum(2), 1 / n))
     errors = (plan.sum(1) - 1 / m).abs().sum(1)
-    assert (errors < DEFAULT.tolerance * 1.01).all()
+    assert (errors < batched.TOLERANCE * 1.01).all()
     assert solution.converged.all()
     assert (errors <= solution.error + 1e-5).all()  # the reported error is this one or Q's
 
@@ -93,7 +91,7 @@ def test_tolerance_sets_the_error():
     assert fine.error < 1e-5 < coarse.error
     near = y + 0.02 * x
     slow = solver().solve(near, y)
-    assert slow.error < 0.05 * DEFAULT.tolerance
+    assert slow.error < 0.05 * batched.TOLERANCE
     assert relative_error(slow.velocity[0], reference.velocity(near[0], y[0], 0.5)) < 2e-2
 
 
@@ -106,9 +104,9 @@ def test_chunks_change_nothing(clouds, blur):
     x, y = clouds
     x = x * torch.linspace(0.2, 3.0, 6).view(6, 1, 1)
     whole = solver(blur=blur, tolerance=1e-4)
-    expected = whole.flows(x, y, [0.5] * 4)
+    expected = run_flow(whole, x, y, [0.5] * 4)
     parts = solver(blur=blur, tolerance=1e-4)
-    positions = torch.cat([parts.flows(x[k], y[k], [0.5] * 4) for k in (slice(4), slice(4, 6))])
+    positions = torch.cat([run_flow(parts, x[k], y[k], [0.5] * 4) for k in (slice(4), slice(4, 6))])
     torch.testing.assert_close(positions, expected, atol=1e-4, rtol=1e-5)
     assert parts.report.iterations == pytest.approx(whole.report.iterations, rel=0.02)
 
@@ -129,7 +127,7 @@ def test_flows_start_each_step_from_the_last():
     """With the potentials scaled by 1 - eta; a fresh start at each step takes half as many more."""
     x, y = points(4, 128)
     flows, fresh = solver(blur=0.2), solver(blur=0.2)
-    positions = flows.flows(x, y, [0.5] * 8)
+    positions = run_flow(flows, x, y, [0.5] * 8)
     for t in range(8):
         fresh.solve(positions[:, :, t], y)
     assert fresh.report.iterations > 1.3 * flows.report.iterations
@@ -139,8 +137,8 @@ def test_whole_steps_take_as_many_updates_as_nearly_whole_ones():
     """A step of eta = 1 does not stop the particles, so the next tolerance is not the smallest."""
     x, y = noise(1, 64, 200), 1.5 * noise(1, 64, 200, seed=1)
     whole, nearly = solver(blur=1.5), solver(blur=1.5)
-    whole.flows(x, y, [1.0] * 5)
-    nearly.flows(x, y, [0.99] * 5)
+    run_flow(whole, x, y, [1.0] * 5)
+    run_flow(nearly, x, y, [0.99] * 5)
     assert whole.report.iterations < 1.2 * nearly.report.iterations
 
 
@@ -177,11 +175,11 @@ def test_a_cap_that_is_hit_is_counted():
     x[0] = y[0] + 1.0  # converges at once: a translation
     flows = solver(max_iterations=30, blur=0.1)
     solution = flows.solve(x, y)
-    assert solution.converged.tolist() == (solution.error <= DEFAULT.tolerance).tolist()
+    assert solution.converged.tolist() == (solution.error <= batched.TOLERANCE).tolist()
     assert not solution.converged[1:].any()
     assert flows.report.unconverged == int((~solution.converged).sum())
     assert flows.report.worst_error == pytest.approx(float(solution.error.max()))
-    assert flows.report.worst_error > DEFAULT.tolerance
+    assert flows.report.worst_error > batched.TOLERANCE
     assert solution.velocity.isfinite().all()
     assert (solution.iterations < 30 + 3 * batched.UPDATES).all()
 
@@ -200,7 +198,7 @@ def test_every_solve_ends_whatever_rounding_allows(n, blur, tolerance, monkeypat
 
     monkeypatch.setattr(plans.Plan, "update", counted)
     flows = solver(blur=blur, tolerance=tolerance, max_iterations=60)
-    positions = flows.flows(noise(2, n, 2), noise(2, n, 2, seed=1) + 1, [0.5] * 3)
+    positions = run_flow(flows, noise(2, n, 2), noise(2, n, 2, seed=1) + 1, [0.5] * 3)
     assert positions.isfinite().all()
     assert flows.report.iterations <= 60 + 2 * batched.UPDATES
 
@@ -212,7 +210,7 @@ def test_an_error_of_the_self_term_alone_is_not_converged(monkeypatch):
     monkeypatch.setattr(plans, "SELF_POWERS", plans.SELF_POWERS[:2])
     solution = solver().solve(x, y)
     assert not solution.converged.any()
-    assert (solution.error > 3 * DEFAULT.tolerance).all()
+    assert (solution.error > 3 * batched.TOLERANCE).all()
     assert (solution.iterations <= expected.iterations + 2 * batched.UPDATES).all()
 
 
@@ -231,9 +229,9 @@ def test_blur_too_small_for_float32_is_refused():
     """Also where infinite clouds have distances that are not even a number."""
     x, y = points(1, 16)
     with pytest.raises(ValueError, match=r"sinkhorn\.blur = 0\.0001 is too small for float32"):
-        solver(blur=1e-4).flows(x, y, [0.5] * 2)
+        run_flow(solver(blur=1e-4), x, y, [0.5] * 2)
     with pytest.raises(ValueError, match="reaches inf"):
-        solver().flows(x, y, [3e38] * 3)
+        run_flow(solver(), x, y, [3e38] * 3)
 
 
 @pytest.mark.parametrize(
@@ -241,16 +239,16 @@ def test_blur_too_small_for_float32_is_refused():
 )
 def test_plans_in_blocks_give_the_same_flows(clouds, blur, monkeypatch):
     x, y = clouds
-    expected = solver(blur=blur, tolerance=1e-4).flows(x, y, [0.5] * 3)
+    expected = run_flow(solver(blur=blur, tolerance=1e-4), x, y, [0.5] * 3)
     monkeypatch.setattr(blocks, "LARGEST_PLAN", 0)
     monkeypatch.setattr(blocks, "BLOCK", 7 * y.shape[1])
     flows = solver(blur=blur, tolerance=1e-4)
-    assert relative_error(flows.flows(x, y, [0.5] * 3), expected) < 2e-3
+    assert relative_error(run_flow(flows, x, y, [0.5] * 3), expected) < 2e-3
     assert flows.report.unconverged == 0
 
 
 def test_single_particles_with_many_coordinates_reach_their_target():
     """Products move with the particle, and end with rounding errors around 0."""
     x, y = noise(8, 1, 100), noise(8, 2, 100, seed=1)
-    end = solver().flows(x, y, [0.5] * 40)[:, 0, -1]
+    end = run_flow(solver(), x, y, [0.5] * 40)[:, 0, -1]
     torch.testing.assert_close(end, y.mean(1), atol=1e-4, rtol=0)

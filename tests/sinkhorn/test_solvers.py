@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn import FlowSolver, build_solver
+from nsgf.config.schema import Config, FlowConfig, SinkhornConfig
+from nsgf.method import run_flow
+from nsgf.sinkhorn import Flow, build_flow
 from tests.sinkhorn.reference import first_velocity, relative_error
 
-pytestmark = pytest.mark.parametrize("solver", ["batched", "geomloss"])
+pytestmark = pytest.mark.parametrize("solver", ["sinkhorn", "geomloss"])
 
 
-def build(solver: str, blur: float = 0.5, scaling: float = 0.8) -> FlowSolver:
-    return build_solver(SinkhornConfig(solver=solver, blur=blur, scaling=scaling))
+def build(solver: str, blur: float = 0.5, scaling: float = 0.8) -> Flow:
+    sinkhorn = SinkhornConfig(blur=blur, scaling=scaling)
+    return build_flow(Config(flow=FlowConfig(kind=solver), sinkhorn=sinkhorn))
 
 
 def clouds(n: int, shape: tuple[int, ...], m: int | None = None):
@@ -69,10 +71,10 @@ def test_flows_step_by_eta_times_velocity(solver):
     x, y = x.view(3, 32, 1, 8, 8), y.view(3, 32, 1, 8, 8)
     flows = build(solver)
     etas = [0.2, 0.5, 1.0]
-    positions = flows.flows(x, y, etas)
+    positions = run_flow(flows, x, y, etas)
     assert positions.shape == (3, 32, 4, 1, 8, 8)
     assert torch.equal(positions[:, :, 0], x)
-    assert (flows.report.flows, flows.report.solves, flows.report.unconverged) == (3, 9, 0)
+    assert (flows.report.solves, flows.report.unconverged) == (9, 0)
     for flow, targets in zip(positions, y, strict=True):
         for t, eta in enumerate(etas):
             v = first_velocity(flows, flow[:, t], targets)
@@ -103,9 +105,11 @@ def test_matrix_products_are_full_float32(solver):
 def test_half_precision_is_computed_in_float32(solver):
     x, y = (z.half() for z in clouds(32, (2,)))
     own = build(solver)
-    positions = own.flows(x[None], y[None], [0.5] * 2)
+    positions = run_flow(own, x[None], y[None], [0.5] * 2)
     assert positions.dtype == torch.float32
-    torch.testing.assert_close(positions, own.flows(x[None].float(), y[None].float(), [0.5] * 2))
+    torch.testing.assert_close(
+        positions, run_flow(own, x[None].float(), y[None].float(), [0.5] * 2)
+    )
 
 
 def test_autocast_and_no_grad_change_nothing(solver):
@@ -133,4 +137,4 @@ def test_single_point_rests(solver):
 )
 def test_clouds_that_do_not_go_together_are_refused(solver, x, y, words):
     with pytest.raises(ValueError, match=words):
-        build(solver).flows(x[None], y[None], [0.1])
+        run_flow(build(solver), x[None], y[None], [0.1])

@@ -286,8 +286,6 @@ def test_two_processes_stop_on_request_after_the_same_update(tmp_path):
     ],
 )
 def test_request_to_one_process_ends_the_work_before_the_first_update(tmp_path, work, flags):
-    if "reflow" in work:
-        pytest.importorskip("torchcfm")
     process, workers = begun(tmp_path, work, *flags)
     workers[-1].send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)

@@ -6,8 +6,9 @@ from contextlib import closing
 import pytest
 import torch
 
+from nsgf import method
 from nsgf.cli import main
-from nsgf.config.schema import OptimConfig, SamplingConfig, SinkhornConfig, TrainConfig
+from nsgf.config.schema import OptimConfig, SamplingConfig, TrainConfig
 from nsgf.run.checkpoint import is_finite
 from nsgf.sampling import solvers
 from nsgf.sampling.sampler import NSGFSteps, OneCall, StraightFlow
@@ -119,12 +120,12 @@ def test_weights_are_looked_through_in_one_wait(card):
 
 def test_waits_of_a_flow_step_do_not_grow_with_the_flows(card):
     """Loops branch on values, so the number of turns depends on the clouds; here all are equal."""
-    solver, cloud = BatchedSolver(SinkhornConfig(blur=0.5)), torch.randn(1, 16, 2).to(CARD)
+    solver, cloud = BatchedSolver(0.5), torch.randn(1, 16, 2).to(CARD)
     found = []
     for flows in (1, 8):
-        with card.counted(BatchedSolver, "flows") as counts:
+        with card.counted(method, "run_flow") as counts:
             x = cloud.expand(flows, -1, -1)
-            solver.flows(x, 3 + x.square(), [0.5, 0.5])
+            method.run_flow(solver, x, 3 + x.square(), [0.5, 0.5])
         found.append(counts.waits)
     assert found[0] == found[1]
     assert sum(found[1].values()) <= 2 * 17

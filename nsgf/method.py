@@ -1,0 +1,149 @@
+"""The method: NSGF and NSGF++ (arXiv 2401.14069) as functions of tensors, and one object.
+
+    positions = run_flow(flow, x, y, step_sizes(steps, eta))     Algorithm 1: the flow
+    x, v, t   = flow_pairs(positions, particle, step, h)         v_theta(x, t) learns v
+    x, u      = line_pairs(x0, x1, t)                            u_delta(x, t) learns u, t_phi(x) t
+    x         = sample(x, v_theta, steps, h, u_delta, t_phi)     Algorithms 2 and 4
+
+Phases, pool and sampler call these functions; nsgf.sinkhorn.base states the conventions of flows.
+Shapes: B batch, N particles, M targets, T steps of a flow, *shape one sample.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsgf.sinkhorn import BatchedSolver, Flow
+from nsgf.sinkhorn.base import as_clouds, as_user_error, full_precision, positive_number
+
+Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
+
+
+def step_sizes(steps: int, eta: float | None) -> list[float]:
+    """Algorithm 1: return eta_0 .. eta_{T-1}, T times eta > 0; None: harmonic steps.
+
+    The exact flow needs infinite time. Constant steps stop at time T eta. Harmonic steps 1/T,
+    1/(T-1), ..., 1 follow the same curve on the clock s = 1 - exp(-time), up to s = 1. With exact
+    transport the particles move straight at constant speed (McCann 1997) and arrive in the last
+    step. The network learns dX/ds.
+    """
+    return [1 / (steps - step) if eta is None else eta for step in range(steps)]
+
+
+def time_step(steps: int, eta: float | None) -> float:
+    """Return the length h of each step on the network's clock: eta, or 1/T for harmonic steps."""
+    return 1 / steps if eta is None else eta
+
+
+@torch.no_grad()
+def run_flow(flow: Flow, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
+    """Algorithm 1: X^{t+1} = X^t + eta_t v(X^t) for B problems, each solve from the last one.
+
+    Particles X^0 (B, N, *shape) and targets (B, M, *shape) -> X^0 .. X^T (B, N, T+1, *shape),
+    float32. Raise ValueError if shapes differ, clouds are not finite, or the solver fails.
+    """
+    start, targets = as_clouds(x, y)
+    positions = start.new_empty(*start.shape[:2], len(etas) + 1, start.shape[2])
+    positions[:, :, 0] = start
+    with full_precision(x.device):
+        particles = flow.start(start, targets, len(etas))
+        for t, eta in enumerate(etas):
+            positions[:, :, t + 1] = particles.move(eta)
+    return positions.unflatten(3, x.shape[2:])
+
+
+def flow_pairs(
+    positions: Tensor, particle: Tensor, step: Tensor, h: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Algorithm 1: pairs x = X^t and v = (X^{t+1} - X^t) / h, and their times t/T in [0, 1).
+
+    Positions (F, T+1, *shape) of F particles; particle and step of each pair, int64 (B,); h from
+    :func:`time_step` -> x and v (B, *shape), times (B,), float32.
+    """
+    steps = positions.shape[1] - 1
+    rows = positions.flatten(0, 1)  # (F (T+1), *shape), a view
+    row = particle * (steps + 1) + step
+    # convert before subtracting: the division by h would magnify the rounding of float16
+    x = rows.index_select(0, row).float()
+    after = rows.index_select(0, row + 1).float()
+    return x, (after - x) / h, step / steps
+
+
+def line_pairs(start: Tensor, end: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Algorithm 3: points x = (1 - t) X0 + t X1 of straight lines, and their velocities X1 - X0.
+
+    X0 and X1 (B, *shape), t (B,) in [0, 1] -> x and velocity, each (B, *shape).
+    """
+    weight = t.view(-1, *[1] * (start.ndim - 1))
+    return (1 - weight) * start + weight * end, end - start
+
+
+def euler_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
+    """Return x + h u(x, t), for a number h or a tensor (B, 1, ..., 1)."""
+    return x + h * velocity(x, t)
+
+
+def nsgf_steps(
+    velocity: Velocity, x: Tensor, steps: int, h: float, observe: Callable[[Tensor], None] | None
+) -> Tensor:
+    """Algorithm 2: x <- x + h v_theta(x, s/S), s = 0 .. S-1, for samples x of mu0 (B, *shape); h
+    is :func:`time_step` if S = T. ``observe`` is called with the states after each step."""
+    for step in range(steps):
+        x = euler_step(velocity, x, torch.full((len(x),), step / steps, device=x.device), h)
+        if observe:
+            observe(x)
+    return x
+
+
+def straight_step(
+    velocity: Velocity, x: Tensor, tau: Tensor, size: Tensor, count: int, advance: Any = euler_step
+) -> Tensor:
+    """Algorithm 4: step number ``count`` from 0 on of dx/dt = u_delta(x, t), from each sample's own
+    entry time tau in [0, 1] (B,), with its own step size (B,); no step goes beyond time 1."""
+    t = tau + count * size
+    h = torch.minimum(size, 1 - t).view(-1, *[1] * (x.ndim - 1))
+    return advance(velocity, x, t, h)
+
+
+@torch.no_grad()
+def sample(
+    x: Tensor,
+    velocity: Velocity,
+    steps: int,
+    h: float,
+    straight: Velocity | None = None,
+    predictor: Callable[[Tensor], Tensor] | None = None,
+    straight_steps: int = 10,
+) -> Tensor:
+    """Algorithm 2, and with u_delta as ``straight`` Algorithm 4: move x (B, *shape) from mu0 to
+    mu*. ``predictor`` t_phi maps x to entry times in [0, 1), (B,); None: 0."""
+    x = nsgf_steps(velocity, x, steps, h, None)
+    if straight is not None:
+        tau = predictor(x) if predictor else torch.zeros(len(x), device=x.device)
+        for count in range(straight_steps):
+            x = straight_step(straight, x, tau, (1 - tau) / straight_steps, count)
+    return x
+
+
+class SinkhornFlowMatcher:
+    """Training pairs of Sinkhorn flows, with the call of torchcfm's matchers. ``blur``: root of
+    eps, in units of the data; ``eta``: size of a step, None: harmonic steps, which arrive."""
+
+    def __init__(self, blur: float = 0.5, steps: int = 5, eta: float | None = None) -> None:
+        eta = None if eta is None else positive_number("eta", eta)
+        self._flow = BatchedSolver(positive_number("blur", blur))
+        self._etas = step_sizes(positive_number("steps", steps, is_whole=True), eta)
+
+    def sample_location_and_conditional_flow(
+        self, x0: Tensor, x1: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw a step of each particle: return
+        t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut over [0, 1] is the flow."""
+        with as_user_error():
+            positions = run_flow(self._flow, x0.unsqueeze(0), x1.unsqueeze(0), self._etas)[0]
+        particles = torch.arange(len(x0), device=x0.device)
+        step = torch.randint(len(self._etas), (len(x0),), device=x0.device)
+        xt, ut, t = flow_pairs(positions, particles, step, 1 / len(self._etas))
+        return t, xt, ut

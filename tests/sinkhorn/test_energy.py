@@ -1,0 +1,57 @@
+"""The flow of the energy distance: closed forms, and the gradient of its definition."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsgf.method import run_flow
+from nsgf.sinkhorn.energy import EnergyFlow
+
+
+def velocity(x: Tensor, y: Tensor) -> Tensor:
+    """Velocities of one flow."""
+    return EnergyFlow().velocity(x[None], y[None])[0]
+
+
+def energy_distance(x: Tensor, y: Tensor) -> Tensor:
+    def mean(a: Tensor, b: Tensor) -> Tensor:
+        return (a[:, None] - b).square().sum(2).clamp_min(1e-60).sqrt().mean()
+
+    return mean(x, y) - mean(x, x) / 2 - mean(y, y) / 2
+
+
+def test_velocity_is_the_gradient_of_the_energy_distance():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    y = torch.randn(20, 3, generator=generator, dtype=torch.float64) + 1
+    energy_distance(x, y).backward()
+    torch.testing.assert_close(velocity(x.detach(), y), -30 * x.grad)
+
+
+@pytest.mark.parametrize("distance", [0.1, 7.0])
+def test_single_particle_moves_at_speed_one(distance):
+    """Towards its only target, however far this is; at the target it rests."""
+    target = torch.tensor([[3.0, 4.0]])
+    v = velocity(target * (1 - distance / 5), target)
+    torch.testing.assert_close(v, torch.tensor([[0.6, 0.8]]))
+    assert not velocity(target, target).any()
+
+
+def test_particles_on_a_line_spread():
+    """Targets are far to the right: 1 from them, and 1/3 of the sum of signs to each other."""
+    x = torch.tensor([[0.0], [1.0], [5.0]])
+    y = torch.tensor([[90.0], [91.0]])
+    torch.testing.assert_close(velocity(x, y), torch.tensor([[1 / 3], [1.0], [5 / 3]]))
+
+
+def test_flow_decreases_the_energy_distance():
+    """Of images, in a single call that counts no transport problem."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 64, 1, 2, 1, generator=generator)
+    y = 0.5 * torch.randn(1, 80, 1, 2, 1, generator=generator) + 3
+    flow = EnergyFlow()
+    positions = run_flow(flow, x, y, [0.1] * 100)[0].flatten(2)
+    found = [float(energy_distance(positions[:, t], y[0].flatten(1))) for t in (0, 10, 30, 100)]
+    assert found[0] > 1.5 * found[1] > 1.5 * found[2] > 1.5 * found[3]
+    assert found[3] < 0.05 * found[0]
+    assert flow.report.solves == 0

@@ -1,0 +1,169 @@
+"""The method's formulas against closed forms, and the matcher in a training loop."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nsgf import UserError
+from nsgf.config.schema import Config, FlowConfig, PoolConfig, SinkhornConfig
+from nsgf.data import Data
+from nsgf.method import (
+    SinkhornFlowMatcher,
+    flow_pairs,
+    line_pairs,
+    nsgf_steps,
+    run_flow,
+    sample,
+    step_sizes,
+    straight_step,
+    time_step,
+)
+from nsgf.sampling.sampler import FlowSampler, NSGFSteps
+from nsgf.sinkhorn import BatchedSolver
+from tests.pool.conftest import build
+
+HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
+
+
+@pytest.mark.parametrize(
+    ("steps", "eta", "sizes", "clock"),
+    [(4, None, [1 / 4, 1 / 3, 1 / 2, 1], 1 / 4), (3, 0.2, [0.2] * 3, 0.2)],
+)
+def test_step_sizes_and_the_clock(steps, eta, sizes, clock):
+    assert step_sizes(steps, eta) == sizes
+    assert time_step(steps, eta) == clock
+
+
+def test_flow_on_a_line_pairs_sorted_points():
+    """With a small blur the plan is the monotone map: particle i moves to target i, of two problems
+    at once, and the rest of the way shrinks by 1 - eta in each step."""
+    x = torch.tensor([-3.0, 0.0, 4.0]).view(1, 3, 1)
+    y = torch.tensor([-2.0, 1.0, 8.0]).view(1, 3, 1)
+    problems = torch.cat([x, x + 10]), torch.cat([y, y - 5])
+    positions = run_flow(BatchedSolver(0.05), *problems, [0.5, 0.2])
+    assert positions.shape == (2, 3, 3, 1)
+    for number, left in enumerate([1, 0.5, 0.5 * 0.8]):
+        expected = problems[1] + left * (problems[0] - problems[1])
+        torch.testing.assert_close(positions[:, :, number], expected, atol=1e-3, rtol=0)
+
+
+def test_pairs_of_a_flow():
+    """Of the particle and the step that are named: positions, difference quotients and times."""
+    positions = torch.arange(2 * 4 * 3.0).view(2, 4, 3).square()  # two particles, T = 3
+    particle = torch.tensor([1, 0, 1])
+    step = torch.tensor([0, 2, 2])
+    x, v, t = flow_pairs(positions, particle, step, 0.5)
+    assert torch.equal(x, torch.stack([positions[1, 0], positions[0, 2], positions[1, 2]]))
+    after = torch.stack([positions[1, 1], positions[0, 3], positions[1, 3]])
+    assert torch.equal(x + 0.5 * v, after)
+    torch.testing.assert_close(t, torch.tensor([0, 2 / 3, 2 / 3]))
+
+
+def test_lines_lead_from_start_to_end_at_their_velocity():
+    start, end = torch.randn(2, 4, 1, 3, 3)
+    t = torch.tensor([0.0, 0.25, 0.5, 1.0])
+    x, u = line_pairs(start, end, t)
+    assert torch.equal(x[0], start[0])
+    assert torch.equal(x[3], end[3])
+    later, _ = line_pairs(start, end, t + 0.5)
+    torch.testing.assert_close((later - x) / 0.5, u)
+    torch.testing.assert_close(x[1], 0.75 * start[1] + 0.25 * end[1])
+
+
+def test_nsgf_takes_euler_steps_at_the_times_of_the_pool():
+    times, states = [], []
+
+    def velocity(x, t):
+        times.append(float(t[0]))
+        return x
+
+    x = nsgf_steps(velocity, torch.ones(3, 2), 4, 0.5, states.append)
+    torch.testing.assert_close(x, torch.full((3, 2), 1.5**4))
+    assert times == [0, 0.25, 0.5, 0.75]
+    assert [float(state[0, 0]) for state in states] == [1.5, 1.5**2, 1.5**3, 1.5**4]
+
+
+def test_straight_steps_begin_at_each_samples_own_time():
+    tau = torch.tensor([0.0, 0.5, 0.7])
+    times = []
+
+    def velocity(x, t):
+        times.append(t.tolist())
+        return torch.ones_like(x)
+
+    moved = straight_step(velocity, torch.zeros(3, 2), tau, torch.full((3,), 0.25), 1)
+    assert times == [pytest.approx([0.25, 0.75, 0.95])]
+    # the last sample has only 0.05 left
+    torch.testing.assert_close(moved, torch.tensor([[0.25] * 2, [0.25] * 2, [0.05] * 2]))
+
+
+def test_samples_of_three_functions():
+    """Algorithm 2, then Algorithm 4 with and without predicted times, in closed form: x
+    + 1 after NSGF; du/dt = 2 t x goes from x(tau) to x(tau) exp(1 - tau^2)."""
+    x = torch.rand(5, 2)
+    ones = lambda x, t: torch.ones_like(x)  # noqa: E731
+    growing = lambda x, t: 2 * t.view(-1, 1) * x  # noqa: E731
+    torch.testing.assert_close(sample(x, ones, 4, 0.25), x + 1)
+    tau = torch.tensor([0.0, 0.3, 0.5, 0.9, 0.99])
+    found = sample(x, ones, 4, 0.25, growing, lambda _: tau, 4000)
+    torch.testing.assert_close(found, (x + 1) * (1 - tau**2).exp().view(-1, 1), rtol=1e-3, atol=0)
+    found = sample(x, ones, 4, 0.25, ones, lambda _: tau, 3)
+    torch.testing.assert_close(found, x + 1 + (1 - tau).view(-1, 1))
+    found = sample(x, ones, 4, 0.25, growing, straight_steps=4000)
+    torch.testing.assert_close(found, (x + 1) * torch.e, rtol=1e-3, atol=0)
+
+
+def test_harmonic_pool_and_sampler_use_one_clock():
+    """A sampler that follows a flow's own velocities ends where the flow does."""
+    one = {"sinkhorn": SinkhornConfig(batch_size=1), "pool": PoolConfig(num_batches=1)}
+    config = Config(phases=["nsgf"], flow=HARMONIC, **one)
+    data = Data(config.data, 0)
+    start, end = data.source("p").at(range(1)), data.target("p").at(range(1))
+    pairs = build(config).pairs(torch.arange(4))
+    assert torch.allclose(pairs.v, (end - start).expand(4, 2), atol=1e-4)
+    sampler = FlowSampler([NSGFSteps(config, lambda x, t: pairs.v[:1].expand_as(x))])
+    assert torch.allclose(sampler(start).x, end, atol=1e-4)
+
+
+@pytest.mark.parametrize("eta", [None, 0.4])
+def test_matcher_draws_steps_of_the_flow(eta):
+    """Euler steps of 1/T along ut are the flow; each particle has a step of its own flow."""
+    generator = torch.Generator().manual_seed(0)
+    x0 = torch.randn(300, 1, 2, 2, generator=generator)
+    x1 = torch.rand(200, 1, 2, 2, generator=generator) + 2
+    expected = run_flow(BatchedSolver(0.5), x0[None], x1[None], step_sizes(3, eta))[0]
+    t, xt, ut = SinkhornFlowMatcher(0.5, 3, eta).sample_location_and_conditional_flow(x0, x1)
+    step = (3 * t).round().long()
+    assert step.unique().tolist() == [0, 1, 2]
+    assert torch.equal(t, step / 3)
+    assert torch.equal(xt, expected[range(300), step])
+    torch.testing.assert_close(xt + ut / 3, expected[range(300), step + 1])
+    assert not ut.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("settings", "clouds", "words"),
+    [
+        ({"blur": 0}, None, "blur = 0: must be"),
+        ({"steps": 2.5}, None, "steps = 2.5: must be"),
+        ({"eta": 0.0}, None, "eta = 0.0: must be"),
+        ({}, (torch.zeros(4, 2), torch.zeros(4, 3)), "same shape"),
+        ({}, (torch.zeros(4, 2), torch.full((4, 2), torch.nan)), "finite"),
+        ({"blur": 1e-6}, (torch.zeros(4, 2), torch.randn(4, 2)), "blur = 1e-06"),
+    ],
+)
+def test_matcher_names_what_is_wrong(settings, clouds, words):
+    with pytest.raises(UserError) as error:
+        SinkhornFlowMatcher(**settings).sample_location_and_conditional_flow(*clouds)
+    assert words in str(error.value)
+
+
+def test_method_loads_only_the_solver():
+    code = "import sys, nsgf.method; print(*(m for m in sys.modules if m.split('.')[0] == 'nsgf'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    assert len(modules) <= 20
+    folders = {module.split(".")[1] for module in modules if "." in module}
+    assert folders == {"method", "sinkhorn", "system", "version"}
