@@ -219,7 +219,9 @@ class TrainState:
         for moments in self.adam.state.values():  # fused Adam needs the memory layout of weights
             moments |= {name: moments[name].contiguous() for name in ("exp_avg", "exp_avg_sq")}
         self.schedule.load_state_dict(state["scheduler"])
-        for group in self.adam.param_groups:  # the schedule's length may have changed
+        for group in self.adam.param_groups:
+            group["fused"] = True  # only this Adam skips updates, and the file may have another
+            # the schedule's length may have changed
             group["lr"] = self.config.lr * lr_factor(self.step, self.config)
         self.accumulate = max(self.accumulate, int(state["accumulate"]))  # fewer parts did not fit
         if state["scaler"] and self.scaler.is_enabled():  # the precision may have changed

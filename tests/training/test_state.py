@@ -161,6 +161,20 @@ def test_update_that_is_not_finite_changes_nothing(value, precision):
     assert updates.state.ema.weight.isfinite().all()
 
 
+def test_training_may_resume_on_a_device_with_another_adam():
+    """A checkpoint has the settings of the Adam that wrote it, and torch takes them over."""
+    trainer = Quadratic()
+    updates = Updates(trainer, optim())
+    updates.update()
+    content = copy.deepcopy(updates.state.state_dict())
+    content["optimizer"]["param_groups"][0]["fused"] = False
+    updates.state.load_state_dict(content)
+    before = weight(trainer)
+    trainer.model.fault = lambda answer, call: answer * math.nan
+    assert not updates.update().is_finite
+    assert weight(trainer) == before
+
+
 def test_infinite_loss_with_a_finite_gradient_is_skipped_too():
     """Differences of 1e20 have a square beyond float32, their gradient is not."""
     trainer = Quadratic()
