@@ -199,7 +199,7 @@ def test_training_in_a_program(tmp_path, capsys):
 
 def test_training_from_a_file_until_the_time_is_over(tmp_path):
     file = tmp_path / "own.yaml"
-    file.write_text("exp: own\nmodel: {mlp: {width: 8}}\nphases: [nsgf]\n")
+    file.write_text("exp: own\ndata: {name: moons}\nmodel: {mlp: {width: 8}}\nphases: [nsgf]\n")
     for how, key in (({}, "exp=NAME"), ({"exp": "2d", "iterations": 2.5}, "iterations = 2.5")):
         with pytest.raises(UserError, match=key):
             nsgf.train(**how, out_dir=tmp_path)

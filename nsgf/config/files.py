@@ -55,14 +55,11 @@ def read_experiment(file: Path) -> Experiment:
     """Return the settings of an experiment's file, or of a run.
 
     Raises:
-        UserError: see :func:`read_plain`; or a key is unknown, a value has a wrong type, or the
-            file names no experiment.
+        UserError: see :func:`read_plain`; or a key is unknown, or a value has a wrong type.
     """
     plain = read_plain(file)
     sections = plain.pop("methods", {})
     settings = read_layer(plain)
-    if "exp" not in settings:
-        raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
     if not isinstance(sections, dict):
         raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
     own = {}
@@ -75,6 +72,16 @@ def read_experiment(file: Path) -> Experiment:
             raise UserError(f"methods.{name}.{error}") from error
     beside = file.with_name(FACTS_FILE)
     return Experiment(settings, own, read_facts(read_plain(beside) if beside.exists() else plain))
+
+
+def lay_over(base: Experiment, top: Experiment) -> Experiment:
+    """Return an experiment with the settings of another file on top. Those win also over the
+    sections of ``base`` for methods."""
+    settings = spread_optim(top.settings)
+    sections = dict(top.methods)
+    for name, section in base.methods.items():
+        sections[name] = {**section, **settings, **sections.get(name, {})}
+    return Experiment({**spread_optim(base.settings), **settings}, sections, {})
 
 
 def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:

@@ -124,8 +124,8 @@ def read_value(key: str, kind: Any, value: Any) -> Any:
 def _convert(kind: Any, value: Any) -> Any:
     parts = get_args(kind)
     if get_origin(kind) in (Union, UnionType):
-        if NoneType in parts and (value is None or value in NULL):
-            return None
+        if NoneType in parts and (value is None or (value in NULL and str not in parts)):
+            return None  # a text may be the name of something
         for part in parts:
             with suppress(ValueError, OverflowError, yaml.YAMLError):
                 return _convert(part, value)

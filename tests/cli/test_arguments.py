@@ -1,5 +1,6 @@
 """From a command line to the settings that hold."""
 
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -91,7 +92,7 @@ def test_fewer_updates_than_the_recipe_have_a_smaller_pool(own_data, tmp_path):
         assert parse(["train", "--exp", exp, *flags]).config.pool.num_batches == expected, flags
     compare = ["compare", "--exp=2d", "--train-iters=5000"]  # its trained cells are used again
     assert parse(compare).config.pool.num_batches == 100
-    (file := tmp_path / "own.yaml").write_text("exp: own\npool: {num_batches: 70}\n")
+    (file := tmp_path / "own.yaml").write_text("exp: 2d\npool: {num_batches: 70}\n")
     config = parse(["train", f"--config={file}", "--phases=[nsgf]", "--train-iters=5"]).config
     assert config.pool.num_batches == 70
 
@@ -128,7 +129,7 @@ def test_layers_win_in_their_order(tmp_path):
     method, file = tmp_path / "mine.yaml", tmp_path / "set.yaml"
     method.write_text("phases: [nsgf]\nnsgf: {lr: 0.1}\nflow: {steps: 2, eta: 0.1}\n")
     file.write_text(
-        f"exp: set\nmethod: {method}\nflow: {{eta: 0.2}}\noptim: {{batch_size: 7}}\n"
+        f"exp: set\ndata: {{name: moons}}\nmethod: {method}\nflow: {{eta: 0.2}}\noptim: {{batch_size: 7}}\n"
         "methods: {mine: {optim: {clip_norm: 3.0}, sinkhorn: {blur: 0.3}}}\n"
     )
     config = parse(["train", "--config", str(file), "--sinkhorn.blur=0.4"]).config
@@ -138,9 +139,48 @@ def test_layers_win_in_their_order(tmp_path):
     assert config.nsf.lr == Config().nsf.lr
     other = parse(["train", "--config", str(file), "--method=nsgf++"]).config
     assert (other.method, other.nsgf.clip_norm, other.nsgf.batch_size) == ("nsgf++", 1.0, 7)
-    file.write_text("exp: set\nmethods: {own: {phases: [nsgf, nsf], nsf: {source: nsgf}}}\n")
+    file.write_text("exp: set\ndata: {name: moons}\nmethods: {own: {phases: [nsgf, nsf], nsf: {source: nsgf}}}\n")
     config = parse(["train", "--config", str(file), "--method=own"]).config
     assert (config.method, config.phases) == ("own", ["nsgf", "nsf"])
+
+
+def test_file_starts_from_the_shipped_experiment_that_it_names(tmp_path):
+    """Its settings win over that experiment's sections for methods, and its ``optim`` over phases."""
+    (file := tmp_path / "mine.yaml").write_text(
+        "exp: digits\noptim: {lr: 3e-4}\nnsf: {iterations: 77}\n"
+        "methods: {nsgf++: {predictor: {iterations: 88}}}\n"
+    )
+    for method in ("nsgf++h", "nsgf++"):
+        config = parse(["train", "--config", str(file), f"--method={method}"]).config
+        expected = shipped(f"digits/{method}", "--lr=3e-4", "--nsf.iterations=77")
+        if method == "nsgf++":
+            assert expected.predictor.iterations == 300
+            expected.predictor.iterations = 88
+        assert config == expected
+    file.write_text("nsf: {iterations: 77}\n")
+    config = parse(["train", "--exp=digits", f"--config={file}"]).config
+    assert config == shipped("digits", "--nsf.iterations=77")
+
+
+FILES = [  # settings of a file, flags, words of the message
+    ("exp: mine", "", "data.name"),
+    ("exp: mine", "--exp=mine", "data.name"),
+    ("seed: 1", "", "--exp NAME"),
+    ("exp: digits", "--exp=mnist", "exp = mnist"),
+    ("exp: mine\ndata: {name: moons}", "--exp=2d", "exp = 2d"),
+    ("exp: digits", "--resume --run=RUN", "exp = digits"),
+    ("seed: 1", "--resume", "--exp NAME"),
+]
+
+
+@pytest.mark.parametrize(("content", "flags", "words"), FILES)
+def test_file_that_names_no_data_or_another_experiment_is_refused(
+    content, flags, words, tiny, tmp_path
+):
+    run = RunFolder.create(tiny)
+    (file := tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(UserError, match=re.escape(words)):
+        parse(["train", f"--config={file}", *flags.replace("RUN", str(run.path)).split()])
 
 
 def test_run_with_a_phase_that_no_sample_uses_is_sampled_but_not_trained_further(tiny):

@@ -122,13 +122,12 @@ FILES = [  # content of a file, words of the message
     (b"print_config: true\n", "print_config: unknown key"),
     (b"model:\n  unet: 3\n", "model.unet is a section"),
     (b"nsgf:\n", "nsgf is a section"),
-    (b"seed: 1\n", "must name its experiment"),
     (b"exp: a\nseed: true\n", "seed = True: must be an integer"),
     (b"exp: a\nseed: 1e3\n", "seed = 1000.0: must be an integer"),
     (b"exp: a\nseed: 010\n", "seed = 010: must be an integer"),
     (b"exp: a\ndata:\n  flip: maybe\n", "data.flip = maybe: must be true or false"),
     (b"exp: a\nnsgf:\n  lr: .nan\n", "nsgf.lr"),
-    (b"exp: a\ndata:\n  root: ''\n", "data.root"),
+    (b"exp: mnist\ndata:\n  root: ''\n", "data.root"),
     (b"exp: a\nout_dir: null\n", "out_dir = null: must have a value"),
     (b"exp: a\nmethods: 3\n", "methods = 3"),
     (b"exp: a\nmethods: {nsgf: 3}\n", "methods.nsgf = 3"),
@@ -149,7 +148,7 @@ def test_wrong_files_give_a_one_line_error(here, content, words, capsys):
 
 
 def test_byte_order_mark_is_ignored(here):
-    (here / "c.yaml").write_bytes(b"\xef\xbb\xbfexp: a\nseed: 7\n")
+    (here / "c.yaml").write_bytes(b"\xef\xbb\xbfexp: 2d\nseed: 7\n")
     assert parse(["train", "--config", "c.yaml"]).config.seed == 7
 
 

@@ -9,6 +9,7 @@ from nsgf.config.settings import KEYS
 from nsgf.config.values import dump_yaml, load_yaml, read_value
 from nsgf.system.errors import UserError
 
+TEXTS = [key for key, item in KEYS.items() if item.kind in (str | None, str | int | None)]
 GOOD = [
     ("seed", "5", 5),
     ("nsgf.lr", "5", 5.0),
@@ -25,7 +26,8 @@ GOOD = [
     ("compare.methods", "nsgf++h,2rf", ["nsgf++h", "2rf"]),
     ("data.root", "5", "5"),
     ("data.root", "[1", "[1"),
-    ("data.path", "null", None),
+    *((key, text, text) for key in TEXTS for text in ("null", "~", "NULL")),
+    *((key, None, None) for key in TEXTS),
     ("sampling.label", "3", "3"),
 ]
 BAD = [
