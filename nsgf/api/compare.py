@@ -63,12 +63,13 @@ def compare(
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
         data: your own points or images, as for ``nsgf.train``, without classes.
-        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``. The function
-            returns B samples in the units of the networks (images in [-1, 1]; own points with mean
-            0 and standard deviation 1 in each coordinate), after ``nfe`` calls of its network for
-            each sample. It runs without gradients. With ``data.conditional`` it is called with
-            ``(noise, nfe, labels)``, labels int64 ``(B,)``. Later comparisons in the same folder
-            show its last measures, until you remove ``TARGET/functions.jsonl``.
+        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``, standard
+            Gaussian, or of ``data.source``. The function returns B samples in the units of your
+            data, after ``nfe`` calls of its network for each sample: points as in ``data``, images
+            as floats in [-1, 1] or as bytes, uint8. It runs without gradients. With
+            ``data.conditional`` it is called with ``(noise, nfe, labels)``, labels int64 ``(B,)``.
+            Later comparisons in the same folder show its last measures, until you remove
+            ``TARGET/functions.jsonl``.
         against: methods of the package, or YAML files; None: those of the experiment.
         dataset: name of the data set (``data.name``), such as ``moons``.
         nfe: numbers of network calls; None: those of the experiment.

@@ -20,8 +20,8 @@ from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import Layer, build, values
 from nsgf.config.values import expand_path, read_flag, to_plain
-from nsgf.data import axes_of, build_source, data_classes, data_shape, in_units
-from nsgf.data.images import to_unit_range
+from nsgf.data import axes_of, build_source, data_classes, data_shape, in_units, target_set
+from nsgf.data.images import data_root, to_unit_range
 from nsgf.data.own_images import image_bytes
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.models import OwnNetwork, make_own
@@ -218,7 +218,10 @@ def load(
     settings = from_arguments({"device": device_name(device)}, overrides)
     run = open_run(find_folder(path))
     run.network = network
-    return _open(resolve("sample", {**settings, **class_name(network)}, {}, run=run).config, run)
+    config = resolve("sample", {**settings, **class_name(network)}, {}, run=run).config
+    if "root" in target_set(config.data).uses:  # the caller may change the working directory
+        config.data.root = str(data_root(config.data).absolute())
+    return _open(config, run)
 
 
 def _open(config: Config, run: RunFolder) -> Run:

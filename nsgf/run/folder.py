@@ -7,8 +7,10 @@ A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``v
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,7 @@ class RunFolder:
     """The caller's network for a run with ``model.network``; no file holds it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path = path.absolute()  # a caller may change the working directory
         self.config_file = path / "config.yaml"
         self.pool = path / "pool"
         self.samples = path / "samples"
@@ -60,10 +62,14 @@ class RunFolder:
         The new run is never older by name than an existing run, even if the clock went back. Raise
         UserError if the folder cannot be written."""
         base, name = Path(config.out_dir).expanduser(), folder_stem(config.exp, config.smoke)
-        times = [time for time, _, _ in dated_folders(base, name)]
+        times = [time for time, _, _ in dated_folders(ensure_writable(base), name)]
         stem = f"{name}-{max([f'{datetime.now():%Y%m%d_%H%M%S}', *times])}"
-        free = (base / (stem + suffix) for suffix in ("", *(f"_{n}" for n in range(2, 100))))
-        run = cls.prepare(next(path for path in free if not path.exists()))
+        for number in count(1):
+            path = base / (stem if number == 1 else f"{stem}_{number}")
+            with suppress(FileExistsError):  # only one of several processes can make it
+                path.mkdir()
+                break
+        run = cls.prepare(path)
         run.write_config(config)
         return run
 
