@@ -3,9 +3,9 @@
 Later layers win: defaults; the method's file; choices for own data (:mod:`nsgf.data.choices`); the
 experiment's file; its section for the method; the file of --config, which starts from the shipped
 experiment that it names; its section for the method; --smoke; short flags for several settings at
-once; flags for one setting. Within a layer the section ``optim`` applies to each phase that does not set
-its own value. A command that works on a run uses the run's saved configuration instead of both
-files. This module imports torch only after typos are reported.
+once; flags for one setting. Within a layer the section ``optim`` applies to each phase that does
+not set its own value. A command that works on a run uses the run's saved configuration instead of
+the files. This module imports torch only after typos are reported.
 """
 
 import os

@@ -15,7 +15,6 @@ from nsgf.comparison.page import report_comparison
 from nsgf.comparison.results import COLUMNS, TABLE, read_rows
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.config.files import from_arguments
-from nsgf.config.values import read_flag
 from nsgf.resolve import resolve
 from nsgf.run.stop import stop_of_caller
 from nsgf.system.defaults import from_python
@@ -86,7 +85,7 @@ def compare(
     exp, data = split_data(exp, data)
     named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
-    methods, is_quiet = {} if methods is None else methods, read_flag("quiet", quiet)
+    methods = {} if methods is None else methods
     settings = from_arguments(named, overrides)
     if data is None:
         wanted = resolve("compare", settings, {})
@@ -105,7 +104,7 @@ def compare(
     cards = range(torch.cuda.device_count())
     max_hours = wanted.config.train.max_hours
     with (
-        silence() if is_quiet else nullcontext(),
+        silence() if quiet else nullcontext(),
         keep_random_numbers(cards),
         stop_of_caller(max_hours, lambda _: "the same call continues") as stop,
     ):

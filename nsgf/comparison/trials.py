@@ -60,8 +60,8 @@ EQUAL = ("seed", "data", "model", "evaluation")
 """Sections that must agree for all methods."""
 
 Draw = Callable[..., Array]
-"""(noise, nfe), and with classes (noise, nfe, labels) -> samples in the units of the data; noise and
-samples (B, *shape), labels int64 (B,)."""
+"""(noise, nfe), and with classes (noise, nfe, labels) -> samples in the units of the data; noise
+and samples (B, *shape), labels int64 (B,)."""
 
 
 def method_title(method: str) -> str:

@@ -148,19 +148,14 @@ def _convert(kind: Any, value: Any) -> Any:
     return value
 
 
-def to_plain(key: str, value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a caller's value for a setting: paths become texts, numbers and arrays of numpy and
-    torch those of Python. Raise UserError for all that no setting has."""
-    found = value
-    with suppress(Exception):  # as of a sparse tensor
-        found = value.tolist() if hasattr(value, "tolist") else os.fspath(value)
-    if isinstance(found, list | tuple):
-        return [to_plain(key, part) for part in found]
-    if isinstance(found, dict):
-        return {name: to_plain(key, part) for name, part in found.items()}
-    if found is not None and not isinstance(found, bool | int | float | str):
-        raise UserError(f"{name_setting(key, value)}: must be a number, a text, or a list of these")
-    return found
+    torch those of Python."""
+    if isinstance(value, list | tuple):
+        return [to_plain(part) for part in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def is_path(text: str) -> bool:
@@ -171,17 +166,10 @@ def is_path(text: str) -> bool:
         return False
 
 
-def expand_path(key: str, path: Any) -> Path:
+def expand_path(key: str, path: str | os.PathLike[str]) -> Path:
     """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
     path, empty or not printable, or there is no such user."""
-    text = to_plain(key, path)
-    if not isinstance(text, str) or not text.isprintable() or not is_path(text):
+    text = os.fspath(path)
+    if not text.isprintable() or not is_path(text):
         raise UserError(f"{name_setting(key, path)}: must be a path (~NAME of an existing user)")
     return Path(text).expanduser()
-
-
-def read_flag(key: str, value: Any) -> bool:
-    """Return a caller's true or false; raise UserError for all else."""
-    if not isinstance(found := to_plain(key, value), bool):
-        raise UserError(f"{name_setting(key, value)}: must be true or false")
-    return found

@@ -19,7 +19,8 @@ from nsgf.config.schema import PHASE_NUMBERS, Config, PhaseName
 from nsgf.config.settings import FACTS, Layer, nest
 from nsgf.config.values import dump_yaml
 from nsgf.run.checkpoint import previous_file, unused_file
-from nsgf.system.files import ensure_writable, sync_folder, write_text
+from nsgf.system.errors import UserError
+from nsgf.system.files import ensure_writable, read_object, sync_folder, write_text
 from nsgf.system.versions import provenance
 
 if TYPE_CHECKING:
@@ -50,8 +51,14 @@ class RunFolder:
         return file.exists() or previous_file(file).exists()
 
     def read_settings(self) -> Layer:
-        """Return the saved settings and facts; raise UserError if they are damaged or wrong."""
-        saved = read_experiment(self.config_file)
+        """Return the saved settings and facts; raise UserError if they are damaged or wrong, or of
+        a version with other settings."""
+        try:
+            saved = read_experiment(self.config_file)
+        except UserError as error:
+            version = read_object(self.path / "versions.json").get("nsgf", "an unknown version")
+            where = f"{self.config_file}, written by nsgf {version}"
+            raise UserError(f"{where}: {error}") from error
         return {**saved.settings, **saved.facts}
 
     @classmethod

@@ -120,8 +120,10 @@ class WandbTracker:
                 f"{Path(foreign).absolute()} could send your key to another server; move your "
                 "settings to ~/.config/wandb/settings and remove this file"
             )
-        env, own = os.environ, config.tracking.tracker
-        mode = "offline" if own == "wandb-offline" else env.get("WANDB_MODE", "online")
+        env = os.environ
+        mode: Any = env.get("WANDB_MODE", "online")
+        if config.tracking.tracker == "wandb-offline":
+            mode = "offline"
         home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
         # silence before init also prevents its prompts
         wandb.setup(settings=wandb.Settings(silent=True))

@@ -103,7 +103,7 @@ def to_tensor(name: str, points: Array) -> Tensor:
 def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
     """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
     > 0, of Python, numpy or torch."""
-    number = to_plain(name, value)
+    number = to_plain(value)
     kinds, most = ((int,), MANY) if is_whole else ((int, float), sys.float_info.max)
     if type(number) not in kinds or not 0 < number <= most:
         kind = "a whole number" if is_whole else "a number"

@@ -129,7 +129,8 @@ def test_layers_win_in_their_order(tmp_path):
     method, file = tmp_path / "mine.yaml", tmp_path / "set.yaml"
     method.write_text("phases: [nsgf]\nnsgf: {lr: 0.1}\nflow: {steps: 2, eta: 0.1}\n")
     file.write_text(
-        f"exp: set\ndata: {{name: moons}}\nmethod: {method}\nflow: {{eta: 0.2}}\noptim: {{batch_size: 7}}\n"
+        f"exp: set\ndata: {{name: moons}}\nmethod: {method}\n"
+        "flow: {eta: 0.2}\noptim: {batch_size: 7}\n"
         "methods: {mine: {optim: {clip_norm: 3.0}, sinkhorn: {blur: 0.3}}}\n"
     )
     config = parse(["train", "--config", str(file), "--sinkhorn.blur=0.4"]).config
@@ -139,13 +140,16 @@ def test_layers_win_in_their_order(tmp_path):
     assert config.nsf.lr == Config().nsf.lr
     other = parse(["train", "--config", str(file), "--method=nsgf++"]).config
     assert (other.method, other.nsgf.clip_norm, other.nsgf.batch_size) == ("nsgf++", 1.0, 7)
-    file.write_text("exp: set\ndata: {name: moons}\nmethods: {own: {phases: [nsgf, nsf], nsf: {source: nsgf}}}\n")
+    file.write_text(
+        "exp: set\ndata: {name: moons}\n"
+        "methods: {own: {phases: [nsgf, nsf], nsf: {source: nsgf}}}\n"
+    )
     config = parse(["train", "--config", str(file), "--method=own"]).config
     assert (config.method, config.phases) == ("own", ["nsgf", "nsf"])
 
 
 def test_file_starts_from_the_shipped_experiment_that_it_names(tmp_path):
-    """Its settings win over that experiment's sections for methods, and its ``optim`` over phases."""
+    """Its settings win over the sections of that experiment for methods and for phases."""
     (file := tmp_path / "mine.yaml").write_text(
         "exp: digits\noptim: {lr: 3e-4}\nnsf: {iterations: 77}\n"
         "methods: {nsgf++: {predictor: {iterations: 88}}}\n"
@@ -208,10 +212,13 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --train 5", "--train is a section"),
     ("train", "--exp 2d --qqq", "--qqq: unknown flag; nsgf train --help"),
     ("train", "--exp 2d --tau=0", "did you mean --sampling.tau?"),
-    ("train", "--exp 2d --schedule=cosine", "--flow.schedule or --optim.schedule?"),
+    ("train", "--exp 2d --schedule=cosine", "--optim.schedule or --flow.schedule?"),
     ("train", "--exp 2d --phases+=nsf", "did you mean --phases?"),
     ("sample", "--exp 2d --resume", "--resume: unknown flag"),
     ("train", "2d", "2d: must follow a flag"),
+    ("train", "--exp 2d --phases nsgf nsf", "lists have commas"),
+    ("train", "--exp images --data.path=faces.jpg", "is no folder"),
+    ("train", "--exp images --data.path=faces", "no such folder"),
     ("train", "--exp 2d --lr 1 --lr=3", "--lr: given twice"),
     ("train", "--exp 2d --train-iters", "--train-iters: expected one argument"),
     ("train", "--exp 2d --sinkhorn.solver magic", "must be one of batched, geomloss"),
@@ -234,6 +241,7 @@ WRONG = [  # command, flags, words of the message
 @pytest.mark.parametrize(("command", "flags", "words"), WRONG)
 def test_wrong_command_lines_end_in_one_line(command, flags, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "faces.jpg").touch()
     with pytest.raises(UserError) as caught:
         parse([command, *flags.split()])
     assert words in str(caught.value)
@@ -268,6 +276,7 @@ OTHERS = {  # flags of EDM, torchcfm and diffusers, ours, the same as a key; "":
     "adam_weight_decay": "",
     "push_to_hub": "",
     # slips of the hand
+    "batch_size": "--batch-size optim.batch_size or sinkhorn.batch_size or sampling.batch_size",
     "train_iters": "--train-iters optim.iterations",
     "nsf.learning_rate": "--nsf.lr nsf.lr",
     "nsgf.batchsize": "--nsgf.batch_size nsgf.batch_size",
@@ -324,9 +333,17 @@ def test_settings_of_a_run_before_there_were_some_are_read(tiny):
     run = RunFolder.create(tiny)
     content = yaml.safe_load(run.config_file.read_text())
     del content["smoke"], content["train"]["max_hours"]
-    content["evaluation"] |= {"inception": True, "classifier": {"a": 1}}  # which later went
     run.config_file.write_text(yaml.safe_dump(content))
     assert parse(["sample", "--run", str(run.path)]).config == tiny
+
+
+def test_unknown_setting_of_a_run_names_its_file_and_version(tiny):
+    run = RunFolder.create(tiny)
+    text = run.config_file.read_text()
+    run.config_file.write_text(text.replace("straight_steps", "crooked_steps"))
+    (run.path / "versions.json").write_text('{"nsgf": "9.8.7"}')
+    with pytest.raises(UserError, match=r"config\.yaml.*nsgf 9\.8\.7: sampling\.crooked_steps"):
+        parse(["sample", "--run", str(run.path)])
 
 
 def test_newest_run_of_a_method_is_found(tiny):
