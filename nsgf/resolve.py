@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 WITHOUT_RUN = ("compare", "preflight")
 ON_EXPORTS = ("sample", "evaluate")
 """Commands that also take exported runs."""
-ALLOWED = {
-    "list": {"out_dir"},
-    "report --compare": {"compare", "figures", "out_dir"},
-    "export": {"exp", "out_dir", "smoke", "sampling"},
-}
-"""Settings and sections that a command takes, for commands that take only these."""
 SMOKE: Layer = {
     **{"optim.iterations": 5, "optim.batch_size": 4, "reflow.pairs": 16},
     **{"pool.num_batches": 2, "sinkhorn.batch_size": 8, "sinkhorn.target_batch": None},
@@ -102,7 +96,7 @@ def resolve(
     given, notes = spread_optim(given), list[str]()
     if command == "compare" and {"data.name", "data.source"} & given.keys():
         given = {"compare.targets": [], **given}
-    options = _check_options(command, options, given)
+    options = _check_options(command, options)
     if command == "list":  # takes only out_dir, and the checks load torch
         return Request(command, build(given))
     top, own, on_top = Experiment({}, {}, {}), Experiment({}, {}, {}), Layer()
@@ -145,14 +139,8 @@ def resolve(
     return Request(command, config, run, methods, notes, options)
 
 
-def _check_options(command: str, options: Mapping[str, Any], given: Layer) -> dict[str, Any]:
-    """Return the options with paths in full. Raise UserError for settings that have no effect on
-    the command, or a missing or wrong option."""
-    name = "report --compare" if "compare" in options else command
-    names = {key.partition(".")[0] for key in given} | ({*options} if name != "export" else set())
-    if name in ALLOWED and (others := sorted(names - ALLOWED[name])):
-        allowed = ", ".join(sorted(ALLOWED[name]))
-        raise UserError(f"{others[0]}: has no effect on {name}, which takes only {allowed}")
+def _check_options(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with paths in full. Raise UserError if one is missing or wrong."""
     if command == "export" and "to" not in options:
         raise UserError("export needs --to DIR, the folder that it writes")
     number, last = options.get("resume_phase", 1), max(PHASE_NUMBERS.values())

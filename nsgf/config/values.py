@@ -9,7 +9,6 @@ import math
 import os
 import re
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -46,8 +45,6 @@ for _place, _kind, _pattern in (
 ):
     _whole = re.compile(f"(?:{_pattern})$")
     _place.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _whole, None)
-for _kind, _type in (("int", int), ("float", float)):  # PyYAML's own take !!int 1:30
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", lambda _, node, to=_type: to(node.value))
 
 
 def dump_yaml(content: dict[str, Any]) -> str:
@@ -72,25 +69,22 @@ def load_yaml(text: str) -> Any:
 
 def _construct(loader: Any, node: Any, seen: set[int]) -> Any:
     """Return the value of a node. An alias is a node that was ``seen`` before."""
+    if id(node) in seen:
+        raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
+    seen.add(id(node))
     if isinstance(node, yaml.ScalarNode):
         return loader.construct_object(node)
-    is_section = node.tag == "tag:yaml.org,2002:map"
-    if not is_section and node.tag != "tag:yaml.org,2002:seq":
+    if node.tag == "tag:yaml.org,2002:seq":
+        return [_construct(loader, part, seen) for part in node.value]
+    if node.tag != "tag:yaml.org,2002:map":
         raise yaml.YAMLError(f"{node.tag}: not a plain value")
-    found = []
-    for part in chain.from_iterable(node.value) if is_section else node.value:
-        if id(part) in seen:
-            raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
-        seen.add(id(part))
-        is_scalar = isinstance(part, yaml.ScalarNode)
-        found.append(loader.construct_object(part) if is_scalar else _construct(loader, part, seen))
-    if not is_section:
-        return found
-    keys = found[::2]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise yaml.YAMLError(f"{key}: twice in one section")
-    return dict(zip(keys, found[1::2], strict=True))
+    found: dict[Any, Any] = {}
+    for key, part in node.value:
+        name = _construct(loader, key, seen)
+        if name in found:
+            raise yaml.YAMLError(f"{name}: twice in one section")
+        found[name] = _construct(loader, part, seen)
+    return found
 
 
 def describe_type(kind: Any) -> str:

@@ -232,8 +232,10 @@ WRONG = [  # command, flags, words of the message
     ("sample", "", "--run DIR"),
     ("evaluate", "--run nowhere", "nowhere: no run folder"),
     ("export", "--run x", "--to DIR"),
-    ("export", "--run x --to y --model.mlp.width=3", "model: has no effect on export"),
+    ("export", "--run x --to y --model.mlp.width=3", "model.mlp.width: has no effect on export"),
     ("report", "--compare x --seed=3", "seed: has no effect on report --compare"),
+    ("report", "--compare x --run=y", "run: has no effect on report --compare"),
+    ("list", "--lr=3", "has no effect on list"),
     ("paint", "", "unknown command 'paint'"),
 ]
 
