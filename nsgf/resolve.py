@@ -23,7 +23,7 @@ from nsgf.config.files import (
     pretrained_runs,
     read_experiment,
 )
-from nsgf.config.schema import OF_PHASES, PHASE_NUMBERS, Config
+from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import Layer, build, spread_optim
 from nsgf.config.values import expand_path, format_value
 from nsgf.system.errors import UserError, list_names, suggest
@@ -99,10 +99,10 @@ def resolve(
     options = _check_options(command, options)
     if command == "list":  # takes only out_dir, and the checks load torch
         return Request(command, build(given))
-    top, own, on_top = Experiment({}, {}, {}), Experiment({}, {}, {}), Layer()
+    top = own = Experiment({}, {}, {})
     if "config" in options:
         top = read_experiment(options["config"])
-        on_top = spread_optim(top.settings)
+    on_top = spread_optim(top.settings)
     if run is None and "run" not in options:
         own = _start_from_shipped(top, given)
     run = run or _find_run(command, options, given, own.settings, notes)
@@ -143,9 +143,6 @@ def _check_options(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with paths in full. Raise UserError if one is missing or wrong."""
     if command == "export" and "to" not in options:
         raise UserError("export needs --to DIR, the folder that it writes")
-    number, last = options.get("resume_phase", 1), max(PHASE_NUMBERS.values())
-    if not 1 <= number <= last:
-        raise UserError(f"--resume-phase {number}: must be 1 to {last}")
     found = dict(options)
     if shipped := found.pop("pretrained", None):
         if shipped not in pretrained_runs():

@@ -105,7 +105,7 @@ class Comparison:
             if getattr(own, phase) != getattr(other, phase):
                 both = name_setting("compare.methods", [other.method, own.method])
                 must = f"share phase {phase}, so its settings must be equal"
-                raise UserError(f"{both}: {must}; or use {suggest('compare.updates', '[N]')}")
+                raise UserError(f"{both}: {must}; or use {suggest('compare.updates', 'N')}")
         return cls(config, trained)
 
     @classmethod

@@ -227,7 +227,6 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),
     ("train", "", "--exp NAME"),
     ("train", "--exp 2d --resume --resume-phase 2", "--resume-phase: not allowed"),
-    ("train", "--exp 2d --resume-phase 9", "--resume-phase 9"),
     ("train", '--exp 2d --data.found={"samples":3}', "--data.found: unknown flag"),
     ("sample", "", "--run DIR"),
     ("evaluate", "--run nowhere", "nowhere: no run folder"),

@@ -22,12 +22,12 @@ NAMES = ("2d", "cifar10", "digits", "mnist")
 KEYS, SECTIONS = [*SETTINGS], sorted({*CLASSES} - {""})
 EXECUTES = "!!python/object/apply:os.system ['touch executed']"
 TEXTS = [
-    *("", "x", "1e3", "1e-4", "no", "9" * 5000, "²", "null", "true", "5.0", "0x10", "010"),
-    *("[1,2]", "{a: 1}", "[" * 500, "&a [*a]", "!!int ''", "!!timestamp x", EXECUTES, "\x00"),
+    *("", "x", "1e3", "1e-4", "no", "²", "null", "true", "5.0", "0x10", "010"),
+    *("[1,2]", "{a: 1}", "&a [*a]", "!!int ''", "!!timestamp x", EXECUTES, "\x00"),
     *("a\nb", "\x1b[31m", "~nobody/x", "..", "../../x", "**/", "a b", "--", "=", "cuda:²"),
 ]
 VALUES: list[Any] = [
-    *(None, True, False, 0, -1, 1, 10**400, -(10**400), 2**63, 1e300, 5e-324, [], {}, [[1]]),
+    *(None, True, False, 0, -1, 1, 2**63, 1e300, 5e-324, [], {}, [[1]]),
     *(float("nan"), float("inf"), [None], {"lr": 1}, {1: 2}, b"x", *TEXTS),
 ]
 SOME_VALUES = st.sampled_from(VALUES) | st.text(max_size=20) | st.integers() | st.floats()
