@@ -221,7 +221,7 @@ def _settings_of_run(
         add = suggest(key, tracker)
         notes.append(f"the run's tracker {tracker} is not used: add {add} to use it")
     if run.results_name is None:  # where it is now
-        path = run.path if run.path.name not in ("", "..") else run.path.resolve()
+        path = run.path.resolve() if run.path.name == ".." else run.path
         safe["out_dir"] = str(path.parent)
     home = os.path.dirname(os.path.abspath(run.path))
     out = os.path.abspath(os.path.expanduser(given.get("out_dir", home)))

@@ -121,7 +121,7 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     home, out = run.path.resolve(), Path(config.out_dir).expanduser()
     if run.results_name:
         return out / run.results_name
-    parents = {home.parent, run.path.absolute().parent.resolve()}  # these differ for a link
+    parents = {home.parent, run.path.parent.resolve()}  # these differ for a link
     return run.path if out.resolve() in parents else out / home.name
 
 

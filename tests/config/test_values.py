@@ -70,13 +70,6 @@ def test_one_rule_for_numbers_in_flags_files_and_python(key, text, tmp_path):
             read()
 
 
-def test_clock_times_are_no_numbers_of_options():
-    for flag in ("--nfe", "--session-hours", "--max-hours"):
-        command = "sample" if flag == "--nfe" else "preflight"
-        with pytest.raises(UserError, match=flag[2:].replace("-", ".")):
-            parse([command, "--exp=2d", f"{flag}=1:30"])
-
-
 PLAIN_LOOKING = (
     "08 1e5 2401e1 1_0 5. .5 -.inf ~ null no true 0x1f 1:30 2026-01-01 # *a !!str é = <<"
 )
