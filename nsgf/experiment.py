@@ -8,11 +8,10 @@ Phases share data and settings; a phase reads the networks of earlier phases fro
 Other methods, for comparison, are phases too (:mod:`nsgf.phases`).
 """
 
-import math
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.trackers import open_tracker, require_tracker
 from nsgf.samples import show_preview
 from nsgf.system.distributed import World, check_shares
-from nsgf.system.errors import UserError, cause, one_line
+from nsgf.system.errors import UserError, cause
 from nsgf.system.files import ensure_writable, read_lines
 from nsgf.system.hardware import (
     describe_device,
@@ -46,17 +45,11 @@ from nsgf.system.hardware import (
     release_memory,
 )
 from nsgf.system.output import format_bytes, format_hours, silence
-from nsgf.system.seeding import keep_random_numbers
 from nsgf.training.loop import fit
 from nsgf.training.precision import compiled_folder, pick_precision, prepare_environment
 
-UPDATES, QUICK = 6, 2.0
-"""Number of updates with which a phase is tried (the loss scale of fp16 needs a few to settle), and
-the longest time for them at the start of a training, in seconds."""
-QUICK_VALUES, QUICK_PLAN = 2**16, 2**21
-"""Most values of their batches on a CPU, and most entries of the plan of a flow, at that start."""
-LEAST_UPDATES = 500
-"""Shorter trainings do not say at the start how long they take."""
+UPDATES = 6
+"""Number of updates with which a phase is tried; the loss scale of fp16 needs a few to settle."""
 WEIGHT_BYTES = 16
 """Bytes of a checkpoint per weight: weight, average and Adam's two moments, in float32."""
 
@@ -137,8 +130,6 @@ def train(
             if phase.name not in names:
                 phase.clean(session)
         log.sort(config.phases)
-        if data and is_new and network is None and world.size == 1:
-            log_duration(session, data)
         try:
             if data:
                 for phase in get_phases(names):
@@ -147,27 +138,6 @@ def train(
             stopped.folder = run.path
             raise
     return run
-
-
-def log_duration(session: Session, data: Data) -> None:
-    """Log how long all phases of a new run take, from a few updates of each in another folder. This
-    changes no random number. Log nothing if the run is short, or if the measurement is long."""
-    card = [session.device] if session.device.type == "cuda" else []
-    # a killed run leaves nothing in the folder of runs
-    config = replace(session.config, out_dir=tempfile.gettempdir())
-    plan = config.sinkhorn.batch_size * config.sinkhorn.targets
-    updates = sum(getattr(config, name).iterations for name in config.phases)
-    if config.smoke or config.train.compile or updates < LEAST_UPDATES or plan > QUICK_PLAN:
-        return
-    try:
-        with keep_random_numbers(card):
-            phases = try_phases(config, session.device, data, session.stop, quick=True)
-            seconds = sum(needed for _, needed in phases)
-        session.log.write(f"all phases: about {format_hours(seconds)}")
-    except Stopped:
-        return
-    except Exception as error:  # the training itself says what is wrong
-        session.log.write(f"all phases: no estimate of their time ({one_line(error)})")
 
 
 def train_phase(phase: Phase, session: Session, data: Data) -> None:
@@ -230,22 +200,11 @@ def training_plan(
 
 
 def try_phases(
-    config: Config,
-    device: torch.device,
-    known: Data | None = None,
-    stop: StopRequest | None = None,
-    *,
-    quick: bool = False,
+    config: Config, device: torch.device, stop: StopRequest | None = None
 ) -> Iterator[tuple[str, float]]:
     """Train each phase for a few updates in a temporary folder. Yield for each a line for the user,
-    and the estimated seconds of the whole phase.
-
-    ``known``: the data, if they are loaded. With ``quick`` each phase takes at most a few seconds:
-    updates end after QUICK seconds and are small on a CPU, and a phase that draws paths of other
-    networks is not tried, but taken to be as fast as the slowest before. Raise Stopped if ``stop``
-    requests it, or if there is no time for a single update.
-    """
-    data, slowest = known or Data(config.data, config.seed), math.inf  # samples a second
+    and the estimated seconds of the whole phase. Raise Stopped if ``stop`` requests it."""
+    data = Data(config.data, config.seed)
     stop = stop or StopRequest()
     place = Path(config.out_dir).expanduser().absolute()
     while not place.exists():
@@ -257,32 +216,19 @@ def try_phases(
         for phase in get_phases(config.phases):
             short, times = phase.trial(config, device)
             whole: OptimConfig = getattr(config, phase.name)
-            if quick and phase.draws_paths and phase.needs(config):
-                yield "", whole.iterations * whole.batch_size / slowest
-                continue
-            optim = replace(whole, iterations=UPDATES)
-            own: dict[str, Any] = {phase.name: optim}
+            own: dict[str, Any] = {phase.name: replace(whole, iterations=UPDATES)}
             short = replace(short, train=replace(config.train, log_every=1, max_hours=None), **own)
             with silence(), RunLog(run.path) as log:
                 session = Session(short, run, log, device, stop=stop)
                 begin = time.perf_counter()
                 task = phase.task(session, data)
                 prepared = (time.perf_counter() - begin) * times
-                if quick:
-                    session.stop = StopRequest(QUICK / 3600)
-                    if task.divisible and device.type == "cpu":
-                        most = max(1, QUICK_VALUES // math.prod(data.shape))
-                        optim.batch_size = min(optim.batch_size, most)
-                with suppress(Stopped):
-                    fit(phase.name, task, session)
+                fit(phase.name, task, session)
             del task
             release_memory(device)
             rows = [*read_lines(run.path / "costs.jsonl", phase=str, steps_per_second=float)]
             speeds = [speed for name, speed in rows if name == phase.name]
-            if stop.reason or not speeds:
-                raise Stopped(f"{phase.name}: no estimate of its time")
-            speed = max(speeds[-UPDATES // 2 :]) * optim.batch_size / whole.batch_size
-            slowest = min(slowest, speed * whole.batch_size)
+            speed = max(speeds[-UPDATES // 2 :])
             file, begin = run.checkpoint_file(phase.name), time.perf_counter()
             checkpoint.load(file)
             read = time.perf_counter() - begin

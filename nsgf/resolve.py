@@ -1,10 +1,11 @@
 """Resolve the settings of a command or of a Python call: layers -> one checked configuration.
 
 Later layers win: defaults; the method's file; choices for own data (:mod:`nsgf.data.choices`); the
-experiment's file; its section for the method; --smoke; short flags for several settings at once;
-flags for one setting. Within a layer the section ``optim`` applies to each phase that does not set
-its own value. A command that works on a run uses the run's saved configuration instead of both
-files. This module imports torch only after typos are reported.
+experiment's file; its section for the method; the file of --config, which starts from the shipped
+experiment that it names; its section for the method; --smoke; short flags for several settings at
+once; flags for one setting. Within a layer the section ``optim`` applies to each phase that does
+not set its own value. A command that works on a run uses the run's saved configuration instead of
+the files. This module imports torch only after typos are reported.
 """
 
 import os
@@ -17,11 +18,12 @@ from nsgf.config.files import (
     Experiment,
     config_folder,
     experiments,
+    lay_over,
     method_layers,
     pretrained_runs,
     read_experiment,
 )
-from nsgf.config.schema import OF_PHASES, PHASE_NUMBERS, Config
+from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import Layer, build, spread_optim
 from nsgf.config.values import expand_path, format_value
 from nsgf.system.errors import UserError, list_names, suggest
@@ -32,12 +34,6 @@ if TYPE_CHECKING:
 WITHOUT_RUN = ("compare", "preflight")
 ON_EXPORTS = ("sample", "evaluate")
 """Commands that also take exported runs."""
-ALLOWED = {
-    "list": {"out_dir"},
-    "report --compare": {"compare", "figures", "out_dir"},
-    "export": {"exp", "out_dir", "smoke", "sampling"},
-}
-"""Settings and sections that a command takes, for commands that take only these."""
 SMOKE: Layer = {
     **{"optim.iterations": 5, "optim.batch_size": 4, "reflow.pairs": 16},
     **{"pool.num_batches": 2, "sinkhorn.batch_size": 8, "sinkhorn.target_batch": None},
@@ -100,28 +96,29 @@ def resolve(
     given, notes = spread_optim(given), list[str]()
     if command == "compare" and {"data.name", "data.source"} & given.keys():
         given = {"compare.targets": [], **given}
-    options = _check_options(command, options, given)
+    options = _check_options(command, options)
     if command == "list":  # takes only out_dir, and the checks load torch
         return Request(command, build(given))
-    file, exp, hint = options.get("config"), given.get("exp"), suggest("config", "FILE")
-    if not file and exp and "run" not in options:
-        if exp not in experiments():
-            names = ", ".join(experiments())
-            raise UserError(f"exp = {exp}: must be one of {names}, or use {hint}")
-        file = config_folder() / f"{exp}.yaml"
-    own, on_top = read_experiment(file) if file else Experiment({}, {}, {}), Layer()
+    top = own = Experiment({}, {}, {})
+    if "config" in options:
+        top = read_experiment(options["config"])
+    on_top = spread_optim(top.settings)
+    if run is None and "run" not in options:
+        own = _start_from_shipped(top, given)
     run = run or _find_run(command, options, given, own.settings, notes)
     if run:
-        on_top = spread_optim(own.settings) if "config" in options else {}
         own = Experiment(_settings_of_run(command, run, options, given, on_top, notes), {}, {})
     elif "compare" in options:
         out_dir = os.path.dirname(os.path.abspath(options["compare"]))
         own = Experiment({"out_dir": out_dir}, {}, {})
-    elif not own.settings:
-        raise UserError(f"use {suggest('exp', 'NAME')} ({', '.join(experiments())}) or {hint}")
+    elif not {"exp", "data.name"} <= {**own.settings, **given}.keys():
+        exp, file = suggest("exp", "NAME"), suggest("config", "FILE")
+        names = ", ".join(experiments())
+        own_name = "has one of these as exp, or its own exp and data.name"
+        raise UserError(f"use {exp} ({names}), or {file} that {own_name}")
     method = given.pop("method", None) if run is None else None
-    is_shipped = command != "compare" and "config" not in options
-    config = _configure(own, method, given, run is None, keeps_total, notes, is_shipped)
+    fits_pool = command != "compare" and "pool.num_batches" not in on_top
+    config = _configure(own, method, given, run is None, keeps_total, notes, fits_pool)
     from nsgf.checks import check_training
 
     if command in ("train", "preflight"):
@@ -142,19 +139,10 @@ def resolve(
     return Request(command, config, run, methods, notes, options)
 
 
-def _check_options(command: str, options: Mapping[str, Any], given: Layer) -> dict[str, Any]:
-    """Return the options with paths in full. Raise UserError for settings that have no effect on
-    the command, or a missing or wrong option."""
-    name = "report --compare" if "compare" in options else command
-    names = {key.partition(".")[0] for key in given} | ({*options} if name != "export" else set())
-    if name in ALLOWED and (others := sorted(names - ALLOWED[name])):
-        allowed = ", ".join(sorted(ALLOWED[name]))
-        raise UserError(f"{others[0]}: has no effect on {name}, which takes only {allowed}")
+def _check_options(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with paths in full. Raise UserError if one is missing or wrong."""
     if command == "export" and "to" not in options:
         raise UserError("export needs --to DIR, the folder that it writes")
-    number, last = options.get("resume_phase", 1), max(PHASE_NUMBERS.values())
-    if not 1 <= number <= last:
-        raise UserError(f"--resume-phase {number}: must be 1 to {last}")
     found = dict(options)
     if shipped := found.pop("pretrained", None):
         if shipped not in pretrained_runs():
@@ -164,6 +152,20 @@ def _check_options(command: str, options: Mapping[str, Any], given: Layer) -> di
     for key in {"run", "config", "compare", "to"} & found.keys():
         found[key] = expand_path(key, found[key])
     return found
+
+
+def _start_from_shipped(top: Experiment, given: Layer) -> Experiment:
+    """Return the shipped experiment that ``given`` settings or a file name, with the settings of
+    the file on top, or only those if it has a name of its own. Raise UserError if both differ."""
+    named = top.settings.get("exp")
+    exp = given.get("exp", named)
+    if named not in (None, exp):
+        raise UserError(f"exp = {exp}: the file of config has exp {named}; leave one of them out")
+    if exp in experiments():
+        return lay_over(read_experiment(config_folder() / f"{exp}.yaml"), top)
+    if exp and not top.settings:
+        raise UserError(f"exp = {exp}: must be one of {', '.join(experiments())}")
+    return top
 
 
 def _find_run(
@@ -184,7 +186,7 @@ def _find_run(
             allowed = " and ".join(ON_EXPORTS)
             raise UserError(f"run = {run.path}: an exported run, for {allowed} only")
         return run
-    if not own:
+    if "exp" not in {**own, **given}:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     config = build({**spread_optim(own), **given})
     check_values(config)
@@ -206,19 +208,20 @@ def _settings_of_run(
     those that its file may not decide. Raise UserError if ``given`` settings do not fit the run."""
     from nsgf.run.foreign import drop_unsafe_settings
 
-    saved = spread_optim(run.read_settings())
-    for key in ("exp", "method"):
-        if given.get(key) not in (None, saved.get(key)):
-            raise UserError(f"{key} = {given[key]}: {run.path} has {key} {saved.get(key)}")
+    saved, by_user = spread_optim(run.read_settings()), {**on_top, **given}
+    for key, wanted in (("exp", by_user.get("exp")), ("method", given.get("method"))):
+        if wanted not in (None, saved.get(key)):
+            raise UserError(f"{key} = {wanted}: {run.path} has {key} {saved.get(key)}")
     if given.get("smoke") and not saved.get("smoke"):
         raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
-    by_user, key, tracker = {**on_top, **given}, "tracking.tracker", saved.get("tracking.tracker")
+    key = "tracking.tracker"
+    tracker = saved.get(key)
     safe = {**drop_unsafe_settings(saved, by_user), **on_top}
     if command == "train" and key not in by_user and safe.get(key) != tracker:
         add = suggest(key, tracker)
         notes.append(f"the run's tracker {tracker} is not used: add {add} to use it")
     if run.results_name is None:  # where it is now
-        path = run.path if run.path.name not in ("", "..") else run.path.resolve()
+        path = run.path.resolve() if run.path.name == ".." else run.path
         safe["out_dir"] = str(path.parent)
     home = os.path.dirname(os.path.abspath(run.path))
     out = os.path.abspath(os.path.expanduser(given.get("out_dir", home)))

@@ -1,6 +1,7 @@
 """The names that the package offers to programs."""
 
 import json
+import os
 import re
 import textwrap
 from dataclasses import replace
@@ -197,9 +198,25 @@ def test_training_in_a_program(tmp_path, capsys):
     assert "nsgf: step 6 of 6" in capsys.readouterr().out
 
 
+def test_open_run_does_not_depend_on_the_working_directory(small_run, tmp_path, monkeypatch):
+    """As a notebook changes it, or a callback."""
+    monkeypatch.chdir(small_run.path.parent)
+    run = nsgf.load(small_run.path.name)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    run.to("cpu").evaluate()
+    run.report(tmp_path / "page.html")
+    run.export(tmp_path / "exported")
+    assert (run.path, run.config.out_dir) == (small_run.path, str(small_run.path.parent))
+    assert nsgf.load("mnist").config.data.root == str(elsewhere / "data")
+    how = {"callback": lambda _: os.chdir(tmp_path), "overrides": SMALL, "quiet": True}
+    assert nsgf.train("2d", out_dir="own", **how).path.parent == elsewhere / "own"
+    assert [file.name for file in elsewhere.iterdir()] == ["own"]
+
+
 def test_training_from_a_file_until_the_time_is_over(tmp_path):
     file = tmp_path / "own.yaml"
-    file.write_text("exp: own\nmodel: {mlp: {width: 8}}\nphases: [nsgf]\n")
+    file.write_text("exp: own\ndata: {name: moons}\nmodel: {mlp: {width: 8}}\nphases: [nsgf]\n")
     for how, key in (({}, "exp=NAME"), ({"exp": "2d", "iterations": 2.5}, "iterations = 2.5")):
         with pytest.raises(UserError, match=key):
             nsgf.train(**how, out_dir=tmp_path)

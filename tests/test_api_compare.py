@@ -10,10 +10,12 @@ from nsgf import UserError
 from nsgf.cli import main
 from nsgf.comparison import compare as engine
 from nsgf.comparison.results import read_rows
+from nsgf.comparison.trials import FunctionLeg
 from nsgf.data import build_source
 from nsgf.metrics import yardstick
 from nsgf.metrics.measures import CLASS_KID, name_of
 from nsgf.metrics.yardstick import Yardstick
+from nsgf.sampling.sampler import Samples
 from tests.conftest import shipped
 from tests.data.own_files import own_points
 from tests.metrics.test_features import Pixels
@@ -131,18 +133,33 @@ def test_measures_of_own_methods_stay_in_later_tables(tmp_path, monkeypatch):
 def test_methods_are_compared_on_tensors(tmp_path, monkeypatch):
     """Each data have their own measures, of one folder too."""
     data = torch.from_numpy(own_points(40, 3))
-    how = {"methods": {"mine": lambda noise, _: noise}, "nfe": [2], "out_dir": tmp_path}
-    how |= {"overrides": SMALL, "quiet": True}
-    found = nsgf.compare(data, against=["nsgf"], **how)
+    how = {"nfe": [2], "out_dir": tmp_path, "overrides": SMALL, "quiet": True}
+
+    def draw(noise, _):
+        """Points in the units of ``data``, here those that are compared with."""
+        return noise * data.std(0, correction=0) + data.mean(0)
+
+    found = nsgf.compare(data, methods={"mine": draw}, against=["nsgf"], **how)
     assert {row["method"] for row in found.rows} == {"mine", "nsgf", "floor"}
-    other = nsgf.compare(data=data.numpy() * 9, against=["otcfm"], **how)
+    mine = {"mine": lambda noise, nfe: 9 * draw(noise, nfe)}
+    other = nsgf.compare(data=data.numpy() * 9, methods=mine, against=["otcfm"], **how)
     w2 = [{row["method"]: row["w2"] for row in one.rows} for one in (found, other)]
     assert w2[1]["mine"] == pytest.approx(9 * w2[0]["mine"])
     assert w2[1]["floor"] == pytest.approx(9 * w2[0]["floor"])
+    assert w2[0]["mine"] < 3 * w2[0]["floor"]
     monkeypatch.setattr(engine, "train", None)
-    assert nsgf.compare(data=data, against=["nsgf"], **how).rows[0]["w2"] == w2[0]["mine"]
+    again = nsgf.compare(data=data, methods={"mine": draw}, against=["nsgf"], **how)
+    assert again.rows[0]["w2"] == w2[0]["mine"]
     with pytest.raises(UserError, match=r"^data: nan in row"):
-        nsgf.compare(data=data.log(), **how)
+        nsgf.compare(data=data.log(), methods=mine, **how)
+
+
+def test_images_are_drawn_as_bytes_or_as_floats():
+    noise = torch.zeros(2, 1, 8, 8)
+    for drawn in (torch.full_like(noise, 204, dtype=torch.uint8), torch.full_like(noise, 0.6)):
+        leg = FunctionLeg(shipped("digits"), "mine", lambda *_, drawn=drawn: drawn, 3)
+        leg.carry(samples := Samples(noise, 0), None)
+        assert torch.allclose(samples.x, torch.full_like(noise, 0.6))
 
 
 @pytest.mark.parametrize(

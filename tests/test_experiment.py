@@ -6,9 +6,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import weakref
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +27,8 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
-from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 from nsgf.training.precision import BFLOAT16_CHECKS
-from tests.pool.conftest import CPU
 
 
 def with_phases(config: Config, count: int) -> Config:
@@ -61,56 +57,6 @@ def test_same_seed_same_run_other_seed_other_run(tiny, tiny_run):
     for phase, payload in weights(tiny_run).items():
         name = next(iter(payload["model"]))
         assert not torch.equal(payload["model"][name], other[phase]["model"][name])
-
-
-@pytest.mark.parametrize("source", ["prior", "nsgf"])
-def test_a_new_run_says_how_long_it_takes_and_trains_the_same(source, tiny, tmp_path, monkeypatch):
-    tiny = replace(tiny, nsf=replace(tiny.nsf, source=source), out_dir=str(tmp_path / "runs"))
-    silent = train(tiny)  # so few updates take no time
-    monkeypatch.setattr(experiment, "LEAST_UPDATES", 1)
-    run = train(with_phases(tiny, 1))
-    train(tiny, run)  # says nothing
-    assert_equal(silent, run)
-    assert {*Path(tiny.out_dir).iterdir()} == {silent.path, run.path}
-    text = (run.path / "log.txt").read_text()
-    assert len(re.findall(r"all phases: about [\d.]+ (s|min)$", text, re.M)) == 1
-    assert "all phases" not in (silent.path / "log.txt").read_text()
-
-
-def test_the_time_of_a_phase_that_is_not_tried_follows_from_the_others(tiny, monkeypatch):
-    """As many samples a second as the slowest; a small batch stands for the whole one."""
-    clock = iter(range(10_000))
-    monkeypatch.setattr("nsgf.experiment.time.perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr("nsgf.experiment.QUICK_VALUES", 4)  # two samples
-    config = replace(tiny, phases=["nsgf", "nsf"])
-    config = replace(config, nsf=replace(tiny.nsf, source="nsgf", iterations=100, batch_size=32))
-    config = replace(config, nsgf=replace(tiny.nsgf, iterations=50, batch_size=16))
-    (_, first), (line, second) = experiment.try_phases(config, CPU, quick=True)
-    assert (first // 400, line, second) == (1, "", 1600)  # of 8 and of 16 ticks an update
-
-
-@pytest.mark.parametrize("tried", [False, True])
-def test_an_estimate_without_time_or_after_ctrl_c_says_nothing(tiny, tmp_path, monkeypatch, tried):
-    """Before an update of the first phase, or in it; its files are where other temporary ones are,
-    and the other phases are not tried."""
-    tiny, folder, stop = replace(tiny, out_dir=str(tmp_path)), [], StopRequest()
-    monkeypatch.setattr(experiment, "LEAST_UPDATES", 1)
-
-    def begin(name, task, session, real=experiment.fit, **how):
-        folder.append(session.run.path)
-        if len(folder) == 1:
-            session.stop = StopRequest(None if tried else 0.0)
-            if tried:
-                stop.follow()
-        return real(name, task, session, **how)
-
-    monkeypatch.setattr(experiment, "fit", begin)
-    with pytest.raises(Stopped) if tried else nullcontext():
-        train(tiny, stop=stop)
-    (run,) = tmp_path.iterdir()
-    assert "all phases" not in (run / "log.txt").read_text()
-    assert folder[0].parents[1] == Path(tempfile.gettempdir())
-    assert [*folder[1:]] == ([] if tried else 3 * [run])
 
 
 def test_phases_in_three_sessions_equal_one(tiny, tiny_run):

@@ -15,7 +15,6 @@ from nsgf.comparison.page import report_comparison
 from nsgf.comparison.results import COLUMNS, TABLE, read_rows
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.config.files import from_arguments
-from nsgf.config.values import read_flag
 from nsgf.resolve import resolve
 from nsgf.run.stop import stop_of_caller
 from nsgf.system.defaults import from_python
@@ -63,12 +62,13 @@ def compare(
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
         data: your own points or images, as for ``nsgf.train``, without classes.
-        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``. The function
-            returns B samples in the units of the networks (images in [-1, 1]; own points with mean
-            0 and standard deviation 1 in each coordinate), after ``nfe`` calls of its network for
-            each sample. It runs without gradients. With ``data.conditional`` it is called with
-            ``(noise, nfe, labels)``, labels int64 ``(B,)``. Later comparisons in the same folder
-            show its last measures, until you remove ``TARGET/functions.jsonl``.
+        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``, standard
+            Gaussian, or of ``data.source``. The function returns B samples in the units of your
+            data, after ``nfe`` calls of its network for each sample: points as in ``data``, images
+            as floats in [-1, 1] or as bytes, uint8. It runs without gradients. With
+            ``data.conditional`` it is called with ``(noise, nfe, labels)``, labels int64 ``(B,)``.
+            Later comparisons in the same folder show its last measures, until you remove
+            ``TARGET/functions.jsonl``.
         against: methods of the package, or YAML files; None: those of the experiment.
         dataset: name of the data set (``data.name``), such as ``moons``.
         nfe: numbers of network calls; None: those of the experiment.
@@ -85,7 +85,7 @@ def compare(
     exp, data = split_data(exp, data)
     named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
-    methods, is_quiet = {} if methods is None else methods, read_flag("quiet", quiet)
+    methods = {} if methods is None else methods
     settings = from_arguments(named, overrides)
     if data is None:
         wanted = resolve("compare", settings, {})
@@ -104,7 +104,7 @@ def compare(
     cards = range(torch.cuda.device_count())
     max_hours = wanted.config.train.max_hours
     with (
-        silence() if is_quiet else nullcontext(),
+        silence() if quiet else nullcontext(),
         keep_random_numbers(cards),
         stop_of_caller(max_hours, lambda _: "the same call continues") as stop,
     ):

@@ -19,9 +19,9 @@ from nsgf.checks import check
 from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import Layer, build, values
-from nsgf.config.values import expand_path, read_flag, to_plain
-from nsgf.data import axes_of, build_source, data_classes, data_shape, in_units
-from nsgf.data.images import to_unit_range
+from nsgf.config.values import expand_path, to_plain
+from nsgf.data import axes_of, build_source, data_classes, data_shape, in_units, target_set
+from nsgf.data.images import data_root, to_unit_range
 from nsgf.data.own_images import image_bytes
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.models import OwnNetwork, make_own
@@ -113,16 +113,16 @@ class Run:
             "sampling.label": label,
             "sampling.batch_size": batch_size,
         }
-        given, is_raw = from_arguments(changes), read_flag("raw", raw)
+        given = from_arguments(changes)
         config = build({**values(self.config), **given})
         check(config)
         if nfe is not None:
             way = find_way(config, self.networks.__contains__)
-            config = way.choose_calls(config, to_plain("nfe", nfe))
+            config = way.choose_calls(config, to_plain(nfe))
         source = build_source(config.data, config.seed, "sample")
         sampler, count = self.sampler.with_settings(config), config.sampling.num_samples
         samples = generate(sampler, source, count, self.device, progress=False)
-        return in_units(config.data, samples.x, raw=is_raw)
+        return in_units(config.data, samples.x, raw=raw)
 
     def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:
         """Draw images as ``sample`` does, and return a list of PIL images. Raise UserError for
@@ -218,7 +218,10 @@ def load(
     settings = from_arguments({"device": device_name(device)}, overrides)
     run = open_run(find_folder(path))
     run.network = network
-    return _open(resolve("sample", {**settings, **class_name(network)}, {}, run=run).config, run)
+    config = resolve("sample", {**settings, **class_name(network)}, {}, run=run).config
+    if "root" in target_set(config.data).uses:  # the caller may change the working directory
+        config.data.root = str(data_root(config.data).absolute())
+    return _open(config, run)
 
 
 def _open(config: Config, run: RunFolder) -> Run:

@@ -21,7 +21,7 @@ from nsgf.api.run import Run, check_network, class_name, load
 from nsgf.config.files import experiments, from_arguments, read_experiment
 from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import Layer
-from nsgf.config.values import expand_path, read_flag
+from nsgf.config.values import expand_path
 from nsgf.data import INSPECTORS
 from nsgf.data.own import ARRAYS, check_same_data, load_arrays
 from nsgf.data.own_images import image_bytes
@@ -128,7 +128,6 @@ def train(
     settings = from_arguments(named, overrides) | class_name(network)
     given = {"run": resume, "config": config}
     files = {key: expand_path(key, file) for key, file in given.items() if file is not None}
-    is_quiet = read_flag("quiet", quiet)
     if data is not None:
         wanted = request_with_data("train", data, labels, files, settings)
     elif labels is not None:
@@ -148,7 +147,7 @@ def train(
     place = pick_device(wanted.config.device)
     cards = [place] if place.type == "cuda" else []
     on_log, stdout = call_back if callback else None, sys.stdout
-    with silence() if is_quiet else nullcontext(), keep_random_numbers(cards):
+    with silence() if quiet else nullcontext(), keep_random_numbers(cards):
         if network is not None:
             check_network(network, wanted.config, place)
         for note in wanted.notes:

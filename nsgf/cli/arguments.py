@@ -82,9 +82,19 @@ USES = {
     **{"train": _TRAINING, "preflight": _TRAINING},
     "compare": f"{_TRAINING} evaluation compare".replace("tracking", ""),
     **{"sample": f"{_RUN} sampling", "evaluate": f"{_RUN} sampling evaluation"},
-    **{"report": f"{_RUN} sampling", "export": "exp out_dir smoke sampling", "list": "out_dir"},
+    "report": f"{_RUN} sampling",
+    "report --compare": "compare figures out_dir print_config",
+    "export": "exp out_dir smoke sampling run config print_config to half",
+    "list": "out_dir",
 }
-"""The settings and sections that each command uses."""
+"""The settings and sections that each command uses, and the options of STRICT commands."""
+STRICT = ("report --compare", "export", "list")
+"""Commands that refuse what they do not use. Others save it in a new run, or ignore it."""
+
+
+def is_used(command: str, key: str) -> bool:
+    """Whether a command uses a setting or an option."""
+    return f"{key}.".startswith(tuple(f"{each}." for each in USES[command].split()))
 
 
 def flags_of(command: str) -> dict[str, tuple[str, ...]]:
@@ -93,8 +103,7 @@ def flags_of(command: str) -> dict[str, tuple[str, ...]]:
     options = [name.replace("_", "-") for name in OPTIONS if command in OPTIONS[name][0]]
     flags = {flag[2:]: keys for flag, keys in short_flags(command).items()}
     flags |= {"fake-data": ("data.fake",), **{key: (key,) for key in KEYS if key != "out_dir"}}
-    used = tuple(f"{each}." for each in USES[command].split())
-    flags = {name: keys for name, keys in flags.items() if f"{keys[0]}.".startswith(used)}
+    flags = {name: keys for name, keys in flags.items() if is_used(command, keys[0])}
     return {**dict.fromkeys(options, ()), **flags}
 
 
@@ -104,7 +113,7 @@ class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         stray = message.removeprefix("unrecognized arguments: ")
         if stray != message:
-            raise UserError(f"{stray}: must follow a flag, as in --exp 2d")
+            raise UserError(f"{stray}: must follow a flag, as in --exp 2d; lists have commas: 5,10")
         raise UserError(message.removeprefix("argument "))
 
 
@@ -158,6 +167,11 @@ def parse(argv: list[str]) -> Request:
             fanned |= spread_optim(dict.fromkeys(short[name], value))
         else:
             settings[name] = read_value(name, KEYS[name].kind, text)
+    name = "report --compare" if "compare" in options else command
+    for key in {**fanned, **settings, **options} if name in STRICT else ():
+        if not is_used(name, key):
+            takes = ", ".join(USES[name].split())
+            raise UserError(f"{key}: has no effect on {name}, which takes only {takes}")
     keeps_total = "--sinkhorn-batch" in flags
     request = resolve(command, {**fanned, **settings}, options, keeps_total=keeps_total)
     request.words = words

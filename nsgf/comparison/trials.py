@@ -22,7 +22,7 @@ from nsgf.config.files import method_layers, read_experiment
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build, fixed_values
 from nsgf.config.values import dump_yaml, format_value
-from nsgf.data import DATA_SETS, NOISE
+from nsgf.data import DATA_SETS, NOISE, from_units
 from nsgf.metrics.features import SIDE
 from nsgf.phases import find_way, find_ways, load_sampler
 from nsgf.run.folder import RunFolder
@@ -60,8 +60,8 @@ EQUAL = ("seed", "data", "model", "evaluation")
 """Sections that must agree for all methods."""
 
 Draw = Callable[..., Array]
-"""(noise, nfe), and with classes (noise, nfe, labels) -> samples; noise and samples (B, *shape),
-labels int64 (B,)."""
+"""(noise, nfe), and with classes (noise, nfe, labels) -> samples in the units of the data; noise
+and samples (B, *shape), labels int64 (B,)."""
 
 
 def method_title(method: str) -> str:
@@ -105,7 +105,7 @@ class Comparison:
             if getattr(own, phase) != getattr(other, phase):
                 both = name_setting("compare.methods", [other.method, own.method])
                 must = f"share phase {phase}, so its settings must be equal"
-                raise UserError(f"{both}: {must}; or use {suggest('compare.updates', '[N]')}")
+                raise UserError(f"{both}: {must}; or use {suggest('compare.updates', 'N')}")
         return cls(config, trained)
 
     @classmethod
@@ -317,7 +317,7 @@ class FunctionLeg(Leg):
                 f"{self._name}: returned {tuple(x.shape)} at nfe = {self._nfe}: must be finite "
                 f"numbers in the noise's shape {tuple(noise.shape)}"
             )
-        samples.x = x.to(noise)
+        samples.x = from_units(self.config.data, x).to(noise)
         self.evaluations += self._nfe * len(x)
         if observe:
             observe(samples.x)

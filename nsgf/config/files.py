@@ -10,10 +10,8 @@ import yaml
 
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value, to_plain
-from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
+from nsgf.system.errors import UserError, cause, one_line, suggest
 
-REMOVED = {"evaluation.classifier", "evaluation.inception", *FACTS}
-"""Keys that files of earlier runs have, and that are no settings. They are ignored."""
 FACTS_FILE = "facts.json"
 
 
@@ -24,8 +22,7 @@ class Experiment(NamedTuple):
     methods: dict[str, Layer]
     """Settings for each method, which win over the others."""
     facts: Layer
-    """What a run found, from ``facts.json`` beside the settings; earlier versions wrote it into the
-    settings. None or empty for other files."""
+    """What a run found, from ``facts.json`` beside the settings."""
 
 
 def config_folder() -> Path:
@@ -55,14 +52,11 @@ def read_experiment(file: Path) -> Experiment:
     """Return the settings of an experiment's file, or of a run.
 
     Raises:
-        UserError: see :func:`read_plain`; or a key is unknown, a value has a wrong type, or the
-            file names no experiment.
+        UserError: see :func:`read_plain`; or a key is unknown, or a value has a wrong type.
     """
     plain = read_plain(file)
     sections = plain.pop("methods", {})
     settings = read_layer(plain)
-    if "exp" not in settings:
-        raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
     if not isinstance(sections, dict):
         raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
     own = {}
@@ -74,7 +68,17 @@ def read_experiment(file: Path) -> Experiment:
         except UserError as error:
             raise UserError(f"methods.{name}.{error}") from error
     beside = file.with_name(FACTS_FILE)
-    return Experiment(settings, own, read_facts(read_plain(beside) if beside.exists() else plain))
+    return Experiment(settings, own, read_facts(read_plain(beside)) if beside.exists() else {})
+
+
+def lay_over(base: Experiment, top: Experiment) -> Experiment:
+    """Return an experiment with the settings of another file on top. Those win also over the
+    sections of ``base`` for methods."""
+    settings = spread_optim(top.settings)
+    sections = dict(top.methods)
+    for name, section in base.methods.items():
+        sections[name] = {**section, **settings, **sections.get(name, {})}
+    return Experiment({**spread_optim(base.settings), **settings}, sections, {})
 
 
 def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
@@ -88,16 +92,16 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
             value = "sinkhorn" if value == "batched" else value
         if key in KEYS:
             layer[key] = read_value(key, KEYS[key].kind, value)
-        elif isinstance(value, dict) and key not in REMOVED:
+        elif isinstance(value, dict) and key not in FACTS:
             layer |= read_layer(value, f"{key}.")
-        elif key not in REMOVED:
+        elif key not in FACTS:  # which exported runs have among their settings
             refuse_unknown(key, KEYS)
     return layer
 
 
 def read_facts(sections: dict[str, Any]) -> Layer:
-    """Return the facts in nested sections: of the file of facts, or of the settings of a run that
-    an earlier version began. Raise UserError if they are damaged."""
+    """Return the facts in nested sections: of the file of facts, or of an exported run. Raise
+    UserError if they are damaged."""
     facts = {key: look_up(sections, key, item.default) for key, item in FACTS.items()}
     for key, value in facts.items():
         if value is not None and not isinstance(value, FACTS[key].kind):
@@ -151,22 +155,24 @@ def read_plain(file: Path) -> dict[str, Any]:
         content = load_yaml(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"config {file}: cannot be read ({cause(error)})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"config {file}: is no UTF-8 text; save it as UTF-8") from error
+    except yaml.YAMLError as error:
         raise UserError(f"config {file}: cannot be read ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise UserError(f"config {file}: must hold keys and values, not {content!r}")
     return content
 
 
-def from_arguments(arguments: Mapping[str, Any], overrides: Any = None) -> Layer:
+def from_arguments(
+    arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> Layer:
     """Return the arguments of a Python call that are not None, by dotted key, over ``overrides``.
     Raise UserError for an unknown key or a wrong value."""
-    if overrides is not None and not isinstance(overrides, Mapping):
-        raise UserError(f"{name_setting('overrides', overrides)}: must be a dictionary of settings")
     given = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
-    for key in REMOVED & given.keys():
+    for key in FACTS.keys() & given.keys():
         refuse_unknown(key, KEYS)
-    return read_layer({str(key): to_plain(str(key), value) for key, value in given.items()})
+    return read_layer({key: to_plain(value) for key, value in given.items()})
 
 
 def refuse_unknown(name: str, known: Collection[str], command: str = "train") -> NoReturn:
@@ -181,6 +187,7 @@ def refuse_unknown(name: str, known: Collection[str], command: str = "train") ->
         if meant := [each for each in meant if each in known]:
             names = {_letters(begin + each): meant for each in others.split()} | names
     parts = [each for each in known if not section and not is_inherited(each)]
+    parts.sort(key=lambda each: not each.startswith("optim."))
     for each in parts:
         last = each.rpartition(".")[2]
         names[_letters(last)] = [one for one in parts if one.rpartition(".")[2] == last]

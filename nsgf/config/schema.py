@@ -307,7 +307,8 @@ class TrackingConfig:
 
     tracker: Literal["none", "wandb", "wandb-offline", "tensorboard"] = "none"
     """Experiment tracker. wandb uploads to Weights & Biases. wandb-offline writes files for `wandb
-    sync` into the run folder, and tensorboard its own. W&B reads WANDB_PROJECT and WANDB_ENTITY."""
+    sync` into the run folder, and tensorboard its own. W&B reads WANDB_MODE, WANDB_PROJECT,
+    WANDB_ENTITY, WANDB_NAME and WANDB_RUN_GROUP."""
 
 
 @dataclass

@@ -9,7 +9,6 @@ import math
 import os
 import re
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -46,8 +45,6 @@ for _place, _kind, _pattern in (
 ):
     _whole = re.compile(f"(?:{_pattern})$")
     _place.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _whole, None)
-for _kind, _type in (("int", int), ("float", float)):  # PyYAML's own take !!int 1:30
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", lambda _, node, to=_type: to(node.value))
 
 
 def dump_yaml(content: dict[str, Any]) -> str:
@@ -72,25 +69,22 @@ def load_yaml(text: str) -> Any:
 
 def _construct(loader: Any, node: Any, seen: set[int]) -> Any:
     """Return the value of a node. An alias is a node that was ``seen`` before."""
+    if id(node) in seen:
+        raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
+    seen.add(id(node))
     if isinstance(node, yaml.ScalarNode):
         return loader.construct_object(node)
-    is_section = node.tag == "tag:yaml.org,2002:map"
-    if not is_section and node.tag != "tag:yaml.org,2002:seq":
+    if node.tag == "tag:yaml.org,2002:seq":
+        return [_construct(loader, part, seen) for part in node.value]
+    if node.tag != "tag:yaml.org,2002:map":
         raise yaml.YAMLError(f"{node.tag}: not a plain value")
-    found = []
-    for part in chain.from_iterable(node.value) if is_section else node.value:
-        if id(part) in seen:
-            raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
-        seen.add(id(part))
-        is_scalar = isinstance(part, yaml.ScalarNode)
-        found.append(loader.construct_object(part) if is_scalar else _construct(loader, part, seen))
-    if not is_section:
-        return found
-    keys = found[::2]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise yaml.YAMLError(f"{key}: twice in one section")
-    return dict(zip(keys, found[1::2], strict=True))
+    found: dict[Any, Any] = {}
+    for key, part in node.value:
+        name = _construct(loader, key, seen)
+        if name in found:
+            raise yaml.YAMLError(f"{name}: twice in one section")
+        found[name] = _construct(loader, part, seen)
+    return found
 
 
 def describe_type(kind: Any) -> str:
@@ -124,8 +118,8 @@ def read_value(key: str, kind: Any, value: Any) -> Any:
 def _convert(kind: Any, value: Any) -> Any:
     parts = get_args(kind)
     if get_origin(kind) in (Union, UnionType):
-        if NoneType in parts and (value is None or value in NULL):
-            return None
+        if NoneType in parts and (value is None or (value in NULL and str not in parts)):
+            return None  # a text may be the name of something
         for part in parts:
             with suppress(ValueError, OverflowError, yaml.YAMLError):
                 return _convert(part, value)
@@ -148,19 +142,14 @@ def _convert(kind: Any, value: Any) -> Any:
     return value
 
 
-def to_plain(key: str, value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a caller's value for a setting: paths become texts, numbers and arrays of numpy and
-    torch those of Python. Raise UserError for all that no setting has."""
-    found = value
-    with suppress(Exception):  # as of a sparse tensor
-        found = value.tolist() if hasattr(value, "tolist") else os.fspath(value)
-    if isinstance(found, list | tuple):
-        return [to_plain(key, part) for part in found]
-    if isinstance(found, dict):
-        return {name: to_plain(key, part) for name, part in found.items()}
-    if found is not None and not isinstance(found, bool | int | float | str):
-        raise UserError(f"{name_setting(key, value)}: must be a number, a text, or a list of these")
-    return found
+    torch those of Python."""
+    if isinstance(value, list | tuple):
+        return [to_plain(part) for part in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def is_path(text: str) -> bool:
@@ -171,17 +160,10 @@ def is_path(text: str) -> bool:
         return False
 
 
-def expand_path(key: str, path: Any) -> Path:
+def expand_path(key: str, path: str | os.PathLike[str]) -> Path:
     """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
     path, empty or not printable, or there is no such user."""
-    text = to_plain(key, path)
-    if not isinstance(text, str) or not text.isprintable() or not is_path(text):
+    text = os.fspath(path)
+    if not text.isprintable() or not is_path(text):
         raise UserError(f"{name_setting(key, path)}: must be a path (~NAME of an existing user)")
     return Path(text).expanduser()
-
-
-def read_flag(key: str, value: Any) -> bool:
-    """Return a caller's true or false; raise UserError for all else."""
-    if not isinstance(found := to_plain(key, value), bool):
-        raise UserError(f"{name_setting(key, value)}: must be true or false")
-    return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data.images import IMAGE_SETS, ImageSet
+from nsgf.data.images import IMAGE_SETS, ImageSet, to_unit_range
 from nsgf.data.own import (
     Inspection,
     TableSet,
@@ -37,7 +37,7 @@ from nsgf.system.seeding import derive_seed, make_generator
 
 __all__ = ["ClassSampler", "ImageSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler"]
 __all__ += ["INDICES", "TIMES", "ImageSet", "PointSet", "TableSet"]
-__all__ += ["class_labels", "in_units"]
+__all__ += ["class_labels", "from_units", "in_units"]
 
 DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
 """The shipped data sets by ``data.name``."""
@@ -96,6 +96,16 @@ def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tenso
     if isinstance(target, TableSet):
         return target.in_units(samples)
     return samples.clamp(-1, 1) if samples.ndim == 4 and not raw else samples
+
+
+def from_units(config: DataConfig, samples: Tensor) -> Tensor:
+    """Return samples in the units of the data as networks see them: own points standardised, bytes
+    of images in [-1, 1].  (N, *shape)"""
+    target = target_set(config)
+    if isinstance(target, TableSet):
+        return target.standardised(samples.double())
+    is_bytes = isinstance(target, ImageSet) and samples.dtype == torch.uint8
+    return to_unit_range(samples) if is_bytes else samples
 
 
 def axes_of(config: DataConfig) -> tuple[str, ...] | None:

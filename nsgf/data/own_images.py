@@ -57,8 +57,9 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
     from PIL import Image
 
     if not root.is_dir():
+        wrong = "is no folder" if root.exists() else "no such folder"
         raise UserError(
-            f"{name_setting('data.path', root)}: no such folder; name a folder of images or a file "
+            f"{name_setting('data.path', root)}: {wrong}; name a folder of images or a file "
             f".npz or .npy, or a file of points with {suggest('exp', 'points')}"
         )
     home = root.resolve()

@@ -7,8 +7,10 @@ A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``v
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,8 @@ from nsgf.config.schema import PHASE_NUMBERS, Config, PhaseName
 from nsgf.config.settings import FACTS, Layer, nest
 from nsgf.config.values import dump_yaml
 from nsgf.run.checkpoint import previous_file, unused_file
-from nsgf.system.files import ensure_writable, sync_folder, write_text
+from nsgf.system.errors import UserError
+from nsgf.system.files import ensure_writable, read_object, sync_folder, write_text
 from nsgf.system.versions import provenance
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ class RunFolder:
     """The caller's network for a run with ``model.network``; no file holds it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path = path.absolute()  # a caller may change the working directory
         self.config_file = path / "config.yaml"
         self.pool = path / "pool"
         self.samples = path / "samples"
@@ -48,8 +51,14 @@ class RunFolder:
         return file.exists() or previous_file(file).exists()
 
     def read_settings(self) -> Layer:
-        """Return the saved settings and facts; raise UserError if they are damaged or wrong."""
-        saved = read_experiment(self.config_file)
+        """Return the saved settings and facts; raise UserError if they are damaged or wrong, or of
+        a version with other settings."""
+        try:
+            saved = read_experiment(self.config_file)
+        except UserError as error:
+            version = read_object(self.path / "versions.json").get("nsgf", "an unknown version")
+            where = f"{self.config_file}, written by nsgf {version}"
+            raise UserError(f"{where}: {error}") from error
         return {**saved.settings, **saved.facts}
 
     @classmethod
@@ -60,10 +69,14 @@ class RunFolder:
         The new run is never older by name than an existing run, even if the clock went back. Raise
         UserError if the folder cannot be written."""
         base, name = Path(config.out_dir).expanduser(), folder_stem(config.exp, config.smoke)
-        times = [time for time, _, _ in dated_folders(base, name)]
+        times = [time for time, _, _ in dated_folders(ensure_writable(base), name)]
         stem = f"{name}-{max([f'{datetime.now():%Y%m%d_%H%M%S}', *times])}"
-        free = (base / (stem + suffix) for suffix in ("", *(f"_{n}" for n in range(2, 100))))
-        run = cls.prepare(next(path for path in free if not path.exists()))
+        for number in count(1):
+            path = base / (stem if number == 1 else f"{stem}_{number}")
+            with suppress(FileExistsError):  # only one of several processes can make it
+                path.mkdir()
+                break
+        run = cls.prepare(path)
         run.write_config(config)
         return run
 
@@ -108,7 +121,7 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     home, out = run.path.resolve(), Path(config.out_dir).expanduser()
     if run.results_name:
         return out / run.results_name
-    parents = {home.parent, run.path.absolute().parent.resolve()}  # these differ for a link
+    parents = {home.parent, run.path.parent.resolve()}  # these differ for a link
     return run.path if out.resolve() in parents else out / home.name
 
 

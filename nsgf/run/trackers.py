@@ -120,16 +120,20 @@ class WandbTracker:
                 f"{Path(foreign).absolute()} could send your key to another server; move your "
                 "settings to ~/.config/wandb/settings and remove this file"
             )
-        is_offline = config.tracking.tracker == "wandb-offline"
+        env = os.environ
+        mode: Any = env.get("WANDB_MODE", "online")
+        if config.tracking.tracker == "wandb-offline":
+            mode = "offline"
         home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
         # silence before init also prevents its prompts
         wandb.setup(settings=wandb.Settings(silent=True))
+        # below out_dir, such as compare-2d/moons/nsgf-seed0
+        name = path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name
         self._run = wandb.init(
-            mode="offline" if is_offline else "online",
-            project=os.environ.get("WANDB_PROJECT", "nsgf"),
-            # below out_dir, such as compare-2d/moons/nsgf-seed0
-            name=path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name,
-            group=config.exp,
+            mode=mode,
+            project=env.get("WANDB_PROJECT", "nsgf"),
+            name=env.get("WANDB_NAME", name),
+            group=env.get("WANDB_RUN_GROUP", config.exp),
             id=run_id(run),
             resume="allow",
             config=asdict(config),
@@ -144,8 +148,8 @@ class WandbTracker:
                 save_code=False,
             ),
         )
-        self.place = str(self._run.url)
-        if is_offline:
+        self.place = str(self._run.url or mode)
+        if mode in ("offline", "dryrun"):
             folder = Path(self._run.dir).parent
             self.place = f"kept offline; upload it with: wandb sync {folder}"
         for phase in OF_PHASES:

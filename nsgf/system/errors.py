@@ -47,10 +47,9 @@ def name_setting(key: str, value: Any) -> str:
     passed as ``data``: the program has stored them in a file."""
     names, are_flags = _names.get()
     name = key if are_flags else names.get(key, key)
-    try:
-        return name if name == "data" and "/.data/." in str(value) else f"{name} = {value}"
-    except Exception:  # an integer of 5,000 digits, or an object of the caller
-        return f"{name} = {type(value).__name__}"
+    if type(value).__repr__ is object.__repr__:  # <_io.BytesIO object at 0x...>
+        value = type(value).__name__
+    return name if name == "data" and "/.data/." in str(value) else f"{name} = {value}"
 
 
 def suggest(key: str, value: Any = "") -> str:

@@ -1,5 +1,6 @@
 """From a command line to the settings that hold."""
 
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -91,7 +92,7 @@ def test_fewer_updates_than_the_recipe_have_a_smaller_pool(own_data, tmp_path):
         assert parse(["train", "--exp", exp, *flags]).config.pool.num_batches == expected, flags
     compare = ["compare", "--exp=2d", "--train-iters=5000"]  # its trained cells are used again
     assert parse(compare).config.pool.num_batches == 100
-    (file := tmp_path / "own.yaml").write_text("exp: own\npool: {num_batches: 70}\n")
+    (file := tmp_path / "own.yaml").write_text("exp: 2d\npool: {num_batches: 70}\n")
     config = parse(["train", f"--config={file}", "--phases=[nsgf]", "--train-iters=5"]).config
     assert config.pool.num_batches == 70
 
@@ -128,7 +129,8 @@ def test_layers_win_in_their_order(tmp_path):
     method, file = tmp_path / "mine.yaml", tmp_path / "set.yaml"
     method.write_text("phases: [nsgf]\nnsgf: {lr: 0.1}\nflow: {steps: 2, eta: 0.1}\n")
     file.write_text(
-        f"exp: set\nmethod: {method}\nflow: {{eta: 0.2}}\noptim: {{batch_size: 7}}\n"
+        f"exp: set\ndata: {{name: moons}}\nmethod: {method}\n"
+        "flow: {eta: 0.2}\noptim: {batch_size: 7}\n"
         "methods: {mine: {optim: {clip_norm: 3.0}, sinkhorn: {blur: 0.3}}}\n"
     )
     config = parse(["train", "--config", str(file), "--sinkhorn.blur=0.4"]).config
@@ -138,9 +140,51 @@ def test_layers_win_in_their_order(tmp_path):
     assert config.nsf.lr == Config().nsf.lr
     other = parse(["train", "--config", str(file), "--method=nsgf++"]).config
     assert (other.method, other.nsgf.clip_norm, other.nsgf.batch_size) == ("nsgf++", 1.0, 7)
-    file.write_text("exp: set\nmethods: {own: {phases: [nsgf, nsf], nsf: {source: nsgf}}}\n")
+    file.write_text(
+        "exp: set\ndata: {name: moons}\n"
+        "methods: {own: {phases: [nsgf, nsf], nsf: {source: nsgf}}}\n"
+    )
     config = parse(["train", "--config", str(file), "--method=own"]).config
     assert (config.method, config.phases) == ("own", ["nsgf", "nsf"])
+
+
+def test_file_starts_from_the_shipped_experiment_that_it_names(tmp_path):
+    """Its settings win over the sections of that experiment for methods and for phases."""
+    (file := tmp_path / "mine.yaml").write_text(
+        "exp: digits\noptim: {lr: 3e-4}\nnsf: {iterations: 77}\n"
+        "methods: {nsgf++: {predictor: {iterations: 88}}}\n"
+    )
+    for method in ("nsgf++h", "nsgf++"):
+        config = parse(["train", "--config", str(file), f"--method={method}"]).config
+        expected = shipped(f"digits/{method}", "--lr=3e-4", "--nsf.iterations=77")
+        if method == "nsgf++":
+            assert expected.predictor.iterations == 300
+            expected.predictor.iterations = 88
+        assert config == expected
+    file.write_text("nsf: {iterations: 77}\n")
+    config = parse(["train", "--exp=digits", f"--config={file}"]).config
+    assert config == shipped("digits", "--nsf.iterations=77")
+
+
+FILES = [  # settings of a file, flags, words of the message
+    ("exp: mine", "", "data.name"),
+    ("exp: mine", "--exp=mine", "data.name"),
+    ("seed: 1", "", "--exp NAME"),
+    ("exp: digits", "--exp=mnist", "exp = mnist"),
+    ("exp: mine\ndata: {name: moons}", "--exp=2d", "exp = 2d"),
+    ("exp: digits", "--resume --run=RUN", "exp = digits"),
+    ("seed: 1", "--resume", "--exp NAME"),
+]
+
+
+@pytest.mark.parametrize(("content", "flags", "words"), FILES)
+def test_file_that_names_no_data_or_another_experiment_is_refused(
+    content, flags, words, tiny, tmp_path
+):
+    run = RunFolder.create(tiny)
+    (file := tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(UserError, match=re.escape(words)):
+        parse(["train", f"--config={file}", *flags.replace("RUN", str(run.path)).split()])
 
 
 def test_run_with_a_phase_that_no_sample_uses_is_sampled_but_not_trained_further(tiny):
@@ -168,10 +212,13 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --train 5", "--train is a section"),
     ("train", "--exp 2d --qqq", "--qqq: unknown flag; nsgf train --help"),
     ("train", "--exp 2d --tau=0", "did you mean --sampling.tau?"),
-    ("train", "--exp 2d --schedule=cosine", "--flow.schedule or --optim.schedule?"),
+    ("train", "--exp 2d --schedule=cosine", "--optim.schedule or --flow.schedule?"),
     ("train", "--exp 2d --phases+=nsf", "did you mean --phases?"),
     ("sample", "--exp 2d --resume", "--resume: unknown flag"),
     ("train", "2d", "2d: must follow a flag"),
+    ("train", "--exp 2d --phases nsgf nsf", "lists have commas"),
+    ("train", "--exp images --data.path=faces.jpg", "is no folder"),
+    ("train", "--exp images --data.path=faces", "no such folder"),
     ("train", "--exp 2d --lr 1 --lr=3", "--lr: given twice"),
     ("train", "--exp 2d --train-iters", "--train-iters: expected one argument"),
     ("train", "--exp 2d --flow.kind magic", "must be one of sinkhorn, "),
@@ -182,13 +229,14 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),
     ("train", "", "--exp NAME"),
     ("train", "--exp 2d --resume --resume-phase 2", "--resume-phase: not allowed"),
-    ("train", "--exp 2d --resume-phase 9", "--resume-phase 9"),
     ("train", '--exp 2d --data.found={"samples":3}', "--data.found: unknown flag"),
     ("sample", "", "--run DIR"),
     ("evaluate", "--run nowhere", "nowhere: no run folder"),
     ("export", "--run x", "--to DIR"),
-    ("export", "--run x --to y --model.mlp.width=3", "model: has no effect on export"),
+    ("export", "--run x --to y --model.mlp.width=3", "model.mlp.width: has no effect on export"),
     ("report", "--compare x --seed=3", "seed: has no effect on report --compare"),
+    ("report", "--compare x --run=y", "run: has no effect on report --compare"),
+    ("list", "--lr=3", "has no effect on list"),
     ("paint", "", "unknown command 'paint'"),
 ]
 
@@ -196,6 +244,7 @@ WRONG = [  # command, flags, words of the message
 @pytest.mark.parametrize(("command", "flags", "words"), WRONG)
 def test_wrong_command_lines_end_in_one_line(command, flags, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "faces.jpg").touch()
     with pytest.raises(UserError) as caught:
         parse([command, *flags.split()])
     assert words in str(caught.value)
@@ -230,6 +279,7 @@ OTHERS = {  # flags of EDM, torchcfm and diffusers, ours, the same as a key; "":
     "adam_weight_decay": "",
     "push_to_hub": "",
     # slips of the hand
+    "batch_size": "--batch-size optim.batch_size or sinkhorn.batch_size or sampling.batch_size",
     "train_iters": "--train-iters optim.iterations",
     "nsf.learning_rate": "--nsf.lr nsf.lr",
     "nsgf.batchsize": "--nsgf.batch_size nsgf.batch_size",
@@ -286,9 +336,17 @@ def test_settings_of_a_run_before_there_were_some_are_read(tiny):
     run = RunFolder.create(tiny)
     content = yaml.safe_load(run.config_file.read_text())
     del content["smoke"], content["train"]["max_hours"]
-    content["evaluation"] |= {"inception": True, "classifier": {"a": 1}}  # which later went
     run.config_file.write_text(yaml.safe_dump(content))
     assert parse(["sample", "--run", str(run.path)]).config == tiny
+
+
+def test_unknown_setting_of_a_run_names_its_file_and_version(tiny):
+    run = RunFolder.create(tiny)
+    text = run.config_file.read_text()
+    run.config_file.write_text(text.replace("straight_steps", "crooked_steps"))
+    (run.path / "versions.json").write_text('{"nsgf": "9.8.7"}')
+    with pytest.raises(UserError, match=r"config\.yaml.*nsgf 9\.8\.7: sampling\.crooked_steps"):
+        parse(["sample", "--run", str(run.path)])
 
 
 def test_newest_run_of_a_method_is_found(tiny):

@@ -1,12 +1,10 @@
 """What is chosen for a user's own data, and that it is chosen once."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 import nsgf
 from nsgf.checks import check
@@ -156,14 +154,7 @@ def test_a_run_goes_on_where_its_points_have_moved(points, tmp_path):
     write_points(points, own_points(41))
     with pytest.raises(UserError, match="other points"):
         train(parse(resume).config, run)
-    saved = yaml.safe_load(run.config_file.read_text())
-    saved["data"]["found"] = json.loads((run.path / "facts.json").read_text())["data"]["found"]
-    run.config_file.write_text(yaml.safe_dump(saved))  # as earlier versions did
-    (run.path / "facts.json").unlink()
-    with pytest.raises(UserError, match="other points"):
-        train(parse(resume).config, run)
     train(parse([*resume, f"--data.path={moved}"]).config, run)
-    assert "found" not in yaml.safe_load(run.config_file.read_text())["data"]
     assert parse(resume).config.data.path == str(moved)
 
 

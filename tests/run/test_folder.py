@@ -36,6 +36,21 @@ def test_clock_that_went_back_leaves_the_new_run_the_newest(tiny, monkeypatch):
     assert newest_run(Path(tiny.out_dir), "2d", resume=True)[0].path == runs[-1].path
 
 
+def test_run_of_another_process_that_begins_meanwhile_is_another_folder(tiny, monkeypatch):
+    made, mkdir = list[Path](), Path.mkdir
+
+    def other_first(path, *args, **how):
+        """Another process makes the folder just before this one."""
+        if path.name.startswith("2d-") and not made:
+            made.append(path)
+            mkdir(path)
+        mkdir(path, *args, **how)
+
+    Path(tiny.out_dir).mkdir()
+    monkeypatch.setattr(Path, "mkdir", other_first)
+    assert RunFolder.create(tiny).path not in made
+
+
 def test_folder_that_cannot_be_written_or_is_no_run_is_refused(tiny, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="out_dir=DIR"):

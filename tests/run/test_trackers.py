@@ -99,18 +99,35 @@ def wandb(monkeypatch) -> Mock:
     run = Mock(url="https://wandb.ai/x", dir="wandb/offline-run-1/files")
     module = Mock(Settings=dict, Image="image {}".format, **{"init.return_value": run})
     monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     return module
 
 
-def test_resumed_run_is_the_same_wandb_run(tiny, wandb, monkeypatch):
-    monkeypatch.setenv("WANDB_PROJECT", "the-project")
+WANDB = {"WANDB_PROJECT": "project", "WANDB_NAME": "name", "WANDB_RUN_GROUP": "group"}
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize("mode", ["online", "offline", "dryrun", "disabled"])
+def test_environment_wins_over_our_defaults(mode, is_set, tiny, wandb, monkeypatch):
+    """An upload that the user has switched off would be lost time, or worse."""
+    for key, value in {**WANDB, "WANDB_MODE": mode}.items():
+        monkeypatch.setenv(key, value) if is_set else monkeypatch.delenv(key, raising=False)
+    run, lines = RunFolder.create(tiny), []
+    open_tracker(tracked(tiny, "wandb"), run, lines.append)
+    begun = wandb.init.call_args.kwargs
+    expected = [*WANDB.values()] if is_set else ["nsgf", run.path.name, "2d"]
+    assert [begun[key] for key in ("project", "name", "group")] == expected
+    assert begun["mode"] == (mode if is_set else "online")
+    assert ("wandb sync" in lines[0]) == (is_set and mode in ("offline", "dryrun"))
+
+
+def test_resumed_run_is_the_same_wandb_run(tiny, wandb):
     config = tracked(tiny, "wandb")
     run = train(replace(config, phases=["nsgf"]))
     train(config, run)
     first, second = (begun.kwargs for begun in wandb.init.call_args_list)
     wandb.setup.assert_called_with(settings={"silent": True})
     assert first["id"] == second["id"] == (run.path / "wandb_id.txt").read_text().strip()
-    assert (first["name"], first["group"], first["project"]) == (run.path.name, "2d", "the-project")
     assert first["config"]["nsgf"]["iterations"] == 12
     assert first["dir"] == str(run.path)
     assert first["resume"] == "allow"

@@ -169,7 +169,7 @@ def test_pretrained_run_is_opened_by_its_name(shipped_run, exported, tmp_path, m
     assert main(["sample", "--run=tiny"]) == 2
     assert nsgf.load("tiny").path == exported
     shutil.copytree(exported, tmp_path / "tiny", dirs_exist_ok=True)
-    assert nsgf.load("tiny").path == Path("tiny")
+    assert nsgf.load("tiny").path == Path("tiny").absolute()
 
 
 @pytest.mark.parametrize("name", pretrained_runs())
