@@ -172,6 +172,7 @@ REALS = [f"{number}.5,{number * number}.25" for number in range(20)]
         (["# note", "", *ROWS, "1,2,3"], "line 23, saw 3"),
         (["# note", "", '"a\n(cm)",b', *ROWS, "1,", "2,3"], "line 25, b"),
         (["a,b", *ROWS, "", "2,3"], "line 22, a"),
+        (["a,b", *(f"{row},1" for row in ROWS)], "3 in the second"),
         (["a,b,c", *(f'{n},{n},"x\ny"' for n in range(20)), "1,oops,x"], "line 42, b"),
         (["title", *ROWS], "line 2, title"),
         ([f"{n},{n % 4}5" for n in range(20)], "decimal"),
