@@ -176,11 +176,10 @@ class PhaseLoop:
         try:
             with torch.profiler.record_function("sample"):
                 batch = next(batches)
-        except UserError:  # the data have changed
+            return self.state.update(batch)
+        except UserError:  # the data have changed, or the card is full
             self._save_once()
             raise
-        try:
-            return self.state.update(batch)
         except torch.cuda.OutOfMemoryError as error:
             raise UserError(
                 f"{self.name}: out of memory on the card at step {self.state.step + 1}, where "
