@@ -141,10 +141,11 @@ def test_rows_that_are_held_out_decide_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "share", "is_far"), [(-999, 0.01, True), (1e9, 0.001, True), (9, 0.01, False)]
+    ("value", "share", "is_far"), [(-999, 0.01, True), (22.5, 0.001, True), (20, 0.001, False)]
 )
 def test_a_value_far_out_is_named(value, share, is_far, tmp_path):
     points = np.random.default_rng(0).standard_normal((1000, 3))
+    points[:, 1] = [-1, 0, 0, 1] * 250  # standard deviation 0.7
     points[100 : 100 + round(1000 * share), 1] = value
     config = DataConfig(name="points", path=str(write_points(tmp_path / "x.npy", points)))
     _, (_, *notes) = inspect_points(config)
