@@ -1,4 +1,4 @@
-"""The run folder: names of its files, and names of run folders.
+"""The run folder: its files, the newest of an experiment, and protection from foreign ones.
 
 A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``versions.json``,
 ``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt``,
@@ -6,7 +6,11 @@ A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``v
 """
 
 import json
+import os
+import platform
 import re
+import subprocess
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -14,17 +18,25 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from nsgf.config.files import FACTS_FILE, read_experiment
-from nsgf.config.schema import PHASE_NUMBERS, Config, PhaseName
+from nsgf.config.schema import PHASE_NUMBERS, Config, DataConfig, PhaseName
 from nsgf.config.settings import FACTS, Layer, nest
 from nsgf.config.values import dump_yaml
-from nsgf.run.checkpoint import previous_file, unused_file
-from nsgf.system.errors import UserError
+from nsgf.run.checkpoint import previous_file, read_good_header, unused_file
+from nsgf.system.errors import UserError, cause
 from nsgf.system.files import ensure_writable, read_object, sync_folder, write_text
-from nsgf.system.versions import provenance
+from nsgf.system.output import format_bytes
+from nsgf.version import versions
 
 if TYPE_CHECKING:
     from nsgf.models import OwnNetwork
+
+IN_FOLDER = ("none", "tensorboard")
+"""Trackers that write into the run folder only."""
+FOREIGN = "wandb"
+"""Folder of wandb's own files. They may be links; this program writes nothing into it."""
 
 
 class RunFolder:
@@ -140,3 +152,103 @@ def dated_folders(out_dir: Path, stem: str) -> list[tuple[str, int, Path]]:
     stamp = re.compile(re.escape(stem) + r"-(\d{8}_\d{6})(?:_(\d+))?")
     named = ((stamp.fullmatch(path.name), path) for path in out_dir.glob(f"{stem}-*"))
     return sorted((name[1], int(name[2] or 1), path) for name, path in named if name)
+
+
+def newest_run(
+    out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None, resume: bool = False
+) -> tuple[RunFolder, str]:
+    """Return the newest run of an experiment with a readable checkpoint, and a line that names it
+    and says why newer runs are skipped.
+
+    With ``resume``, a run with only a pool counts too; if there is none either, a run with only
+    settings. ``method`` None: any. Raise UserError if there is no such run."""
+    stem, passed, begun = folder_stem(exp, smoke), list[str](), list[RunFolder]()
+    dated = dated_folders(out_dir.expanduser(), stem)
+    for run in (RunFolder(path) for _, _, path in reversed(dated)):
+        if not run.config_file.is_file():
+            continue
+        try:
+            check_links(run.path)
+            settings = run.read_settings()
+            if method not in (None, settings.get("method")):
+                continue
+            begun.append(run)
+            saved = [phase for phase in settings.get("phases", []) if run.has_checkpoint(phase)]
+            if saved:
+                read_good_header(run.checkpoint_file(saved[0]))
+            elif not (resume and run.pool.exists()):
+                raise UserError("no checkpoint")
+        except (UserError, OSError) as error:
+            why = cause(error) if isinstance(error, OSError) else str(error)
+            passed.append(f"{run.path.name} ({why.removeprefix(f'{run.path}: ')})")
+            continue
+        return run, f"run {run.path}" + (f"; skipped: {', '.join(passed)}" if passed else "")
+    if resume and begun:
+        return begun[0], f"run {begun[0].path}"
+    of_method = f" with method {method}" if method else ""
+    unusable = f" can be used; skipped: {', '.join(passed)}" if passed else ""
+    hint = "train one, or name its folder with --run DIR"
+    if not smoke and dated_folders(out_dir.expanduser(), folder_stem(exp, True)):
+        hint = "add --smoke to use the smoke run, or train one"
+    raise UserError(f"no run of {stem}{of_method} in {out_dir}{unusable}: {hint}")
+
+
+def check_links(folder: Path, home: Path | None = None) -> None:
+    """Raise UserError if a folder has a pipe, or a link out of ``home`` (default: the folder
+    itself). A pipe would block reading; through a link, files could be written elsewhere."""
+    home = home or folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(place, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(home):
+                raise UserError(
+                    f"{folder}: {path.relative_to(folder)} is a link out of that folder; replace "
+                    "the link by a copy"
+                )
+            if path.is_fifo():
+                raise UserError(f"{folder}: {path.relative_to(folder)} is a pipe; remove it")
+        if (Path(place) / "config.yaml").exists():
+            folders[:] = [name for name in folders if name != FOREIGN]
+
+
+def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:
+    """Return the saved settings of a run without unsafe ones. The folder may come from somebody
+    else, so only settings ``given`` by the user may turn on a tracking service, or downloads to a
+    folder outside of the working directory."""
+    safe = dict(saved)
+    if saved.get("tracking.tracker") not in (None, *IN_FOLDER):
+        safe["tracking.tracker"] = "none"
+    root = Path(os.path.abspath(os.path.expanduser(saved.get("data.root", DataConfig.root))))
+    is_asked = "data.root" in given or "data.download" in given
+    if not is_asked and not root.is_relative_to(Path.cwd()):
+        safe["data.download"] = False
+    return safe
+
+
+def provenance() -> dict[str, object]:
+    """Return versions, machine, and git commit, for ``versions.json``."""
+    import torch
+
+    from nsgf.system.hardware import available_cores
+
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": available_cores(),
+        "memory": format_bytes(psutil.virtual_memory().total),
+        "cards": [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())],
+    }
+    return {**versions(), "commit": _commit(Path(__file__).parents[2]), "machine": machine}
+
+
+def _commit(checkout: Path) -> str | None:
+    """Return the git commit, with ``-dirty`` if files changed; None outside of a checkout."""
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(
+            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
+        return None
+    return done.stdout.strip()

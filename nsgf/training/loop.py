@@ -14,7 +14,6 @@ from nsgf.config.settings import nest, values
 from nsgf.data import is_image_set
 from nsgf.run import checkpoint
 from nsgf.run.progress import Progress
-from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, is_memory_full, one_line, suggest
 from nsgf.system.hardware import peak_memory
@@ -22,7 +21,7 @@ from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import device_settings, pick_precision
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
-from nsgf.training.task import Batch, Task, load_batches
+from nsgf.training.task import Batch, Session, Task, load_batches
 
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""

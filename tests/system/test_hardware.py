@@ -8,6 +8,7 @@ import psutil
 import pytest
 import torch
 
+from nsgf.run.folder import _commit, provenance
 from nsgf.system.distributed import take_card
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import (
@@ -18,7 +19,6 @@ from nsgf.system.hardware import (
     peak_memory,
     pick_device,
 )
-from nsgf.system.versions import _commit, provenance
 
 CPU = torch.device("cpu")
 

@@ -16,12 +16,12 @@ from torch import nn
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.loop import fit
 from nsgf.training.state import TrainState
+from nsgf.training.task import Session
 from tests.conftest import records
 from tests.training.toys import CPU, OutOfMemory, Quadratic, fails_at, weight
 
