@@ -129,7 +129,7 @@ def train(
         for phase in get_phases(config.phases):  # a killed run may have skipped this
             if phase.name not in names:
                 phase.clean(session)
-        log.sort(config.phases)
+        log.tidy(config.phases)
         try:
             if data:
                 for phase in get_phases(names):
@@ -155,7 +155,7 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     del task  # frees its data
     phase.clean(session)
     release_memory(session.device)
-    log.sort(session.config.phases)
+    log.tidy(session.config.phases)
     log.write(f"{phase.name}: done, {file}")
     show_preview(session, data, phase)
 

@@ -22,16 +22,6 @@ def derive_seed(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's generators for the CPU and the device, for dropout and other libraries.
-
-    ``torch.manual_seed`` seeds every device, which takes longer than a small update.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-
-
 @contextmanager
 def keep_random_numbers(cards: Sequence[int | torch.device] = ()) -> Iterator[None]:
     """Context that restores the global generators of NumPy, and of torch for CPU and ``cards``."""
@@ -60,41 +50,28 @@ def from_python(names: Mapping[str, str]) -> Iterator[None]:
 def torch_defaults() -> Iterator[None]:
     """Context with torch's defaults for dtype, device, autocast and TF32. It does not change the
     gradient mode: ``torch.inference_mode(False)`` switches gradients on."""
-    dtype = torch.get_default_dtype()
     with ExitStack() as held:
         if torch.empty(0).device.type != "cpu":  # the context slows down each call of torch
             held.enter_context(torch.device("cpu"))
         for kind in ("cpu", "cuda"):
             held.enter_context(torch.autocast(kind, enabled=False))
-        held.enter_context(_default_tf32())
-        held.callback(torch.set_default_dtype, dtype)
+        # TF32 for cuDNN only. Torch has two interfaces for it; the older one raises an error if the
+        # caller used only the newer one (fp32_precision)
+        backends: Any = torch.backends
+        cudnn = backends.cudnn
+        if hasattr(backends.cuda.matmul, "fp32_precision"):
+            for part in (backends.cuda.matmul, backends.mkldnn.matmul, cudnn.conv, cudnn.rnn):
+                held.callback(setattr, part, "fp32_precision", part.fp32_precision)
+        precision = "highest"
+        allowed = True
+        with suppress(RuntimeError):
+            precision = torch.get_float32_matmul_precision()
+        with suppress(RuntimeError):
+            allowed = cudnn.allow_tf32
+        held.callback(torch.set_float32_matmul_precision, precision)
+        held.callback(setattr, cudnn, "allow_tf32", allowed)
+        torch.set_float32_matmul_precision("highest")
+        cudnn.allow_tf32 = True
+        held.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         yield
-
-
-@contextmanager
-def _default_tf32() -> Iterator[None]:
-    """Context with TF32 for cuDNN only. Torch has two interfaces for it. The older one raises an
-    error if the caller used only the newer one (``fp32_precision``)."""
-    backends: Any = torch.backends
-    matmul = backends.cuda.matmul
-    cudnn = backends.cudnn
-    newer = []
-    if hasattr(matmul, "fp32_precision"):
-        newer = [matmul, backends.mkldnn.matmul, cudnn.conv, cudnn.rnn]
-    values = [part.fp32_precision for part in newer]
-    precision = "highest"
-    allowed = True
-    with suppress(RuntimeError):
-        precision = torch.get_float32_matmul_precision()
-    with suppress(RuntimeError):
-        allowed = cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        cudnn.allow_tf32 = allowed
-        for part, value in zip(newer, values, strict=True):
-            part.fp32_precision = value
