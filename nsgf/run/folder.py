@@ -80,9 +80,10 @@ class RunFolder:
 
         The new run is never older by name than an existing run, even if the clock went back. Raise
         UserError if the folder cannot be written."""
-        base, name = Path(config.out_dir).expanduser(), folder_stem(config.exp, config.smoke)
-        times = [time for time, _, _ in dated_folders(ensure_writable(base), name)]
-        stem = f"{name}-{max([f'{datetime.now():%Y%m%d_%H%M%S}', *times])}"
+        base = ensure_writable(Path(config.out_dir).expanduser())
+        times = [time for time, _, _ in dated_folders(base, config.exp, config.smoke)]
+        now = f"{datetime.now():%Y%m%d_%H%M%S}"
+        stem = f"{folder_stem(config.exp, config.smoke)}-{max([now, *times])}"
         for number in count(1):
             path = base / (stem if number == 1 else f"{stem}_{number}")
             with suppress(FileExistsError):  # only one of several processes can make it
@@ -147,10 +148,10 @@ def folder_stem(exp: str, smoke: bool) -> str:
     return f"{exp}-smoke" if smoke else exp
 
 
-def dated_folders(out_dir: Path, stem: str) -> list[tuple[str, int, Path]]:
+def dated_folders(out_dir: Path, exp: str, smoke: bool) -> list[tuple[str, int, Path]]:
     """Return time, number within that second, and path of run folders, the oldest first."""
-    stamp = re.compile(re.escape(stem) + r"-(\d{8}_\d{6})(?:_(\d+))?")
-    named = ((stamp.fullmatch(path.name), path) for path in out_dir.glob(f"{stem}-*"))
+    stamp = re.compile(re.escape(folder_stem(exp, smoke)) + r"-(\d{8}_\d{6})(?:_(\d+))?")
+    named = ((stamp.fullmatch(path.name), path) for path in out_dir.glob(f"{exp}-*"))
     return sorted((name[1], int(name[2] or 1), path) for name, path in named if name)
 
 
@@ -162,13 +163,15 @@ def newest_run(
 
     With ``resume``, a run with only a pool counts too; if there is none either, a run with only
     settings. ``method`` None: any. Raise UserError if there is no such run."""
-    stem, passed, begun = folder_stem(exp, smoke), list[str](), list[RunFolder]()
-    dated = dated_folders(out_dir.expanduser(), stem)
-    for run in (RunFolder(path) for _, _, path in reversed(dated)):
+    out_dir = out_dir.expanduser()
+    begun: list[RunFolder] = []
+    passed: list[str] = []
+    for _, _, path in reversed(dated_folders(out_dir, exp, smoke)):
+        run = RunFolder(path)
         if not run.config_file.is_file():
             continue
         try:
-            check_links(run.path)
+            check_links(path)
             settings = run.read_settings()
             if method not in (None, settings.get("method")):
                 continue
@@ -180,35 +183,35 @@ def newest_run(
                 raise UserError("no checkpoint")
         except (UserError, OSError) as error:
             why = cause(error) if isinstance(error, OSError) else str(error)
-            passed.append(f"{run.path.name} ({why.removeprefix(f'{run.path}: ')})")
+            passed.append(f"{path.name} ({why.removeprefix(f'{path}: ')})")
             continue
-        return run, f"run {run.path}" + (f"; skipped: {', '.join(passed)}" if passed else "")
+        return run, f"run {path}" + (f"; skipped: {', '.join(passed)}" if passed else "")
     if resume and begun:
         return begun[0], f"run {begun[0].path}"
     of_method = f" with method {method}" if method else ""
     unusable = f" can be used; skipped: {', '.join(passed)}" if passed else ""
     hint = "train one, or name its folder with --run DIR"
-    if not smoke and dated_folders(out_dir.expanduser(), folder_stem(exp, True)):
+    if not smoke and dated_folders(out_dir, exp, True):
         hint = "add --smoke to use the smoke run, or train one"
-    raise UserError(f"no run of {stem}{of_method} in {out_dir}{unusable}: {hint}")
+    raise UserError(
+        f"no run of {folder_stem(exp, smoke)}{of_method} in {out_dir}{unusable}: {hint}"
+    )
 
 
 def check_links(folder: Path, home: Path | None = None) -> None:
     """Raise UserError if a folder has a pipe, or a link out of ``home`` (default: the folder
     itself). A pipe would block reading; through a link, files could be written elsewhere."""
     home = home or folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(place, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(home):
-                raise UserError(
-                    f"{folder}: {path.relative_to(folder)} is a link out of that folder; replace "
-                    "the link by a copy"
-                )
-            if path.is_fifo():
-                raise UserError(f"{folder}: {path.relative_to(folder)} is a pipe; remove it")
-        if (Path(place) / "config.yaml").exists():
-            folders[:] = [name for name in folders if name != FOREIGN]
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if FOREIGN in name.parts[:-1]:
+            continue
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise UserError(
+                f"{folder}: {name} is a link out of that folder; replace the link by a copy"
+            )
+        if path.is_fifo():
+            raise UserError(f"{folder}: {name} is a pipe; remove it")
 
 
 def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:

@@ -107,20 +107,17 @@ def _temporary(file: Path) -> Iterator[Path]:
     for left in file.parent.glob(f"{escape(file.name)}.*-*.partial"):
         process = left.stem.removeprefix(own)
         with suppress(OSError):  # another process removed it
-            if left == partial or _is_leftover(left, process):
+            if process.isdecimal() and len(process) < 10:
+                is_leftover = left == partial or not psutil.pid_exists(int(process))
+            else:
+                is_leftover = time.time() - left.lstat().st_mtime > OLD_SECONDS
+            if is_leftover:
                 _remove(left)
     try:
         with _naming(file):
             yield partial
     finally:
         _remove(partial)
-
-
-def _is_leftover(file: Path, process: str) -> bool:
-    """Whether nobody writes a temporary file any more. ``process``: a number on this machine."""
-    if process.isdecimal() and len(process) < 10:
-        return not psutil.pid_exists(int(process))
-    return time.time() - file.lstat().st_mtime > OLD_SECONDS
 
 
 def _remove(path: Path) -> None:

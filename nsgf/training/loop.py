@@ -134,13 +134,12 @@ class PhaseLoop:
             while not (stopping := session.should_stop()) and state.step < total:
                 # queue an update
                 try:
-                    try:
-                        with torch.profiler.record_function("sample"):
-                            batch = next(batches)
-                    except UserError:  # the data have changed
-                        self._save_once()
-                        raise
+                    with torch.profiler.record_function("sample"):
+                        batch = next(batches)
                     outcome = state.update(batch)
+                except UserError:  # the data have changed, or the card is full
+                    self._save_once()
+                    raise
                 except torch.cuda.OutOfMemoryError as error:
                     raise UserError(
                         f"{self.name}: out of memory on the card at step {state.step + 1}, where "
