@@ -30,12 +30,11 @@ from nsgf.models import OwnNetwork
 from nsgf.resolve import Request, resolve
 from nsgf.run.stop import stop_of_caller
 from nsgf.sinkhorn.base import refuse_masks, to_array
-from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, sync_folder
 from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.output import show, silence
-from nsgf.system.seeding import keep_random_numbers
+from nsgf.system.seeding import from_python, keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any] | str | PathLike[str]
 """Points or images, or the path of a file or folder that holds them."""

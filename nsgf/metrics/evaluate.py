@@ -18,8 +18,7 @@ from nsgf.metrics.distances import nearest_images
 from nsgf.metrics.measures import describe, is_measure, keys_of, name_of
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import load_sampler
-from nsgf.run.folder import RunFolder, results_folder
-from nsgf.run.foreign import check_links
+from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import Samples, StraightFlow
@@ -29,7 +28,7 @@ from nsgf.system.files import ensure_writable, write_text
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show
 from nsgf.system.seeding import make_generator
-from nsgf.system.versions import versions
+from nsgf.version import versions
 
 REPEATS = 3
 """Number of times that points are drawn and measured."""

@@ -32,8 +32,7 @@ from nsgf.config.values import expand_path
 from nsgf.phases import Phase
 from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, TrainedNetwork, outline, restored_network
 from nsgf.run.checkpoint import is_finite, newer_format_error
-from nsgf.run.folder import RunFolder, phase_stem
-from nsgf.run.foreign import check_links
+from nsgf.run.folder import RunFolder, check_links, phase_stem
 from nsgf.system.errors import UserError, cause, name_setting, one_line
 
 FORMAT = 1

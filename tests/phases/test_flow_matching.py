@@ -14,8 +14,8 @@ from nsgf.phases import flow_matching, get_phase, load_sampler
 from nsgf.phases.flow_matching import PeerTask, StoredPairs, path_ends
 from nsgf.phases.lines import NSFTask, Pairs
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
+from nsgf.training.task import Session
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")

@@ -20,11 +20,10 @@ from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.task import Batch
+from nsgf.training.task import Batch, Session
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
