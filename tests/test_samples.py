@@ -173,7 +173,7 @@ def test_moving_picture_ends_with_the_same_samples(small, small_run, digits_run,
     with Image.open(tmp_path / "x.gif") as picture:
         assert picture.n_frames == 1 + 3 + 4
     with pytest.raises(UserError, match="not finite"):
-        _write_output(small, replace(grids[0], finite=False), tmp_path / "z.gif")
+        _write_output(small, replace(grids[0], finite=False), tmp_path / "z.gif", ".gif")
     line = replace(Config(), data=DataConfig(name="points", path="x", found=LINE))
     with pytest.raises(UserError, match=r"FILE.csv for this"):
         sample_run(line, small_run, out=str(tmp_path / "y.gif"))
@@ -205,7 +205,7 @@ def test_a_table_keeps_all_digits(tmp_path):
     found |= {"mean": [1.7e9, 0.1], "scale": [1e-3, 1e-9]}
     config = replace(Config(), data=DataConfig(name="points", path="x", found=found))
     x = torch.randn(20, 2)
-    _write_output(config, Samples(x=x, nfe=1), tmp_path / "x.csv")
+    _write_output(config, Samples(x=x, nfe=1), tmp_path / "x.csv", ".csv")
     written = np.loadtxt(tmp_path / "x.csv", delimiter=",", skiprows=1)
     assert np.array_equal(written, in_units(config.data, x))
 

@@ -6,9 +6,9 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsgf.system.errors import UserError, cause
 from nsgf.system.files import append_text, read_lines, whole_number
@@ -37,6 +37,18 @@ SETTINGS, TABLE = "comparison.yaml", "table.csv"
 """Files in a comparison's folder: the settings of its command, and its measures."""
 COLUMNS = Row._fields[:-1]
 """First columns of ``table.csv``; the others are measures."""
+KINDS: list[Callable[[str], Any]] = [
+    str,
+    str,
+    whole_number,
+    whole_number,
+    lambda text: whole_number(text) if text else None,
+    lambda text: float(text or 0),
+    whole_number,
+    float,
+    float,
+]
+"""Functions that read them."""
 
 
 def table_csv(rows: Sequence[Row]) -> str:
@@ -56,13 +68,10 @@ def read_rows(file: Path) -> list[Row]:
         if head != [*COLUMNS, *names] or not names:
             raise ValueError(f"its columns must be {','.join(COLUMNS)} and measures")
         rows = []
-        for target, method, seed, draw, nfe, calls, *spent in lines:
-            updates, training, sampling, *found = spent
-            values = {name: float(text) for name, text in zip(names, found, strict=True)}
-            asked = whole_number(nfe) if nfe else None
-            place = (target, method, whole_number(seed), whole_number(draw), asked)
-            costs = (float(calls or 0), whole_number(updates), float(training), float(sampling))
-            rows.append(Row(*place, *costs, values))
+        for line in lines:
+            facts = [kind(text) for kind, text in zip(KINDS, line, strict=False)]
+            found = map(float, line[len(COLUMNS) :])
+            rows.append(Row(*facts, dict(zip(names, found, strict=True))))
         return rows
     except OSError as error:
         raise UserError(f"{file}: {cause(error)}") from error
@@ -94,10 +103,10 @@ def read_measures(file: Path) -> dict[str, Measured]:
 
 def add_measure(file: Path, key: str, measured: Measured) -> None:
     """Append a line to a file of measures. A value that is not finite becomes null."""
-    calls, seconds, values = measured
-    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    line = json.dumps(
-        {"key": json.loads(key), "calls": calls, "seconds": seconds, "values": finite}
-    )
-    is_cut = file.exists() and not file.read_bytes().endswith(b"\n")  # by a killed process
-    append_text(file, "\n" * is_cut + line + "\n")
+    values = measured.values.items()
+    finite = {name: value if math.isfinite(value) else None for name, value in values}
+    line = json.dumps({"key": json.loads(key)} | measured._asdict() | {"values": finite})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.exists() and not file.read_bytes().endswith(b"\n"):  # cut by a killed process
+        line = f"\n{line}"
+    append_text(file, f"{line}\n")

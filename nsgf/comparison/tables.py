@@ -60,18 +60,9 @@ def cell_of(rows: Sequence[Row], target: str, nfe: int | None, method: str) -> l
     return [row for row in rows if row.method == method and row.nfe == nfe and row.target == target]
 
 
-def values(
-    rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: str
-) -> dict[tuple[int, int], float]:
+def by_draw(cell: Sequence[Row], metric: str) -> dict[tuple[int, int], float]:
     """Return the values of a cell by seed and draw."""
-    cell = cell_of(rows, target, nfe, method)
     return {(row.seed, row.draw): row.values[metric] for row in cell}
-
-
-def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
-    """Return the mean network calls for each sample of a cell; ``nfe`` if the cell is empty."""
-    cell = cell_of(rows, target, nfe, method)
-    return mean(row.calls for row in cell) if cell else nfe
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
@@ -86,25 +77,32 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
 def measure_table(rows: Sequence[Row], metric: str) -> Table:
     """Return the means of a measure. Rows: methods, floors, and for images pure noise. Columns:
     targets and NFE."""
-    methods, sign = methods_of(rows), -1 if is_better_higher(metric) else 1
+    methods = methods_of(rows)
     others = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
-    titles = [*map(method_title, methods), *others]
-    table = [_head(name_of(metric), rows), *([title] for title in titles)]
+    best_of = max if is_better_higher(metric) else min
+    lines = {method: [method_title(method)] for method in [*methods, *others]}
     for target, nfe in columns_of(rows):
+        cells = {method: cell_of(rows, target, nfe, method) for method in methods}
+        found = {method: by_seed(by_draw(cell, metric)) for method, cell in cells.items()}
+        means = [mean(own) for own in found.values() if own]
+        best = best_of(filter(math.isfinite, means), default=None)
         places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
-        cells = [by_seed(values(rows, metric, target, nfe, method)) for method in methods]
-        means = [sign * mean(own) if own else math.inf for own in cells]
-        best = min(filter(math.isfinite, means), default=None)
-        for line, method, own, value in zip(table[1:], methods, cells, means, strict=False):
-            count, text = len(cell_of(rows, target, nfe, method)), spread(own)
-            remarks = [f"{count} of {len(places)} measures"] if 0 < count < len(places) else []
-            if abs((calls := calls_of(rows, target, nfe, method)) - nfe) > 0.05:
+        for method, cell in cells.items():
+            text = spread(found[method])
+            remarks = (
+                [f"{len(cell)} of {len(places)} measures"] if 0 < len(cell) < len(places) else []
+            )
+            calls = mean(row.calls for row in cell) if cell else nfe
+            if abs(calls - nfe) > 0.05:
                 remarks.append(f"NFE {calls:.3g}")
-            text += f" ({', '.join(remarks)})" if remarks else ""
-            line.append(f"**{text}**" if value == best else text)
-        for line, name in zip(table[1 + len(methods) :], others, strict=True):
-            line.append(spread(by_seed(values(rows, metric, target, None, name))))
-    return table
+            if remarks:
+                text += f" ({', '.join(remarks)})"
+            is_best = found[method] and mean(found[method]) == best
+            lines[method].append(f"**{text}**" if is_best else text)
+        for name in others:
+            cell = cell_of(rows, target, None, name)
+            lines[name].append(spread(by_seed(by_draw(cell, metric))))
+    return [_head(name_of(metric), rows), *lines.values()]
 
 
 def _head(title: str, rows: Sequence[Row]) -> list[str]:
@@ -127,11 +125,10 @@ def difference_table(rows: Sequence[Row], metric: str) -> Table:
     for other in others:
         table.append([method_title(other)])
         for column in columns_of(rows):
-            own = values(rows, metric, *column, first)
-            theirs = values(rows, metric, *column, other)
-            both = sorted(own.keys() & theirs.keys())
-            differences = {place: own[place] - theirs[place] for place in both}
-            table[-1].append(verdict(by_seed(differences), metric))
+            own = by_draw(cell_of(rows, *column, first), metric)
+            theirs = by_draw(cell_of(rows, *column, other), metric)
+            both = {key: own[key] - theirs[key] for key in sorted(own.keys() & theirs.keys())}
+            table[-1].append(verdict(by_seed(both), metric))
     return table
 
 
@@ -144,30 +141,31 @@ def verdict(differences: Sequence[float], metric: str) -> str:
     if not all(map(math.isfinite, differences)):
         return "diverged"
     middle = mean(differences)
-    if len(differences) < 2:
+    count = len(differences)
+    if count < 2:
         return f"{middle:+.3f} (one measure)"
-    error = stdev(differences) / len(differences) ** 0.5
-    if abs(middle) <= float(stdtrit(len(differences) - 1, 0.975)) * error:
+    error = stdev(differences) / count**0.5
+    word = "ahead" if (middle > 0) == is_better_higher(metric) else "behind"
+    if abs(middle) <= float(stdtrit(count - 1, 0.975)) * error:
         word = "level"
-    else:
-        word = "ahead" if (middle > 0) == is_better_higher(metric) else "behind"
     return f"{middle:+.3f} ± {error:.3f} {word}"
 
 
 def cost_table(rows: Sequence[Row]) -> Table:
     """Return updates, mean training time and mean sampling times of each method."""
-    own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
-    counts = sorted({row.nfe for row in rows if row.nfe is not None})
+    counts = sorted({nfe for _, nfe in columns_of(rows)})
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
     table = [head + [f"sampling at NFE {nfe}, s" for nfe in counts]]
+    own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
     timed: dict[str, float] = {}
     for method, found in own.items():
         if seconds := [row.train_seconds for row in found if row.train_seconds]:
             timed[method] = mean(seconds)
     for method, found in own.items():
-        line = [method_title(method), str(found[0].updates), "-", "-"]
+        updates = found[0].updates
+        line = [method_title(method), str(updates), "-", "-"]
         if method in timed:
-            equal = found[0].updates * max(timed.values()) / timed[method]
+            equal = updates * max(timed.values()) / timed[method]
             line[2:] = [f"{timed[method]:.0f}", f"{equal:.0f}"]
         for nfe in counts:
             times = [row.sample_seconds for row in found if row.nfe == nfe]
@@ -178,39 +176,38 @@ def cost_table(rows: Sequence[Row]) -> Table:
 
 def all_tables(rows: Sequence[Row]) -> Tables:
     """Return a table of means and one of differences for each measure, and the table of costs."""
-    metrics, is_single = without_classes(rows[0].values), len(methods_of(rows)) < 2
-    differences = [difference_table(rows, metric) for metric in metrics if not is_single]
-    return [measure_table(rows, metric) for metric in metrics], differences, cost_table(rows)
+    metrics = without_classes(rows[0].values)
+    means = [measure_table(rows, metric) for metric in metrics]
+    differences = [difference_table(rows, metric) for metric in metrics]
+    # a single method has no differences
+    return means, [table for table in differences if len(table) > 1], cost_table(rows)
 
 
 def markdown(tables: Tables) -> str:
     """Return all tables as Markdown."""
     measures, differences, costs = tables
-    means, others = map(_markdown_table, measures), map(_markdown_table, [*differences, costs])
-    return "\n\n".join([*means, LEGEND, *others, COST_LEGEND]) + "\n"
-
-
-def _markdown_table(table: Table) -> str:
-    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    texts = []
+    for table in [*measures, *differences, costs]:
+        head, *lines = [f"| {' | '.join(cells)} |" for cells in table]
+        texts.append("\n".join([head, "| --- " * len(table[0]) + "|", *lines]))
+    texts.insert(len(measures), LEGEND)
+    return "\n\n".join([*texts, COST_LEGEND]) + "\n"
 
 
 def latex(tables: Tables) -> str:
     """Return all tables for LaTeX, each as a ``tabular`` that uses the package booktabs."""
     measures, differences, costs = tables
-    texts = (r"\usepackage{booktabs}", LEGEND, COST_LEGEND)
-    comments = [textwrap.indent(textwrap.fill(text, 98), "% ") for text in texts]
-    return "\n\n".join([*comments, *map(_latex_table, [*measures, *differences, costs])]) + "\n"
-
-
-def _latex_table(table: Table) -> str:
-    head, *lines = [" & ".join(map(_latex_cell, cells)) + r" \\" for cells in table]
-    names = [cells[0] for cells in table[1:]]
-    if FLOOR in names:
-        lines.insert(names.index(FLOOR), r"\midrule")
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}"
-    rules = [begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(rules)
+    texts = [r"\usepackage{booktabs}", LEGEND, COST_LEGEND]
+    texts = [textwrap.indent(textwrap.fill(text, 98), "% ") for text in texts]
+    for table in [*measures, *differences, costs]:
+        head, *lines = [" & ".join(map(_latex_cell, cells)) + r" \\" for cells in table]
+        names = [cells[0] for cells in table[1:]]
+        if FLOOR in names:
+            lines.insert(names.index(FLOOR), r"\midrule")
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}"
+        rules = [begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
+        texts.append("\n".join(rules))
+    return "\n\n".join(texts) + "\n"
 
 
 def _latex_cell(text: str) -> str:

@@ -15,7 +15,7 @@ from nsgf.config.schema import Config
 from nsgf.data import build_source, is_image_set
 from nsgf.data.images import to_unit_range
 from nsgf.metrics.distances import nearest_images
-from nsgf.metrics.measures import describe, is_measure, keys_of, name_of
+from nsgf.metrics.measures import is_measure, keys_of
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, results_folder
@@ -172,13 +172,3 @@ def nearest_real(config: Config, samples: Tensor, images: Tensor) -> dict[str, f
 
 def _mean_and_spread(key: str, scores: list[float]) -> dict[str, float]:
     return {key: float(np.mean(scores)), f"{key}_std": float(np.std(scores))}
-
-
-def report(metrics: dict[str, Any]) -> list[str]:
-    """Return the measures as aligned lines, with floors and without the versions."""
-    lines = [(name_of(key), *texts) for key, *texts in describe(metrics) if key != "versions"]
-    width = max(len(name) for name, *_ in lines)
-    return [
-        f"{name:{width}}  {value}" + (f"  (real: {floor})" if floor else "")
-        for name, value, floor in lines
-    ]

@@ -152,32 +152,39 @@ class FeatureMetrics:
         require_neighbours(len(images) // 2)
         kind = target_set(config)
         assert isinstance(kind, ImageSet)
-        self._network, self._device, self._log = network, device, log
+        self._network = network
+        self._device = device
+        self._log = log
         self._folder = ensure_writable(out_dir.expanduser() / ".features")
         is_published = network.is_published
         self._names = class_names(config) if labels is not None and not is_published else ()
-        pool = images, torch.zeros(len(images)) if labels is None else labels
         test = None if config.fake else kind.test_images(config)
         self._is_split = test is None
-        part, stream = "training", "real"
-        most: int | None = 2 * MOST
+        part = "training"
+        floors = images, torch.zeros(len(images)) if labels is None else labels
+        reference: Labelled | None = None
+        most = 2 * MOST
         if test is not None:
+            most = MOST
+            limit = None if is_published else MOST
             own = torch.zeros(len(test))
             if self._names:
                 own = kind.labels(config, len(test), test=True)
-            part, stream, most = "test", "rest", None if is_published else MOST
-            reference = test[:most], own[:most]
+            reference = test[:limit], own[:limit]
             if is_published and not config.held_out:
-                pool, reference = (test, own), pool
-                part = "training"
-        order = torch.randperm(len(pool[0]), generator=make_generator(SEED, "features", stream))
+                floors, reference = reference, floors
+            else:
+                part = "test"
+        stream = "real" if self._is_split else "rest"
+        order = torch.randperm(len(floors[0]), generator=make_generator(SEED, "features", stream))
         rows = slice(None) if is_published else order[:most]
-        self.rest, others = pool[0], pool[1][rows]
-        """``rest``: images that are not in the reference, uint8, (N, C, H, W)."""
+        self.rest = floors[0]
+        """Images that are not in the reference, uint8, (N, C, H, W)."""
+        others = floors[1][rows]
         self._real = self._stored(self.rest[rows]), others
         """Features of images that floors are drawn from, and their classes."""
         self._reference = self._real
-        if test is not None:
+        if reference:
             self._reference = self._stored(reference[0]), reference[1]
         elif not is_published:
             half = len(others) // 2
@@ -223,16 +230,17 @@ class FeatureMetrics:
     @cached_property
     def noise(self) -> dict[str, float]:
         """Measures of pure Gaussian noise, which show the scale of each."""
-        shape = self.rest.shape[1:]
-        count, generator = max(NOISE, 2 * len(self._names)), make_generator(SEED, "noise")
-        return self.measure(torch.randn(count, *shape, generator=generator), self.measures)
+        shape = max(NOISE, 2 * len(self._names)), *self.rest.shape[1:]
+        noise = torch.randn(shape, generator=make_generator(SEED, "noise"))
+        return self.measure(noise, self.measures)
 
     def _compare(
         self, samples: Labelled, real: Labelled, n: int, measures: Measures
     ) -> dict[str, float]:
         """Return measures of the first ``n`` samples, and of the first n / K of each class."""
         require_neighbours(n)
-        (features, labels), (reference, own) = samples, real
+        features, labels = samples
+        reference, own = real
         where = self._device if self._device.type == "cuda" else torch.device("cpu")
         x, y = features[:n].to(where), reference.to(where)
         pairs: dict[Space, tuple[Any, Any]] = {

@@ -177,3 +177,13 @@ def _in_words(metrics: dict[str, Any], key: str) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_in_words(value, name)}" for name in value)
     return "not known" if value is None else str(value)
+
+
+def report(metrics: dict[str, Any]) -> list[str]:
+    """Return the measures as aligned lines, with floors and without the versions."""
+    lines = [(name_of(key), *texts) for key, *texts in describe(metrics) if key != "versions"]
+    width = max((len(name) for name, *_ in lines), default=0)
+    return [
+        f"{name:{width}}  {value}" + (f"  (real: {floor})" if floor else "")
+        for name, value, floor in lines
+    ]

@@ -233,7 +233,7 @@ def test_interrupted_evaluation_continues_with_the_saved_samples(
 
 def test_report_lines_are_aligned():
     updates = {"nsgf": "12 of 12", "nsf": "3 of 12"}
-    lines = evaluate.report({"updates": updates, "nfe": None, "w2": 0.123456, "versions": {}})
+    lines = measures.report({"updates": updates, "nfe": None, "w2": 0.123456, "versions": {}})
     assert lines == ["updates  nsgf 12 of 12, nsf 3 of 12", "NFE      not known", "W2 ↓     0.1235"]
 
 

@@ -16,8 +16,7 @@ from nsgf import UserError
 from nsgf.cli import main
 from nsgf.config.files import pretrained_runs
 from nsgf.run.folder import RunFolder
-from nsgf.share.export import export_run
-from nsgf.share.exported import checksum
+from nsgf.share import checksum, export_run
 from tests.conftest import tiny_config
 
 WEIGHTS = "phase1_nsgf.safetensors"
@@ -150,7 +149,7 @@ def test_no_file_is_named_by_the_folder(exported, tmp_path):
 @pytest.fixture
 def shipped_run(exported, monkeypatch) -> None:
     """An export that stands in for those of the package."""
-    for module in ("share.exported", "resolve"):
+    for module in ("share", "resolve"):
         monkeypatch.setattr(f"nsgf.{module}.pretrained_runs", lambda: {"tiny": exported})
 
 
