@@ -151,7 +151,7 @@ def sample_run(
 def _output(out: str, config: Config) -> tuple[Path, str]:
     """Check that ``--out`` can be written; return its path and its suffix, for a folder none."""
     path = expand_path("out", out)
-    suffix = "" if out.endswith("/") or path.is_dir() else path.suffix
+    suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix
     kinds = ["FILE.npz", "DIR/" if is_image_set(config.data.name) else "FILE.csv"]
     kinds += [f"FILE{suffix}" for suffix in MOVING if data_shape(config.data) != (1,)]
     if (f"FILE{suffix}" if suffix else "DIR/") not in kinds:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.comparison.results import Measured, Row, add_measure, read_measures
+from nsgf.comparison import Measured, Row, add_measure, read_measures
 from nsgf.comparison.tables import save_pictures, write_report
 from nsgf.comparison.trials import (
     FLOOR,
@@ -24,10 +24,10 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan, try_phases
+from nsgf.metrics.evaluate import Yardstick
 from nsgf.metrics.measures import Measure, keys_of, name_of, without_classes
-from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import get_phase
-from nsgf.report.progress import trained_updates
+from nsgf.report import trained_updates
 from nsgf.run.checkpoint import read_good_header, restore_previous
 from nsgf.run.folder import RunFolder
 from nsgf.run.foreign import check_links

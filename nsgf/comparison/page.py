@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from nsgf.comparison.results import SETTINGS, TABLE, Row, read_rows
+from nsgf.comparison import SETTINGS, TABLE, Row, read_rows
 from nsgf.comparison.tables import (
     COST_LEGEND,
     LEGEND,
@@ -25,8 +25,8 @@ from nsgf.config.settings import build, drop_machine_settings
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import figure_defaults, new_figure
+from nsgf.report import progress_of
 from nsgf.report.page import Album, write_page
-from nsgf.report.progress import progress_of
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.run.foreign import check_links
 from nsgf.system.errors import UserError

@@ -2,7 +2,6 @@
 
 import math
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,12 @@ from statistics import mean, stdev
 
 import torch
 
-from nsgf.comparison.results import SETTINGS, TABLE, Row, table_csv
+from nsgf.comparison import SETTINGS, TABLE, Row, table_csv
 from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
 from nsgf.data import Data
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
+from nsgf.report import render
 from nsgf.run.folder import write_facts
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import write_text
@@ -185,29 +185,24 @@ def all_tables(rows: Sequence[Row]) -> Tables:
 
 def markdown(tables: Tables) -> str:
     """Return all tables as Markdown."""
-    measures, differences, costs = tables
-    texts = []
-    for table in [*measures, *differences, costs]:
-        head, *lines = [f"| {' | '.join(cells)} |" for cells in table]
-        texts.append("\n".join([head, "| --- " * len(table[0]) + "|", *lines]))
-    texts.insert(len(measures), LEGEND)
-    return "\n\n".join([*texts, COST_LEGEND]) + "\n"
+    return _fill("table.md.j2", tables)
 
 
 def latex(tables: Tables) -> str:
     """Return all tables for LaTeX, each as a ``tabular`` that uses the package booktabs."""
-    measures, differences, costs = tables
-    texts = [r"\usepackage{booktabs}", LEGEND, COST_LEGEND]
-    texts = [textwrap.indent(textwrap.fill(text, 98), "% ") for text in texts]
-    for table in [*measures, *differences, costs]:
-        head, *lines = [" & ".join(map(_latex_cell, cells)) + r" \\" for cells in table]
-        names = [cells[0] for cells in table[1:]]
-        if FLOOR in names:
-            lines.insert(names.index(FLOOR), r"\midrule")
-        begin = rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}"
-        rules = [begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
-        texts.append("\n".join(rules))
-    return "\n\n".join(texts) + "\n"
+    return _fill("table.tex.j2", tables)
+
+
+def _fill(name: str, tables: Tables) -> str:
+    means, differences, costs = tables
+    return render(
+        Path(__file__).with_name(name),
+        means=means,
+        differences=differences,
+        costs=costs,
+        legends=(LEGEND, COST_LEGEND),
+        cell=_latex_cell,
+    )
 
 
 def _latex_cell(text: str) -> str:

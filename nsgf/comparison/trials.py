@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nsgf.checks import check
-from nsgf.comparison.results import SETTINGS
+from nsgf.comparison import SETTINGS
 from nsgf.config.files import method_layers, read_experiment
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build, fixed_values

@@ -3,12 +3,18 @@
 The usual network is EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet. Its measures are not
 Inception's FID: compare them only with others of this program, on the same data, and with the
 floor. The network and its weights (19 MB) are packages of the extra ``features``.
+
+The Inception network, for FID, Inception score, KID, precision and recall, comes from
+torch-fidelity. Files are read here, as tensors only: torch-fidelity would unpickle weights and
+cached features, which could run code.
 """
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from io import BytesIO
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +25,12 @@ from torch.nn import functional
 from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, class_labels, class_names, target_set
 from nsgf.data.images import to_bytes, to_colour
-from nsgf.metrics.distances import require_fidelity, require_neighbours
+from nsgf.metrics.distances import NEIGHBOURS, require_fidelity, require_neighbours
 from nsgf.metrics.measures import Measure, Space, compute, measure_of_classes, measures_in
 from nsgf.run import store
 from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.files import ensure_writable
 from nsgf.system.seeding import make_generator
 
@@ -32,6 +38,11 @@ SIDE = 112
 """Height and width to which images are scaled: see "Why 112 pixels" in docs/evaluation.md."""
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 """Checksum of the weights. Other weights are refused: their measures could not be compared."""
+PUBLISHED = "weights-inception-2015-12-05-6726825d.pth"
+URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{PUBLISHED}"
+INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+LAYERS = ["2048", "logits_unbiased"]
+"""Layers of the Inception network for distances, and for the Inception score."""
 MOST = 10_000
 """Largest number of real images in the reference, and of samples that are compared with it. The
 cost of precision and recall grows with the product."""
@@ -118,6 +129,63 @@ class ImageNet(FeatureNetwork):
         )
         maps = self._network.extract_features(pixels.to(memory_format=torch.channels_last))
         return maps.mean((2, 3))
+
+
+class Inception(FeatureNetwork):
+    """The Inception network, with weights from a file that is read once."""
+
+    spaces = (("inception", slice(2048)), ("logits", slice(2048, None)))
+    splits = 3
+    is_published = True
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Load the weights; None: the published file, downloaded into torch's cache if needed.
+        Raise UserError if torch-fidelity or the file is missing, or if the file is damaged."""
+        version = require_fidelity("evaluation.features = inception")
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+        key = "" if file is None else "evaluation.inception_weights = "
+        file = file or _published()
+        try:
+            content = file.read_bytes()
+            sha256 = hashlib.sha256(content).hexdigest()
+            if file.name == PUBLISHED and sha256 != INCEPTION_SHA256:
+                raise ValueError("not the published file of this name; remove it")
+            state = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+            own = BytesIO()  # torch-fidelity unpickles its input, so it gets only this
+            torch.save(dict(state), own)
+            own.seek(0)
+            self._network = FeatureExtractorInceptionV3(
+                "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
+            )
+        except Exception as error:  # torch raises many types for damaged or foreign files
+            raise UserError(
+                f"{key}{file}: no usable Inception weights ({one_line(error)[:100]})"
+            ) from error
+        self.name = (
+            f"{file.name}, sha256 {sha256[:12]}..., torch-fidelity {version}: images resized to "
+            f"299x299 (TF1 bilinear), precision and recall with k = {NEIGHBOURS} in 2048 features"
+        )
+        self.key = f"{sha256[:12]}-{version}-logits"
+
+    def _features(self, images: Tensor) -> Tensor:
+        """Return features and logits, (n, 2048 + 1008)."""
+        return torch.cat(self._network(images), 1)
+
+
+def _published() -> Path:
+    """Return the file of the published weights in torch's cache; download it if it is missing."""
+    file = Path(torch.hub.get_dir(), "checkpoints", PUBLISHED)
+    try:
+        if not lexists(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(URL, str(file), INCEPTION_SHA256, progress=False)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"no Inception weights from {URL} ({one_line(error)}); "
+            f"without internet use {suggest('evaluation.inception_weights', 'FILE')}"
+        ) from error
+    return file
 
 
 class FeatureMetrics:

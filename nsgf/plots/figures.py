@@ -42,13 +42,15 @@ def draw_curves(curves: Mapping[str, Curve]) -> Any:
     figure = new_figure(3.4 * len(curves), 5)
     axes = figure.subplots(2, len(curves), squeeze=False)
     for column, (title, curve) in zip(axes.T, curves.items(), strict=True):
-        steps, *both = zip(*curve, strict=True)
-        for panel, values, what in zip(column, both, ("loss", "norm of the gradient"), strict=True):
-            marker = "." if len(values) < FEW_POINTS else None
+        steps, losses, norms = zip(*curve, strict=True)
+        marker = "." if len(steps) < FEW_POINTS else None
+        for panel, values in zip(column, (losses, norms), strict=True):
             panel.plot(steps, values, linewidth=1, marker=marker, color="tab:blue")
             panel.grid(alpha=0.3)
             choose_scale(panel, values)
-            panel.set(title=title, xlabel="updates", ylabel=what)
+            panel.set(title=title, xlabel="updates")
+        column[0].set_ylabel("loss")
+        column[1].set_ylabel("norm of the gradient")
     return figure
 
 
@@ -69,7 +71,7 @@ def draw_entry_times(tau: Tensor) -> Any:
     figure = new_figure(5, 2.8)
     panel = figure.subplots()
     panel.hist(tau.numpy(), bins=40, range=(0, 1), color="tab:blue")
-    panel.axvline(float(tau.mean()), color="tab:red", label=f"mean {float(tau.mean()):.3f}")
+    panel.axvline(tau.mean().item(), color="tab:red", label=f"mean {tau.mean():.3f}")
     panel.set(xlabel="tau: where on the straight flow a sample enters", ylabel="samples")
     panel.legend()
     return figure
@@ -107,9 +109,11 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
     """
     from PIL import Image
 
-    last, frames = len(samples.path) - 1, []
+    last = len(samples.path) - 1
+    frames = []
     for state in [*range(0, last, math.ceil(last / FRAMES) or 1), last]:
-        x, title = samples.path[state], samples.marks[state]
+        x = samples.path[state]
+        title = samples.marks[state]
         if x.ndim == 4:
             figure = _grid_frame(x, title)
         else:
@@ -123,10 +127,12 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
             panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
             figure.suptitle(title)
             name_axes(panel, axes)
-            panel.set(**({"xticks": [], "yticks": []} if axes is None else {}))
+            if axes is None:
+                panel.set(xticks=[], yticks=[])
         figure.savefig(stream := BytesIO(), format="png", dpi=100)
         frames.append(Image.open(stream).convert("RGB"))
-    kind, colors = file.suffix[1:], 256
+    kind = file.suffix[1:]
+    colors = 256
     while True:
         times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
         first, *others = (f.quantize(colors) if kind == "gif" else f for f in frames)

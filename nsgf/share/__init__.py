@@ -47,6 +47,7 @@ from nsgf.phases.base import (
     outline,
     restored_network,
 )
+from nsgf.report import render
 from nsgf.run.checkpoint import is_finite, newer_format_error
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.foreign import check_links
@@ -274,16 +275,13 @@ def card(
 ) -> str:
     """Return the text of ``README.md`` with the hub's front matter. ``updates``: training progress
     by phase; ``pictures``: names of pictures beside it."""
-    from jinja2 import Environment, StrictUndefined
-
-    engine = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    template = (Path(__file__).parent / "card.md.j2").read_text(encoding="utf-8")
     measures = same_measures(config, run, updates)
     way = find_way(config)
     least, most = way.possible_calls(config)
     flow = build_flow(config)
     names = class_names(config.data)
-    text = engine.from_string(template).render(
+    text = render(
+        Path(__file__).with_name("card.md.j2"),
         config=config,
         flow=flow,
         way=way,

@@ -13,13 +13,12 @@ import torch
 
 from nsgf.cli import main
 from nsgf.comparison import compare as engine
-from nsgf.comparison import trials
+from nsgf.comparison import read_rows, trials
 from nsgf.comparison.compare import Work, compare, comparison_plan
-from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import save_pictures
 from nsgf.comparison.trials import TITLES, Comparison
 from nsgf.metrics import measures
-from nsgf.metrics.yardstick import Yardstick
+from nsgf.metrics.evaluate import Yardstick
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.lock import lock_folder
 from nsgf.run.stop import Stopped, StopRequest

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from nsgf.comparison.results import (
+from nsgf.comparison import (
     Measured,
     Row,
     add_measure,

@@ -7,8 +7,7 @@ import torch
 
 from nsgf.data import Data
 from nsgf.metrics import evaluate, measures
-from nsgf.metrics import yardstick as module
-from nsgf.metrics.yardstick import Yardstick
+from nsgf.metrics.evaluate import Yardstick
 from tests.conftest import shipped
 from tests.data.own_files import write_images, write_points
 from tests.metrics.test_features import Pixels
@@ -70,7 +69,7 @@ def test_a_held_out_part_is_what_samples_and_training_data_are_compared_with(
 
 
 def test_images_have_ten_floors_whatever_the_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "ImageNet", Pixels)
+    monkeypatch.setattr(evaluate, "ImageNet", Pixels)
     yardstick = Yardstick(shipped("digits", "--out-dir", str(tmp_path)), CPU, lambda _: None)
     places = list(yardstick.floor_places([(3, 0), (4, 0)]))
     assert len(set(places)) == 10
