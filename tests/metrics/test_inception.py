@@ -121,7 +121,7 @@ def test_malicious_file_in_the_torch_cache_is_not_executed(loads, tmp_path, monk
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
     torch.save({"x": Malicious()}, tmp_path / "checkpoints" / PUBLISHED)
-    with pytest.raises(UserError, match=f"^\\S+{PUBLISHED}: .*not the published file"):
+    with pytest.raises(UserError, match=f"^\\S+{PUBLISHED}: .*not the published weights"):
         Inception()
     assert not (tmp_path / "executed").exists()
     assert not loads
@@ -144,7 +144,7 @@ def test_published_weights_are_downloaded_once_and_their_checksum_checked(
     with pytest.raises(UserError, match=r"no route to host.*evaluation.inception_weights=FILE"):
         Inception()
     monkeypatch.setattr("torch.hub.download_url_to_file", download)
-    with pytest.raises(UserError, match="not the published file"):
+    with pytest.raises(UserError, match="not the published weights"):
         Inception()
     file = tmp_path / "hub" / "checkpoints" / PUBLISHED
     monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())

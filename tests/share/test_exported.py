@@ -63,7 +63,10 @@ def refusal(folder: Path, **how) -> str:
     [
         ({"model_type": "gpt2"}, "no exported run"),
         ({"nsgf_export": 2}, "newer format 2, this program reads 1"),
-        ({"nsgf_export": 1, "updates": {}, "files": {}}, "must have settings, updates and files"),
+        (
+            {"nsgf_export": 1, "updates": {}, "files": {}},
+            "nsgf_export, settings, updates and files",
+        ),
         ([1, 2], "must hold keys and values"),
     ],
 )
