@@ -264,7 +264,9 @@ class Work:
             for seed, draw in yardstick.floor_places(places):
                 key = measure_key(comparison.config, seed=seed, draw=draw)
                 if missing := self._find_missing(target, file, key):
-                    add_measure(file, key, Measured(0.0, 0.0, yardstick.floor(missing, seed, draw)))
+                    add_measure(
+                        file, key, Measured(0.0, 0.0, yardstick.measure(missing, None, seed, draw))
+                    )
                     self._known[file] = read_measures(file)
                 values = self._compared(target, self._known[file][key].values)
                 rows.append(Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values))

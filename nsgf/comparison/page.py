@@ -15,7 +15,8 @@ from nsgf.comparison.tables import (
     all_tables,
     by_draw,
     by_seed,
-    cell_of,
+    calls_of,
+    cells_of,
     columns_of,
     methods_of,
 )
@@ -99,6 +100,7 @@ def draw_quality(rows: Sequence[Row]) -> Any:
     targets = list(dict.fromkeys(row.target for row in rows))
     metrics = without_classes(rows[0].values)
     counts = sorted({nfe for _, nfe in columns_of(rows)})
+    cells = cells_of(rows)
     known = [*TITLES, *(method for method in methods_of(rows) if method not in TITLES)]
     figure = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4)
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)
@@ -106,17 +108,12 @@ def draw_quality(rows: Sequence[Row]) -> Any:
         shown: list[float] = []
         ticks: set[float] = set()
         for number, method in enumerate(methods_of(rows)):
-            made = []
-            means = []
-            spreads = []
-            for nfe in counts:
-                cell = cell_of(rows, target, nfe, method)
-                own = by_seed(by_draw(cell, metric))
-                if not (own and all(map(math.isfinite, own))):
-                    own = [math.nan]  # samples that diverged leave a gap
-                made.append(mean(row.calls for row in cell) if cell else nfe)
-                means.append(mean(own))
-                spreads.append(stdev(own) if len(own) > 1 else 0.0)
+            row = [cells[target, nfe, method] for nfe in counts]
+            made = [calls_of(cell, nfe) for cell, nfe in zip(row, counts, strict=True)]
+            found = [by_seed(by_draw(cell, metric)) or [math.nan] for cell in row]
+            # samples that diverged leave a gap
+            means = [mean(own) if all(map(math.isfinite, own)) else math.nan for own in found]
+            spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
             place = known.index(method)
             how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
             how["linestyle"] = "-" if place < 10 else ":"  # there are ten colours
@@ -124,7 +121,7 @@ def draw_quality(rows: Sequence[Row]) -> Any:
             panel.errorbar(made, means, spreads, label=method_title(method), **how)
             ticks |= {round(calls, 1) for calls in made}
             shown += filter(math.isfinite, means)
-        if floors := by_seed(by_draw(cell_of(rows, target, None, FLOOR), metric)):
+        if floors := by_seed(by_draw(cells[target, None, FLOOR], metric)):
             panel.axhline(mean(floors), color="0.3", linestyle="--", linewidth=1, label=FLOOR)
             shown.append(mean(floors))
         panel.set_xscale("log")

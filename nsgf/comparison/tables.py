@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): 
 POINTS, IMAGES = 2048, 36
 """Number of samples of each method in a picture, for points and for images."""
 
+Cells = Mapping[tuple[str, int | None, str], list[Row]]
 Table = list[list[str]]
 """Lines of cells. The first line is the header; the best mean is written ``**mean**``."""
 Tables = tuple[list[Table], list[Table], Table]
@@ -55,9 +57,18 @@ def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
     return [(target, nfe) for nfe in counts for target in targets]
 
 
-def cell_of(rows: Sequence[Row], target: str, nfe: int | None, method: str) -> list[Row]:
-    """Return the measures that a cell of a table summarizes, one for each seed and draw."""
-    return [row for row in rows if row.method == method and row.nfe == nfe and row.target == target]
+def cells_of(rows: Sequence[Row]) -> Cells:
+    """Return the measures that each cell of a table summarizes, one for each seed and draw, by
+    target, NFE and method; there are none for other keys."""
+    cells = defaultdict(list)
+    for row in rows:
+        cells[row.target, row.nfe, row.method].append(row)
+    return cells
+
+
+def calls_of(cell: Sequence[Row], nfe: int) -> float:
+    """Return the mean network calls for each sample of a cell; ``nfe`` if the cell is empty."""
+    return mean(row.calls for row in cell) if cell else nfe
 
 
 def by_draw(cell: Sequence[Row], metric: str) -> dict[tuple[int, int], float]:
@@ -78,30 +89,29 @@ def measure_table(rows: Sequence[Row], metric: str) -> Table:
     """Return the means of a measure. Rows: methods, floors, and for images pure noise. Columns:
     targets and NFE."""
     methods = methods_of(rows)
+    cells = cells_of(rows)
     others = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
     best_of = max if is_better_higher(metric) else min
     lines = {method: [method_title(method)] for method in [*methods, *others]}
     for target, nfe in columns_of(rows):
-        cells = {method: cell_of(rows, target, nfe, method) for method in methods}
-        found = {method: by_seed(by_draw(cell, metric)) for method, cell in cells.items()}
+        found = {method: by_seed(by_draw(cells[target, nfe, method], metric)) for method in methods}
         means = [mean(own) for own in found.values() if own]
         best = best_of(filter(math.isfinite, means), default=None)
         places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
-        for method, cell in cells.items():
-            text = spread(found[method])
-            remarks = (
-                [f"{len(cell)} of {len(places)} measures"] if 0 < len(cell) < len(places) else []
-            )
-            calls = mean(row.calls for row in cell) if cell else nfe
+        for method, own in found.items():
+            text = spread(own)
+            cell = cells[target, nfe, method]
+            remarks = []
+            if 0 < len(cell) < len(places):
+                remarks.append(f"{len(cell)} of {len(places)} measures")
+            calls = calls_of(cell, nfe)
             if abs(calls - nfe) > 0.05:
                 remarks.append(f"NFE {calls:.3g}")
             if remarks:
                 text += f" ({', '.join(remarks)})"
-            is_best = found[method] and mean(found[method]) == best
-            lines[method].append(f"**{text}**" if is_best else text)
+            lines[method].append(f"**{text}**" if own and mean(own) == best else text)
         for name in others:
-            cell = cell_of(rows, target, None, name)
-            lines[name].append(spread(by_seed(by_draw(cell, metric))))
+            lines[name].append(spread(by_seed(by_draw(cells[target, None, name], metric))))
     return [_head(name_of(metric), rows), *lines.values()]
 
 
@@ -121,12 +131,13 @@ def spread(found: Sequence[float]) -> str:
 def difference_table(rows: Sequence[Row], metric: str) -> Table:
     """Return the paired differences between the first method and the others."""
     first, *others = methods_of(rows)
+    cells = cells_of(rows)
     table = [_head(f"{method_title(first)} minus, {name_of(metric)}", rows)]
     for other in others:
         table.append([method_title(other)])
-        for column in columns_of(rows):
-            own = by_draw(cell_of(rows, *column, first), metric)
-            theirs = by_draw(cell_of(rows, *column, other), metric)
+        for target, nfe in columns_of(rows):
+            own = by_draw(cells[target, nfe, first], metric)
+            theirs = by_draw(cells[target, nfe, other], metric)
             both = {key: own[key] - theirs[key] for key in sorted(own.keys() & theirs.keys())}
             table[-1].append(verdict(by_seed(both), metric))
     return table
@@ -157,19 +168,19 @@ def cost_table(rows: Sequence[Row]) -> Table:
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
     table = [head + [f"sampling at NFE {nfe}, s" for nfe in counts]]
     own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
-    timed: dict[str, float] = {}
-    for method, found in own.items():
-        if seconds := [row.train_seconds for row in found if row.train_seconds]:
-            timed[method] = mean(seconds)
+    times = {
+        method: mean(seconds)
+        for method, found in own.items()
+        if (seconds := [row.train_seconds for row in found if row.train_seconds])
+    }
     for method, found in own.items():
         updates = found[0].updates
         line = [method_title(method), str(updates), "-", "-"]
-        if method in timed:
-            equal = updates * max(timed.values()) / timed[method]
-            line[2:] = [f"{timed[method]:.0f}", f"{equal:.0f}"]
+        if time := times.get(method):
+            line[2:] = [f"{time:.0f}", f"{updates * max(times.values()) / time:.0f}"]
         for nfe in counts:
-            times = [row.sample_seconds for row in found if row.nfe == nfe]
-            line.append(f"{mean(times):.2f}" if times else "-")
+            seconds = [row.sample_seconds for row in found if row.nfe == nfe]
+            line.append(f"{mean(seconds):.2f}" if seconds else "-")
         table.append(line)
     return table
 

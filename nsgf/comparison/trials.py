@@ -215,9 +215,9 @@ class Trial:
         are not valid for this target."""
         config = self._settings
         source, _, name = self.target.rpartition("_")
-        if self.target in DATA_SETS:  # whose name may have an underscore
-            source, name = NOISE, self.target
         data: dict[str, Any] = {"name": name, "source": source or NOISE}
+        if self.target in DATA_SETS:  # whose name may have an underscore
+            data = {"name": self.target, "source": NOISE}
         config = replace(config, seed=self.seed, data=replace(config.data, **data))
         precision = pick_precision(config, pick_device(config.device))
         config.train = replace(config.train, preview=False, precision=precision)

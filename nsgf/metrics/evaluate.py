@@ -142,13 +142,17 @@ class Yardstick:
         return self.features.measures if has_enough else measures_in("imagenet")
 
     def measure(
-        self, measures: Sequence[Measure], samples: Tensor, seed: int, draw: int
+        self, measures: Sequence[Measure], samples: Tensor | None, seed: int, draw: int
     ) -> dict[str, float]:
-        """Return measures of samples (n, *shape) by key. Points are compared with a draw of the
-        target, images with the same real images in all draws."""
-        if self.features:
-            return self.features.measure(samples, measures)
-        return self.distance(measures, samples, seed, str(draw), "compare")
+        """Return measures of samples (n, *shape) by key; None: of new samples of the target, as
+        many as those of a trial. Points are compared with a draw of the target, images with the
+        same real images in all draws."""
+        if not self.features:
+            own = self.samples if samples is None else samples
+            return self.distance(measures, own, seed, str(draw), "compare")
+        if samples is None:
+            return self.features.floor(self.samples, draw, measures)
+        return self.features.measure(samples, measures)
 
     def floor_places(self, places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
         """Return seed and draw of each floor, given seeds and draws of the measures. Floors of
@@ -156,12 +160,6 @@ class Yardstick:
         if not self.network:
             return places
         return ((0, split) for split in range(self.network.splits))
-
-    def floor(self, measures: Sequence[Measure], seed: int, draw: int) -> dict[str, float]:
-        """Return the measures of new samples of the target, as many as those of a trial."""
-        if self.features:
-            return self.features.floor(self.samples, draw, measures)
-        return self.distance(measures, self.samples, seed, str(draw), "compare")
 
 
 def evaluate_run(

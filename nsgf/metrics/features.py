@@ -316,13 +316,15 @@ class FeatureMetrics:
         features, labels = samples
         reference, own = real
         where = self._device if self._device.type == "cuda" else torch.device("cpu")
-        x, y = features[:n].to(where), reference.to(where)
-        pairs: dict[Space, tuple[Any, Any]] = {
-            space: (x[:, columns], y[:, columns]) for space, columns in self._network.spaces
-        }
+        x = features[:n].to(where)
+        y = reference.to(where)
         each = n // max(1, len(self._names))
+        spaces = dict(self._network.spaces)
+        pairs: dict[Space, Any] = {
+            space: (x[:, part], y[:, part]) for space, part in spaces.items()
+        }
         pairs["classes"] = (features, labels, each), (reference, own, len(own))
-        return compute(measures or measures_in(*dict(self._network.spaces)), pairs)
+        return compute(measures or measures_in(*spaces), pairs)
 
     def _stored(self, images: Tensor) -> Tensor:
         """Return the features of real images from a file in the folder; if that fails, compute, log

@@ -86,8 +86,10 @@ def save_grid(images: Tensor, file: Path) -> None:
 
 def draw_grid(images: Tensor) -> Any:
     """Return images (N, C, H, W) in [-1, 1] as one PIL image, nearly square."""
+    from PIL import Image
+
     grid = join_images(images, padding=2, value=-1.0, width=MIN_PIXELS)
-    return next(to_pictures(grid.permute(2, 0, 1).unsqueeze(0)))
+    return Image.fromarray(to_bytes(grid).numpy())
 
 
 def to_pictures(images: Tensor) -> Iterator[Any]:

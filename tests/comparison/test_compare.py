@@ -84,7 +84,7 @@ def test_comparison_trains_measures_and_reports(finished_once):
 def test_what_is_finished_is_not_done_again(finished, monkeypatch):
     folder = finished.folder
     tables = [(folder / name).read_text() for name in ("table.md", "table.csv")]
-    for owner, name in ((engine, "train"), (engine, "generate"), (Yardstick, "floor")):
+    for owner, name in ((engine, "train"), (engine, "generate"), (Yardstick, "measure")):
         monkeypatch.setattr(owner, name, None)
     second, said = run(finished)
     assert [file.read_text() for file in second[:2]] == tables
