@@ -243,7 +243,12 @@ class Work:
         """Return all measures so far, and the floors, which are measured if missing."""
         comparison = self._comparison
         rows = list[Row]()
-        earlier = comparison.trials_of(self._earlier_functions())
+        # functions of earlier calls stay behind the others
+        files = sorted(comparison.folder.glob("*/functions.jsonl"))
+        saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
+        known = {*comparison.functions, *comparison.methods}
+        names = [name for name in saved if isinstance(name, str) and name not in known]
+        earlier = comparison.trials_of(dict.fromkeys(names))
         for trial in [*comparison.function_trials, *comparison.trials, *earlier]:
             costs = read_costs(trial.run.path)
             phases = trial.config.phases if trial.is_trained else []
@@ -278,11 +283,3 @@ class Work:
     def _compared(self, target: str, values: Mapping[str, float]) -> dict[str, float]:
         """Return the values of the measures of a target, without those of other settings."""
         return {name: values[name] for name in keys_of(self._yardsticks[target].compared)}
-
-    def _earlier_functions(self) -> list[str]:
-        """Return the names of the functions of earlier calls."""
-        files = sorted(self._comparison.folder.glob("*/functions.jsonl"))
-        saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
-        names = dict.fromkeys(name for name in saved if isinstance(name, str))
-        known = {*self._comparison.functions, *self._comparison.methods}
-        return [name for name in names if name not in known]

@@ -36,12 +36,11 @@ def kernel_distance(x: Tensor, y: Tensor) -> float:
     """Return the squared maximum mean discrepancy with the kernel k(a, b) = (a.b / D + 1)^3 (KID,
     Binkowski et al. 2018). The estimate has no bias: it is around 0 for equal distributions, for
     any number of samples.  x (N, D), y (M, D), N, M > 1"""
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        return (a @ b.T / a.shape[1] + 1) ** 3
-
     return -_cross_minus_within(
-        x.cpu().double(), y.cpu().double(), kernel, lambda a: (a.square().mean(1) + 1) ** 3
+        x.cpu().double(),
+        y.cpu().double(),
+        lambda a, b: (a @ b.T / a.shape[1] + 1) ** 3,
+        lambda a: (a.square().mean(1) + 1) ** 3,
     )
 
 

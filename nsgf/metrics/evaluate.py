@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import Config, EvaluationConfig
+from nsgf.config.schema import Config
 from nsgf.data import Data, build_source, is_image_set
 from nsgf.data.images import to_unit_range
 from nsgf.metrics.distances import nearest_images, require_neighbours
@@ -40,23 +40,6 @@ NEAREST = 2048
 """Largest number of samples, and of real images, whose nearest training images are searched."""
 
 
-def pick_network(evaluation: EvaluationConfig, log: Callable[[str], None]) -> FeatureNetwork | None:
-    """Return the network of ``evaluation.features``; None, after a line, if it is ``auto`` and
-    ImageNet's package is missing. Raise UserError if it cannot be loaded."""
-    if evaluation.features == "none":
-        return None
-    if evaluation.features == "inception":
-        weights = evaluation.inception_weights
-        return Inception(None if weights is None else Path(weights))
-    try:
-        return ImageNet()
-    except UserError as error:
-        if evaluation.features == "imagenet":
-            raise
-        log(f"only pixels are compared, by W2: {error}")
-        return None
-
-
 class Yardstick:
     """Computes the measures of one data set, each in its :data:`nsgf.metrics.measures.Space`."""
 
@@ -69,7 +52,18 @@ class Yardstick:
         self.data = Data(config.data, config.seed)
         self.measured = self.data.measured()
         """The held-out part of own data; without one the same as ``data``."""
-        self.network = None if self.data.images is None else pick_network(config.evaluation, log)
+        self.network: FeatureNetwork | None = None
+        evaluation = config.evaluation
+        if self.data.images is not None and evaluation.features == "inception":
+            weights = evaluation.inception_weights
+            self.network = Inception(None if weights is None else Path(weights))
+        elif self.data.images is not None and evaluation.features != "none":
+            try:
+                self.network = ImageNet()
+            except UserError as error:
+                if evaluation.features == "imagenet":
+                    raise
+                log(f"only pixels are compared, by W2: {error}")
         spaces: list[Space] = ["units"] if self.data.points is None else ["units", "standardised"]
         self.distances = measures_in(*spaces)
         """Measures of values, without features of a network."""

@@ -107,6 +107,7 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
     in the plane with the arrows of the next step. ``axes``: names of the coordinates. A file that
     would be larger than MAX_BYTES has fewer colours, then fewer frames.
     """
+    from matplotlib.figure import Figure
     from PIL import Image
 
     last = len(samples.path) - 1
@@ -115,7 +116,15 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
         x = samples.path[state]
         title = samples.marks[state]
         if x.ndim == 4:
-            figure = _grid_frame(x, title)
+            # each pixel becomes equally many pixels
+            columns = math.ceil(len(x) / max(1, math.isqrt(len(x) // 2)))
+            if (smaller := WIDTH / columns / x.shape[3]) < 1:
+                size = [max(1, int(side * smaller)) for side in x.shape[2:]]
+                x = functional.interpolate(x, size, mode="area")
+            grid = join_images(x, columns, padding=1, value=1.0, width=WIDTH).clamp(-1, 1)
+            figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
+            figure.figimage(((grid + 1) / 2).numpy(), origin="upper")
+            figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
         else:
             low, high = point_box(*samples.path)
             shape = 1.0 if axes else (high[1] - low[1]) / max(high[0] - low[0], 1e-9)
@@ -146,18 +155,3 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
             frames = [*frames[:-1:2], frames[-1]]
     with replacing(file) as target:
         target.write(stream.getvalue())
-
-
-def _grid_frame(images: Tensor, title: str) -> Any:
-    """Draw images (N, C, H, W) in [-1, 1] under a title, each pixel as equally many pixels."""
-    from matplotlib.figure import Figure
-
-    columns = math.ceil(len(images) / max(1, math.isqrt(len(images) // 2)))
-    if (smaller := WIDTH / columns / images.shape[3]) < 1:
-        size = [max(1, int(side * smaller)) for side in images.shape[2:]]
-        images = functional.interpolate(images, size, mode="area")
-    grid = join_images(images, columns, padding=1, value=1.0, width=WIDTH).clamp(-1, 1)
-    figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
-    figure.figimage(((grid + 1) / 2).numpy(), origin="upper")
-    figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
-    return figure

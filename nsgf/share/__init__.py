@@ -17,7 +17,6 @@ import shutil
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -273,7 +272,14 @@ def card(
 ) -> str:
     """Return the text of ``README.md`` with the hub's front matter. ``updates``: training progress
     by phase; ``pictures``: names of pictures beside it."""
-    measures = same_measures(config, run, updates)
+    # measures of these updates and, with classes, of the same guidance
+    measures = read_object(run.path / "metrics.json")
+    its = measures.get("updates")
+    is_same = isinstance(its, dict) and bool(its) and its.items() <= updates.items()
+    if config.data.conditional and measures.get("guidance") != config.sampling.guidance:
+        is_same = False
+    if not is_same:
+        measures = {}
     way = find_way(config)
     least, most = way.possible_calls(config)
     flow = build_flow(config)
@@ -300,14 +306,3 @@ def card(
         version=__version__,
     )
     return shorten_paths(printable(text))
-
-
-def same_measures(config: Config, run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
-    """Return ``metrics.json`` if it was measured after these updates and, with classes, with the
-    same guidance; otherwise an empty dictionary."""
-    found = read_object(run.path / "metrics.json")
-    its = found.get("updates")
-    is_same = isinstance(its, dict) and bool(its) and its.items() <= updates.items()
-    if config.data.conditional:
-        is_same = is_same and found.get("guidance") == config.sampling.guidance
-    return found if is_same else {}

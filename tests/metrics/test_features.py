@@ -289,18 +289,6 @@ def test_at_most_as_many_samples_are_measured_as_the_floor_has(
     assert (len(few._reference[0]), few.used(5000), len(few._real[0])) == (300, 300, 600)
 
 
-def test_features_of_real_images_are_computed_once(images, tmp_path):
-    """Stored under the network's checksum, so that those of another network are not taken."""
-    said: list[str] = []
-    for _ in range(2):
-        FeatureMetrics(Pixels(), CONFIG, images, tmp_path, CPU, said.append)
-    assert len(said) == 1
-    other = Pixels()
-    other.key = "1"
-    FeatureMetrics(other, CONFIG, images, tmp_path, CPU, said.append)
-    assert len(said) == 2
-
-
 def test_random_images_are_compared_with_random_images(tmp_path):
     config = replace(CONFIG, name="mnist", fake=True)  # whose files are not there
     fake = DATA_SETS["mnist"].fake_images(torch.Generator().manual_seed(0))

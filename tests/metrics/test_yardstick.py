@@ -78,16 +78,3 @@ def test_images_have_ten_floors_whatever_the_seed(tmp_path, monkeypatch):
     points = Yardstick(shipped("2d"), CPU, print)
     assert list(points.floor_places([(3, 0), (4, 0)])) == [(3, 0), (4, 0)]
     assert points.samples == 4096  # points without end are not cut short
-
-
-def test_points_are_compared_in_their_units(own_data, compared):
-    config = shipped("points", *own_data["points"])
-    data, samples = Data(config.data, 0), torch.randn(20, 3)
-    yardstick = Yardstick(config, CPU, print)
-    values = yardstick.measure(yardstick.compared, samples, seed=0, draw=1)
-    (x, reals), (own, standardised) = compared
-    assert torch.equal(own, samples)
-    torch.testing.assert_close(data.in_units(standardised), reals)
-    assert torch.equal(x, data.in_units(samples))
-    assert torch.equal(reals, data.reference("compare", "1").sample(20))
-    assert list(values) == measures.keys_of(yardstick.compared)
