@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from nsgf.comparison.results import SETTINGS, TABLE, read_rows
+from nsgf.comparison import SETTINGS, TABLE, read_rows
 from nsgf.config.settings import build
-from nsgf.report.progress import last_loss, progress_of
+from nsgf.report import last_loss, progress_of
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs

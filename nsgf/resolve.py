@@ -178,7 +178,7 @@ def _find_run(
         return None
     from nsgf.checks import check_values
     from nsgf.run.folder import newest_run
-    from nsgf.share.exported import open_run
+    from nsgf.share import open_run
 
     if "run" in options:
         run = open_run(options["run"])

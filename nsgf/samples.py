@@ -96,42 +96,49 @@ def sample_run(
     if nfe is not None:
         config = find_way(config, run.has_checkpoint).choose_calls(config, nfe)
     world = world or World()
-    place, is_folder = (None, False) if out is None else _output(out, config)
-    folder, suffix = results_folder(config, run) / "samples", changed_settings(config, run)
-    names = [f"samples{suffix}.npz", f"grid{suffix}.png", f"trajectory{suffix}.png"]
-    if not place:
-        ensure_writable(folder, names=names)
-    arrays, grid, trajectory = (folder / name for name in names)
     device = pick_device(config.device)
+    is_images = is_image_set(config.data.name)
+    # all that can be refused
+    place = kind = None
+    if out is None:
+        folder = results_folder(config, run) / "samples"
+        suffix = changed_settings(config, run)
+        names = [f"samples{suffix}.npz", f"grid{suffix}.png", f"trajectory{suffix}.png"]
+        ensure_writable(folder, names=names)
+        arrays, grid, trajectory = (folder / name for name in names)
+    else:
+        place, kind = _output(out, config)
     sampler, updates = load_sampler(config, run, device)
-    is_grid = is_image_set(config.data.name)
-    has_data = not (place or is_grid or (config.data.name == "points" and not config.data.path))
-    try:
-        data = Data(config.data, config.seed) if has_data else None
-    except UserError as error:
-        raise UserError(f"{error}; --out FILE.npz needs no data") from error
+    data = None
+    if not (place or is_images or (config.data.name == "points" and not config.data.path)):
+        try:
+            data = Data(config.data, config.seed)
+        except UserError as error:
+            raise UserError(f"{error}; --out FILE.npz needs no data") from error
+    # samples
     source = build_source(config.data, config.seed, "sample")
-    count, path = config.sampling.num_samples, PATH_SAMPLES if is_grid and not place else 0
-    if place and place.suffix in MOVING and not is_folder:
-        path = MOVING_IMAGES if is_grid else POINT_SAMPLES
+    count = config.sampling.num_samples
+    path = PATH_SAMPLES if is_images and not place else 0
+    if kind in MOVING:
+        path = MOVING_IMAGES if is_images else POINT_SAMPLES
         count = min(count, path)
     samples = generate(sampler, source, count, device, path=path, world=world)
     if not world.is_main:
         return []
+    # files
     networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
     about = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
     if place:
-        _write_output(config, samples, place, is_folder=is_folder)
+        _write_output(config, samples, place, kind)
         return [about, str(place)]
     _save_arrays(config, samples, arrays)
-    if not is_grid:
+    if not is_images:
         start = build_source(config.data, config.seed, "path").sample(POINT_SAMPLES).to(device)
         samples = sampler(start, keep_path=True)
     save_figure(draw_path(samples, config.data, data, "path"), trajectory)
-    if not is_grid:
+    if not is_images:
         return [about, str(arrays), str(trajectory)]
-    is_mixed = samples.labels is not None and config.sampling.label is None
-    classes = class_names(config.data) if is_mixed else ()
+    classes = class_names(config.data) if config.sampling.label is None else ()
     columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
     if columns:  # a row for each class; sample i is of class i mod K
         rows = np.arange(columns * len(classes)).reshape(columns, len(classes)).T
@@ -141,20 +148,20 @@ def sample_run(
     return [about, str(arrays), str(grid), str(trajectory)]
 
 
-def _output(out: str, config: Config) -> tuple[Path, bool]:
-    """Check that ``--out`` can be written; return its path, and whether it is a folder."""
+def _output(out: str, config: Config) -> tuple[Path, str]:
+    """Check that ``--out`` can be written; return its path and its suffix, for a folder none."""
     path = expand_path("out", out)
-    is_folder = out.endswith("/") or os.path.isdir(path) or not path.suffix
-    kinds = ["FILE.npz", "DIR/"] if is_image_set(config.data.name) else ["FILE.npz", "FILE.csv"]
+    suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix
+    kinds = ["FILE.npz", "DIR/" if is_image_set(config.data.name) else "FILE.csv"]
     kinds += [f"FILE{suffix}" for suffix in MOVING if data_shape(config.data) != (1,)]
-    if ("DIR/" if is_folder else f"FILE{path.suffix}") not in kinds:
+    if (f"FILE{suffix}" if suffix else "DIR/") not in kinds:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
     images = [_image_name(0, label) for label in class_names(config.data)]
     longest = max(images, key=lambda name: len(os.fsencode(name)), default="x")
     ensure_writable(path.parent, "out", [path.name, longest])
-    if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
+    if path.exists() and (suffix or not path.is_dir() or any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
-    return path, is_folder
+    return path, suffix
 
 
 def _image_name(number: int, label: str = "") -> str:
@@ -162,35 +169,35 @@ def _image_name(number: int, label: str = "") -> str:
     return f"{number:06d}" + (label and "-" + re.sub(r"\W+", "_", label)) + ".png"
 
 
-def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bool = False) -> None:
+def _write_output(config: Config, samples: Samples, path: Path, suffix: str | None) -> None:
     """Write samples as .npz, as .csv with a line of names, as a moving picture, or as PNG files."""
-    axes = axes_of(config.data)
-    if path.suffix == ".npz" and not is_folder:
+    if suffix == ".npz":
         _save_arrays(config, samples, path)
-    elif path.suffix in MOVING and not is_folder:
+    elif suffix in MOVING:
         if not samples.finite:
             raise UserError("the samples are not finite: training has diverged")
         states = [in_units(config.data, state) for state in samples.path]
-        save_animation(replace(samples, path=states), path, axes)
-    elif is_image_set(config.data.name):
-        names, labels = class_names(config.data), samples.labels
-        with replacing_folder(path) as folder:
-            for number, image in enumerate(to_pictures(samples.x)):
-                label = "" if labels is None else names[int(labels[number])]
-                image.save(folder / _image_name(number, label))
-    else:
-        x, text = in_units(config.data, samples.x), io.StringIO()
-        columns = axes or [f"x{number}" for number in range(1, x.shape[1] + 1)]
+        save_animation(replace(samples, path=states), path, axes_of(config.data))
+    elif suffix == ".csv":
+        x = in_units(config.data, samples.x)
+        columns = axes_of(config.data) or [f"x{number}" for number in range(1, x.shape[1] + 1)]
+        text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([columns, *x.tolist()])
         write_text(path, text.getvalue())
+    else:
+        names = class_names(config.data)
+        with replacing_folder(path) as folder:
+            for number, image in enumerate(to_pictures(samples.x)):
+                label = "" if samples.labels is None else names[int(samples.labels[number])]
+                image.save(folder / _image_name(number, label))
 
 
 def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
-    about = {"tau": np.empty(0) if samples.tau is None else samples.tau.numpy()}
-    about |= {} if samples.labels is None else {"labels": samples.labels.numpy()}
+    about = {"nfe": samples.nfe, "tau": np.empty(0) if samples.tau is None else samples.tau}
+    if samples.labels is not None:
+        about["labels"] = samples.labels
     with replacing(file) as stream:
-        x = in_units(config.data, samples.x).numpy()
-        np.savez(stream, x=x, nfe=samples.nfe, **about)  # type: ignore[arg-type]
+        np.savez(stream, x=in_units(config.data, samples.x), **about)  # type: ignore[arg-type]
 
 
 def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: str) -> Any:
@@ -207,19 +214,19 @@ def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: s
 def changed_settings(config: Config, run: RunFolder) -> str:
     """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
     e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
-    saved = build(run.read_settings())
-    own, now = ({"seed": c.seed, "phases": c.phases, **asdict(c.sampling)} for c in (saved, config))
+    own, now = (
+        {"seed": settings.seed, "phases": settings.phases, **asdict(settings.sampling)}
+        for settings in (build(run.read_settings()), config)
+    )
     for values in (own, now):  # the name and the number of a class are the same setting
         values["label"] = class_number(config.data, values["label"])
     del now["batch_size"]  # changes no sample
-    return "".join(f"-{key}{_in_name(now[key])}" for key in now if now[key] != own[key])
-
-
-def _in_name(value: Any) -> str:
-    """Return a setting's value as part of a file's name."""
-    if isinstance(value, list):
-        return f"_{'+'.join(value)}"
-    return f"{value}" if isinstance(value, int | float) else f"_{value or 'null'}"
+    suffix = ""
+    for key, value in now.items():
+        if value != own[key]:
+            text = "+".join(value) if isinstance(value, list) else value or "null"
+            suffix += f"-{key}{value}" if isinstance(value, int | float) else f"-{key}_{text}"
+    return suffix
 
 
 def show_preview(session: Session, data: Data, phase: Phase) -> None:
@@ -229,9 +236,10 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
     All phases start from the same noise, so their pictures can be compared. The samplers have
     random streams of their own: training draws the same numbers with and without previews.
     """
-    run, log = session.run, session.log
-    wanted = session.config.train.preview and session.stop.reason is None
-    if not (wanted and session.world.is_main):
+    run = session.run
+    log = session.log
+    wanted = session.config.train.preview and session.world.is_main
+    if not wanted or session.stop.reason is not None:
         return
     file = run.samples / f"{phase_stem(phase.name)}.png"
     title = f"After training: {phase.title}{part_of_way(session.config, phase)}"
@@ -256,7 +264,8 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
 def part_of_way(config: Config, phase: Phase) -> str:
     """Return which part of their way the samples of a phase's picture have behind them, if the last
     leg continues from there: after how many steps of those to time 1 of the flow, or of all."""
-    legs, shown = find_way(config).legs, find_preview(config, phase).legs
+    legs = find_way(config).legs
+    shown = find_preview(config, phase).legs
     if legs == shown or legs[: len(shown)] != shown:
         return ""
     steps = getattr(config.sampling, shown[-1][0].steps) or config.flow.steps

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsgf.cli.arguments import parse
+from nsgf.comparison import Row, read_rows
 from nsgf.comparison.compare import compare, comparison_plan
-from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import all_tables, markdown
 from nsgf.comparison.trials import Comparison
 from nsgf.run.stop import Stopped, StopRequest

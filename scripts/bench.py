@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 
 from nsgf.cli.arguments import parse
+from nsgf.comparison import Row, read_rows
 from nsgf.comparison.page import draw_quality
-from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import all_tables, latex, markdown
 from nsgf.config.schema import Config
 from nsgf.plots.samples import save_figure

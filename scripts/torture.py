@@ -33,7 +33,7 @@ from matplotlib.image import imread
 
 from nsgf.cli import main as nsgf
 from nsgf.cli.arguments import parse
-from nsgf.comparison.results import read_rows
+from nsgf.comparison import read_rows
 from nsgf.run import store
 from nsgf.run.checkpoint import previous_file
 

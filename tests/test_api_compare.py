@@ -9,12 +9,12 @@ import nsgf
 from nsgf import UserError
 from nsgf.cli import main
 from nsgf.comparison import compare as engine
-from nsgf.comparison.results import read_rows
+from nsgf.comparison import read_rows
 from nsgf.comparison.trials import FunctionLeg
 from nsgf.data import build_source
-from nsgf.metrics import yardstick
+from nsgf.metrics import evaluate
+from nsgf.metrics.evaluate import Yardstick
 from nsgf.metrics.measures import CLASS_KID, name_of
-from nsgf.metrics.yardstick import Yardstick
 from nsgf.sampling.sampler import Samples
 from tests.conftest import shipped
 from tests.data.own_files import own_points
@@ -77,7 +77,7 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
 def test_classes_are_compared_from_the_same_labels(tmp_path, monkeypatch):
     """Table.csv has each class, the table their mean; guidance is refused."""
     told, drawn, real = [], [], engine.generate
-    monkeypatch.setattr(yardstick, "ImageNet", Pixels)
+    monkeypatch.setattr(evaluate, "ImageNet", Pixels)
     monkeypatch.setattr(engine, "save_pictures", lambda *_: [])
     monkeypatch.setattr(engine, "generate", lambda *how: drawn.append(made := real(*how)) or made)
 

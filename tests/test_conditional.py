@@ -17,7 +17,7 @@ from nsgf.phases.base import load_network
 from nsgf.run import checkpoint
 from nsgf.samples import preview_samples, sample_run
 from nsgf.sampling.generate import generate
-from nsgf.share.export import export_run
+from nsgf.share import export_run
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")

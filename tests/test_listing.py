@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli import main
-from nsgf.comparison.results import Row, table_csv
+from nsgf.comparison import Row, table_csv
 from nsgf.comparison.trials import FLOOR
 from nsgf.listing import run_table
-from nsgf.report.progress import curves, last_loss
+from nsgf.report import curves, last_loss
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog

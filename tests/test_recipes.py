@@ -76,7 +76,7 @@ CHECKS = {
     "A measure": """
         import glob, json
         from pathlib import Path
-        from nsgf.comparison.results import read_rows
+        from nsgf.comparison import read_rows
         (found,) = map(json.load, map(open, glob.glob("runs/2d-smoke-*/metrics.json")))
         assert found["coordinate_w1"] > 0 < found["coordinate_w1_floor"]
         rows = read_rows(Path("runs/compare-2d-smoke/table.csv"))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from nsgf.cli import main
-from nsgf.comparison.results import read_rows
+from nsgf.comparison import read_rows
 from nsgf.comparison.tables import all_tables, latex
 from nsgf.config.schema import DataConfig
 from nsgf.data import Data

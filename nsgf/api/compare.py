@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from nsgf.api.train import Samples, request_with_data, split_data
+from nsgf.comparison import COLUMNS, TABLE, read_rows
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.page import report_comparison
-from nsgf.comparison.results import COLUMNS, TABLE, read_rows
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.config.files import from_arguments
 from nsgf.resolve import resolve

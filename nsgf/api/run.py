@@ -32,8 +32,7 @@ from nsgf.resolve import resolve
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
-from nsgf.share.export import export_run
-from nsgf.share.exported import find_folder, open_run
+from nsgf.share import export_run, find_folder, open_run
 from nsgf.sinkhorn.base import to_array
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, write_text

@@ -141,7 +141,8 @@ def _sample(request: Request) -> Iterator[str]:
 
 
 def _evaluate(request: Request) -> Iterator[str]:
-    from nsgf.metrics.evaluate import evaluate_run, report
+    from nsgf.metrics.evaluate import evaluate_run
+    from nsgf.metrics.measures import report
     from nsgf.system.distributed import join
 
     with join(request.config.device) as world:
@@ -191,7 +192,7 @@ def _compare(request: Request) -> Iterator[str]:
 
 
 def _export(request: Request) -> list[str]:
-    from nsgf.share.export import export_run
+    from nsgf.share import export_run
 
     half = request.options.get("half", False)
     return export_run(request.config, request.opened, request.options["to"], half)

@@ -1,1 +1,115 @@
-"""``nsgf compare``: compare NSGF with alternative methods on equal terms."""
+"""``nsgf compare``: compare NSGF with alternative methods on equal terms.
+
+This file holds the measures of a comparison, lines of ``table.csv``. Each is also appended to a
+file: ``measures.jsonl`` in the run folder of its trial; in the folder of its target
+``floors.jsonl``, or ``functions.jsonl`` for a caller's own methods.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nsgf.system.errors import UserError, cause
+from nsgf.system.files import append_text, read_lines, whole_number
+
+
+class Row(NamedTuple):
+    """One measure of one trial, a line of ``table.csv``."""
+
+    target: str
+    method: str
+    """FLOOR: samples of the target itself."""
+    seed: int
+    draw: int
+    nfe: int | None
+    """Requested number of network calls for each sample; None for the floor."""
+    calls: float
+    """Actual number of network calls for each sample."""
+    updates: int
+    train_seconds: float
+    sample_seconds: float
+    values: Mapping[str, float]
+    """Measures by name."""
+
+
+SETTINGS, TABLE = "comparison.yaml", "table.csv"
+"""Files in a comparison's folder: the settings of its command, and its measures."""
+COLUMNS = Row._fields[:-1]
+"""First columns of ``table.csv``; the others are measures."""
+KINDS: list[Callable[[str], Any]] = [
+    str,
+    str,
+    whole_number,
+    whole_number,
+    lambda text: whole_number(text) if text else None,
+    lambda text: float(text or 0),
+    whole_number,
+    float,
+    float,
+]
+"""Functions that read them."""
+
+
+def table_csv(rows: Sequence[Row]) -> str:
+    """Return the text of ``table.csv``."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*COLUMNS, *rows[0].values])
+    writer.writerows([*facts, *values.values()] for *facts, values in rows)
+    return stream.getvalue()
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Return the rows of a ``table.csv``. Raise UserError if the file has another form."""
+    try:
+        head, *lines = csv.reader(io.StringIO(file.read_text("utf-8")))
+        names = head[len(COLUMNS) :]
+        if head != [*COLUMNS, *names] or not names:
+            raise ValueError(f"its columns must be {','.join(COLUMNS)} and measures")
+        rows = []
+        for line in lines:
+            facts = [kind(text) for kind, text in zip(KINDS, line, strict=False)]
+            found = map(float, line[len(COLUMNS) :])
+            rows.append(Row(*facts, dict(zip(names, found, strict=True))))
+        return rows
+    except OSError as error:
+        raise UserError(f"{file}: {cause(error)}") from error
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{file}: must be a table.csv of nsgf compare ({error})") from error
+
+
+class Measured(NamedTuple):
+    """The stored measures of one sampling of a trial, or of a floor."""
+
+    calls: float
+    seconds: float
+    values: dict[str, float]
+
+
+def read_measures(file: Path) -> dict[str, Measured]:
+    """Return the measures in a file by key (:func:`nsgf.comparison.trials.measure_key`). Damaged
+    lines are skipped; a later line adds to the values of an earlier one with the same key."""
+    found: dict[str, Measured] = {}
+    kinds = {"key": dict, "calls": float, "seconds": float, "values": dict}
+    for key, calls, seconds, values in read_lines(file, **kinds):
+        own = {name: math.inf if value is None else value for name, value in values.items()}
+        if all(type(value) is float for value in own.values()):
+            text = json.dumps(key, sort_keys=True)
+            before = found[text].values if text in found else {}
+            found[text] = Measured(calls, seconds, before | own)
+    return found
+
+
+def add_measure(file: Path, key: str, measured: Measured) -> None:
+    """Append a line to a file of measures. A value that is not finite becomes null."""
+    values = measured.values.items()
+    finite = {name: value if math.isfinite(value) else None for name, value in values}
+    line = json.dumps({"key": json.loads(key)} | measured._asdict() | {"values": finite})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.exists() and not file.read_bytes().endswith(b"\n"):  # cut by a killed process
+        line = f"\n{line}"
+    append_text(file, f"{line}\n")

@@ -4,13 +4,12 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
-from nsgf.comparison.results import Measured, Row, add_measure, read_measures
+from nsgf.comparison import Measured, Row, add_measure, read_measures
 from nsgf.comparison.tables import save_pictures, write_report
 from nsgf.comparison.trials import (
     FLOOR,
@@ -23,12 +22,13 @@ from nsgf.comparison.trials import (
 )
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
+from nsgf.config.values import format_value
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan, try_phases
+from nsgf.metrics.evaluate import Yardstick
 from nsgf.metrics.measures import Measure, keys_of, name_of, without_classes
-from nsgf.metrics.yardstick import Yardstick
 from nsgf.phases import get_phase
-from nsgf.report.progress import trained_updates
+from nsgf.report import trained_updates
 from nsgf.run.checkpoint import read_good_header, restore_previous
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, lock_folder, wait_for_lock
@@ -96,14 +96,14 @@ def comparison_plan(comparison: Comparison) -> list[str]:
             wrong or differs from the one that it was trained with, ``compare.nfe`` is too small, a
             package is missing, or this machine has too little memory.
     """
-    config, methods = comparison.config, comparison.methods
-    if config.sampling.label is not None:
-        raise UserError(f"sampling.label = {config.sampling.label}: must be null to compare")
+    config = comparison.config
+    methods = comparison.methods
     for own in methods.values():
-        if (weight := own.sampling.guidance) != 1:
-            raise UserError(
-                f"sampling.guidance = {weight:g}: must be 1 to compare, others double the calls"
-            )
+        for key, allowed in {"label": None, "guidance": 1}.items():
+            value = getattr(own.sampling, key)
+            if value != allowed:
+                shown = name_setting(f"sampling.{key}", value)
+                raise UserError(f"{shown}: must be {format_value(allowed)} to compare")
     todo = [trial for trial in comparison.trials if trial.nfe]
     if not todo:
         raise UserError(
@@ -111,9 +111,10 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         )
     load_odeint(config.sampling.solver)
     check_links(comparison.folder)
-    device, planned = pick_device(config.device), set()
+    device = pick_device(config.device)
     for trial in todo:
-        own, run = trial.config, trial.run
+        own = trial.config
+        run = trial.run
         for phase in filter(run.has_checkpoint, own.phases):
             saved = read_good_header(run.checkpoint_file(phase))["config"]
             frozen = [*get_phase(phase).follows, phase, "train.precision"]
@@ -122,8 +123,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
                     f"{run.path} was trained with other settings ({'; '.join(texts)}); "
                     "remove it, or use another out_dir"
                 )
-        if (trial.target, trial.method) not in planned:  # other seeds need the same memory
-            planned.add((trial.target, trial.method))
+        if trial.seed == config.seed:  # other seeds need the same memory
             left = [phase for phase in own.phases if not is_trained(own, run, phase)]
             training_plan(own, left, device, run)
     done = sum(set(trial.keys.values()) <= read_measures(trial.measures).keys() for trial in todo)
@@ -146,18 +146,18 @@ class Work:
     """Trains and measures the trials of one comparison; arguments as in :func:`compare`."""
 
     def __init__(self, comparison: Comparison, stop: StopRequest, log: Log) -> None:
-        self._comparison, self._stop, self._log = comparison, stop, log
+        self._comparison = comparison
+        self._stop = stop
+        self._log = log
         self.device = pick_device(comparison.config.device)
-        self._of_functions: list[Row] = []
-        self._estimated: set[str] = set()
-        self._rows: dict[Trial, list[Row]] = {}
-        self._known: dict[Path, dict[str, Measured]] = {}
-        self._yardsticks: dict[str, Yardstick] = {}
+        self._estimated = set[str]()
+        self._known = dict[Path, dict[str, Measured]]()
+        self._yardsticks = dict[str, Yardstick]()
         for trial in comparison.trials:
             if trial.target not in self._yardsticks:
-                self._yardsticks[trial.target] = Yardstick(trial.config, self.device, log)
-        for yardstick in self._yardsticks.values():
-            yardstick.check_comparison()
+                yardstick = Yardstick(trial.config, self.device, log)
+                yardstick.check_comparison()
+                self._yardsticks[trial.target] = yardstick
 
     def is_measured(self, trial: Trial) -> bool:
         """Whether all measures of a trial exist."""
@@ -168,15 +168,14 @@ class Work:
     def _find_missing(self, target: str, file: Path, key: str) -> list[Measure]:
         """Return the measures that a file lacks under a key. If some are missing, read the file
         again, because another process may have added them."""
-        missing = self._yardsticks[target].compared
-        for reads_again in (False, True):
-            if reads_again:
-                self._known[file] = read_measures(file)
-            if known := self._known.get(file, {}).get(key):
-                missing = [one for one in missing if not known.values.keys() >= one.titles.keys()]
-            if not missing:
-                break
-        return missing
+        compared = self._yardsticks[target].compared
+        if not self._values(file, key).keys() >= {*keys_of(compared)}:
+            self._known[file] = read_measures(file)
+        found = self._values(file, key).keys()
+        return [one for one in compared if not found >= one.titles.keys()]
+
+    def _values(self, file: Path, key: str) -> Mapping[str, float]:
+        return self._known[file][key].values if key in self._known.get(file, {}) else {}
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial; return False if another process works on it."""
@@ -196,16 +195,16 @@ class Work:
                     elsewhere = replace(config, out_dir=tempfile.gettempdir())
                     tried = try_phases(elsewhere, self.device, stop=self._stop)
                     seconds = sum(needed for _, needed in tried)
-                    each, seeds = format_hours(seconds), config.compare.seeds
-                    together = f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
-                    name = method_title(trial.method)
-                    self._log(f"compare: {name}: training takes about {each}, {together}")
+                    seeds = config.compare.seeds
+                    self._log(
+                        f"compare: {trial.title}: training takes about {format_hours(seconds)}, "
+                        f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
+                    )
                 train(config, run, stop=self._stop)
             with lock_folder(run.path):
                 for (nfe, draw), key in trial.keys.items():
                     if missing := self._find_missing(trial.target, trial.measures, key):
-                        self.check_stop()
-                        add_measure(trial.measures, key, self._measure(trial, nfe, draw, missing))
+                        self._measure(trial, nfe, draw, missing)
         except Busy:
             return False
         return True
@@ -213,54 +212,26 @@ class Work:
     def measure_functions(self) -> None:
         """Measure the caller's functions, which may have changed since the last call."""
         for trial in self._comparison.function_trials:
-            measures = self._yardsticks[trial.target].compared
-            file = self._functions_file(trial.target)
-            for nfe, draw in product(trial.nfe, range(trial.config.compare.draws)):
-                self.check_stop()
-                measured = self._measure(trial, nfe, draw, measures)
-                place = {"method": trial.method, "seed": trial.seed, "nfe": nfe, "draw": draw}
-                file.parent.mkdir(parents=True, exist_ok=True)
-                add_measure(file, measure_key(self._comparison.config, **place), measured)
-        self._of_functions = self._rows_of_functions()
+            for nfe, draw in trial.keys:
+                self._measure(trial, nfe, draw, self._yardsticks[trial.target].compared)
 
-    def _functions_file(self, target: str) -> Path:
-        return self._comparison.folder / target / "functions.jsonl"
-
-    def _rows_of_functions(self) -> list[Row]:
-        """Return the newest measures of the caller's functions, then those of earlier calls."""
-        config, methods, rows = self._comparison.config, self._comparison.methods, list[Row]()
-        seeds = range(config.seed, config.seed + config.compare.seeds)
-        places = [*product(seeds, config.compare.nfe, range(config.compare.draws))]
-        for target, yardstick in self._yardsticks.items():
-            file = self._functions_file(target)
-            known = read_measures(file) if file.exists() else {}
-            names, saved = keys_of(yardstick.compared), [json.loads(key) for key in known]
-            earlier = [own["method"] for own in saved if isinstance(own.get("method"), str)]
-            for method in dict.fromkeys([*self._comparison.functions, *earlier]):
-                for seed, nfe, draw in places if method not in methods else ():
-                    place = {"method": method, "seed": seed, "nfe": nfe, "draw": draw}
-                    found = known.get(measure_key(config, **place))
-                    if found and found.values.keys() >= {*names}:
-                        values = {name: found.values[name] for name in names}
-                        costs = (found.calls, 0, 0.0, found.seconds)
-                        rows.append(Row(target, method, seed, draw, nfe, *costs, values))
-        return rows
-
-    def _measure(self, trial: Trial, nfe: int, draw: int, measures: Sequence[Measure]) -> Measured:
-        """Draw samples with ``nfe`` network calls each, and measure them. All methods start from
-        the same noise. Measures are inf if a sample is not finite."""
-        yardstick, config = self._yardsticks[trial.target], trial.config
+    def _measure(self, trial: Trial, nfe: int, draw: int, measures: Sequence[Measure]) -> None:
+        """Draw samples with ``nfe`` network calls each, measure them, and store the measures. All
+        methods start from the same noise. Measures are inf if a sample is not finite."""
+        self.check_stop()
+        yardstick = self._yardsticks[trial.target]
         sampler = trial.sampler(nfe, self.device)
-        source = build_source(config.data, config.seed, "compare", str(draw))
+        source = build_source(trial.config.data, trial.seed, "compare", str(draw))
         started = time.perf_counter()
         samples = generate(sampler, source, yardstick.samples, self.device)
         seconds = round(time.perf_counter() - started, 2)
         values = dict.fromkeys(keys_of(measures), math.inf)
         if samples.finite:
-            values = yardstick.measure(measures, samples.x, config.seed, draw)
+            values = yardstick.measure(measures, samples.x, trial.seed, draw)
         texts = ", ".join(f"{name_of(key)} {values[key]:.4g}" for key in without_classes(values))
         self._log(f"compare: {trial.title}, NFE {samples.nfe:g}: {texts}")
-        return Measured(samples.nfe, seconds, values)
+        measured = Measured(samples.nfe, seconds, values)
+        add_measure(trial.measures, trial.keys[nfe, draw], measured)
 
     def check_stop(self) -> None:
         """Raise Stopped if a stop was requested."""
@@ -269,40 +240,45 @@ class Work:
 
     def rows(self) -> list[Row]:
         """Return all measures so far, and the floors, which are measured if missing."""
-        ours = self._comparison.functions
-        rows = [row for row in self._of_functions if row.method in ours]
-        for trial in self._comparison.trials:
-            if len(self._rows.get(trial, [])) < len(trial.keys):
-                self._rows[trial] = self._find_rows(trial)
-            rows += self._rows.get(trial, [])
-        rows += [row for row in self._of_functions if row.method not in ours]
+        comparison = self._comparison
+        rows = list[Row]()
+        # functions of earlier calls stay behind the others
+        files = sorted(comparison.folder.glob("*/functions.jsonl"))
+        saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
+        known = {*comparison.functions, *comparison.methods}
+        names = [name for name in saved if isinstance(name, str) and name not in known]
+        earlier = comparison.trials_of(dict.fromkeys(names))
+        for trial in [*comparison.function_trials, *comparison.trials, *earlier]:
+            costs = read_costs(trial.run.path)
+            phases = trial.config.phases if trial.is_trained else []
+            updates = sum(getattr(trial.config, phase).iterations for phase in phases)
+            training = sum(costs[phase].seconds for phase in phases if phase in costs)
+            place = (trial.target, trial.method, trial.seed)
+            for (nfe, draw), key in trial.keys.items():
+                if not self._find_missing(trial.target, trial.measures, key):
+                    calls, seconds, values = self._known[trial.measures][key]
+                    times = (round(training, 1), seconds)
+                    values = self._compared(trial.target, values)
+                    rows.append(Row(*place, draw, nfe, calls, updates, *times, values))
+        # floors, and for images pure noise
         for target in dict.fromkeys(row.target for row in rows):
             yardstick = self._yardsticks[target]
+            file = comparison.folder / target / "floors.jsonl"
             places = dict.fromkeys((row.seed, row.draw) for row in rows if row.target == target)
             for seed, draw in yardstick.floor_places(places):
-                file = self._comparison.folder / target / "floors.jsonl"
-                key = measure_key(self._comparison.config, seed=seed, draw=draw)
+                key = measure_key(comparison.config, seed=seed, draw=draw)
                 if missing := self._find_missing(target, file, key):
-                    file.parent.mkdir(parents=True, exist_ok=True)  # no trial of it has begun
-                    add_measure(file, key, Measured(0.0, 0.0, yardstick.floor(missing, seed, draw)))
+                    add_measure(
+                        file, key, Measured(0.0, 0.0, yardstick.measure(missing, None, seed, draw))
+                    )
                     self._known[file] = read_measures(file)
-                known = self._known[file][key].values
-                values = {name: known[name] for name in keys_of(yardstick.compared)}
+                values = self._compared(target, self._known[file][key].values)
                 rows.append(Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values))
-            if features := yardstick.features:
-                values = {name: features.noise[name] for name in keys_of(yardstick.compared)}
+            if yardstick.features:
+                values = self._compared(target, yardstick.features.noise)
                 rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, values))
         return rows
 
-    def _find_rows(self, trial: Trial) -> list[Row]:
-        """Return the measures of a trial so far."""
-        updates, costs = count_updates(trial.config), read_costs(trial.run.path)
-        training = sum(costs[phase].seconds for phase in trial.config.phases if phase in costs)
-        names, rows = keys_of(self._yardsticks[trial.target].compared), []
-        for (nfe, draw), key in trial.keys.items():
-            if not self._find_missing(trial.target, trial.measures, key):
-                calls, seconds, values = self._known[trial.measures][key]
-                place = (trial.target, trial.method, trial.seed, draw, nfe)
-                values = {name: values[name] for name in names}
-                rows.append(Row(*place, calls, updates, round(training, 1), seconds, values))
-        return rows
+    def _compared(self, target: str, values: Mapping[str, float]) -> dict[str, float]:
+        """Return the values of the measures of a target, without those of other settings."""
+        return {name: values[name] for name in keys_of(self._yardsticks[target].compared)}

@@ -8,16 +8,17 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from nsgf.comparison.results import SETTINGS, TABLE, Row, read_rows
+from nsgf.comparison import SETTINGS, TABLE, Row, read_rows
 from nsgf.comparison.tables import (
     COST_LEGEND,
     LEGEND,
     all_tables,
+    by_draw,
     by_seed,
     calls_of,
+    cells_of,
     columns_of,
     methods_of,
-    values,
 )
 from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
 from nsgf.config.schema import Config
@@ -25,8 +26,8 @@ from nsgf.config.settings import build, drop_machine_settings
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import figure_defaults, new_figure
+from nsgf.report import progress_of
 from nsgf.report.page import Album, write_page
-from nsgf.report.progress import progress_of
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.system.errors import UserError
 from nsgf.system.files import read_object
@@ -97,26 +98,29 @@ def draw_quality(rows: Sequence[Row]) -> Any:
     measure, a line with standard deviation over seeds for each method, the floor dashed."""
     targets = list(dict.fromkeys(row.target for row in rows))
     metrics = without_classes(rows[0].values)
-    methods, counts = methods_of(rows), list(dict.fromkeys(nfe for _, nfe in columns_of(rows)))
-    figure, known = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4), list(TITLES)
+    counts = sorted({nfe for _, nfe in columns_of(rows)})
+    cells = cells_of(rows)
+    known = [*TITLES, *(method for method in methods_of(rows) if method not in TITLES)]
+    figure = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4)
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)
     for (target, metric), panel in zip(product(targets, metrics), axes.flat, strict=True):
         shown: list[float] = []
         ticks: set[float] = set()
-        for number, method in enumerate(methods):
-            cells = [by_seed(values(rows, metric, target, nfe, method)) for nfe in counts]
-            found = [own if own and all(map(math.isfinite, own)) else [math.nan] for own in cells]
-            means = [mean(own) for own in found]  # samples that diverged leave a gap
+        for number, method in enumerate(methods_of(rows)):
+            row = [cells[target, nfe, method] for nfe in counts]
+            made = [calls_of(cell, nfe) for cell, nfe in zip(row, counts, strict=True)]
+            found = [by_seed(by_draw(cell, metric)) or [math.nan] for cell in row]
+            # samples that diverged leave a gap
+            means = [mean(own) if all(map(math.isfinite, own)) else math.nan for own in found]
             spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
-            place = known.index(method) if method in known else len(known) + number
+            place = known.index(method)
             how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
             how["linestyle"] = "-" if place < 10 else ":"  # there are ten colours
             how["capsize"] = 2 + number  # so that bars at the same place stay visible
-            made = [calls_of(rows, target, nfe, method) for nfe in counts]
             panel.errorbar(made, means, spreads, label=method_title(method), **how)
             ticks |= {round(calls, 1) for calls in made}
-            shown += [value for value in means if math.isfinite(value)]
-        if floors := by_seed(values(rows, metric, target, None, FLOOR)):
+            shown += filter(math.isfinite, means)
+        if floors := by_seed(by_draw(cells[target, None, FLOOR], metric)):
             panel.axhline(mean(floors), color="0.3", linestyle="--", linewidth=1, label=FLOOR)
             shown.append(mean(floors))
         panel.set_xscale("log")
@@ -125,8 +129,8 @@ def draw_quality(rows: Sequence[Row]) -> Any:
         if not is_better_higher(metric):
             choose_scale(panel, shown)
         panel.grid(alpha=0.3)
-        name = name_of(metric)
-        panel.set_title(name if len(targets) == 1 else f"{target}: {name}", fontsize=11)
+        name = "" if len(targets) == 1 else f"{target}: "
+        panel.set_title(name + name_of(metric), fontsize=11)
         panel.set_xlabel("network calls for each sample (NFE)")
     handles, names = axes[0][0].get_legend_handles_labels()
     columns = min(2 * len(metrics), len(names))

@@ -2,7 +2,7 @@
 
 import math
 import re
-import textwrap
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +10,12 @@ from statistics import mean, stdev
 
 import torch
 
-from nsgf.comparison.results import SETTINGS, TABLE, Row, table_csv
+from nsgf.comparison import SETTINGS, TABLE, Row, table_csv
 from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
 from nsgf.data import Data
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
+from nsgf.report import render
 from nsgf.run.folder import write_facts
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import write_text
@@ -37,6 +38,7 @@ IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): 
 POINTS, IMAGES = 2048, 36
 """Number of samples of each method in a picture, for points and for images."""
 
+Cells = Mapping[tuple[str, int | None, str], list[Row]]
 Table = list[list[str]]
 """Lines of cells. The first line is the header; the best mean is written ``**mean**``."""
 Tables = tuple[list[Table], list[Table], Table]
@@ -55,23 +57,23 @@ def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
     return [(target, nfe) for nfe in counts for target in targets]
 
 
-def cell_of(rows: Sequence[Row], target: str, nfe: int | None, method: str) -> list[Row]:
-    """Return the measures that a cell of a table summarizes, one for each seed and draw."""
-    return [row for row in rows if row.method == method and row.nfe == nfe and row.target == target]
+def cells_of(rows: Sequence[Row]) -> Cells:
+    """Return the measures that each cell of a table summarizes, one for each seed and draw, by
+    target, NFE and method; there are none for other keys."""
+    cells = defaultdict(list)
+    for row in rows:
+        cells[row.target, row.nfe, row.method].append(row)
+    return cells
 
 
-def values(
-    rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: str
-) -> dict[tuple[int, int], float]:
-    """Return the values of a cell by seed and draw."""
-    cell = cell_of(rows, target, nfe, method)
-    return {(row.seed, row.draw): row.values[metric] for row in cell}
-
-
-def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
+def calls_of(cell: Sequence[Row], nfe: int) -> float:
     """Return the mean network calls for each sample of a cell; ``nfe`` if the cell is empty."""
-    cell = cell_of(rows, target, nfe, method)
     return mean(row.calls for row in cell) if cell else nfe
+
+
+def by_draw(cell: Sequence[Row], metric: str) -> dict[tuple[int, int], float]:
+    """Return the values of a cell by seed and draw."""
+    return {(row.seed, row.draw): row.values[metric] for row in cell}
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
@@ -86,25 +88,31 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
 def measure_table(rows: Sequence[Row], metric: str) -> Table:
     """Return the means of a measure. Rows: methods, floors, and for images pure noise. Columns:
     targets and NFE."""
-    methods, sign = methods_of(rows), -1 if is_better_higher(metric) else 1
+    methods = methods_of(rows)
+    cells = cells_of(rows)
     others = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
-    titles = [*map(method_title, methods), *others]
-    table = [_head(name_of(metric), rows), *([title] for title in titles)]
+    best_of = max if is_better_higher(metric) else min
+    lines = {method: [method_title(method)] for method in [*methods, *others]}
     for target, nfe in columns_of(rows):
+        found = {method: by_seed(by_draw(cells[target, nfe, method], metric)) for method in methods}
+        means = [mean(own) for own in found.values() if own]
+        best = best_of(filter(math.isfinite, means), default=None)
         places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
-        cells = [by_seed(values(rows, metric, target, nfe, method)) for method in methods]
-        means = [sign * mean(own) if own else math.inf for own in cells]
-        best = min(filter(math.isfinite, means), default=None)
-        for line, method, own, value in zip(table[1:], methods, cells, means, strict=False):
-            count, text = len(cell_of(rows, target, nfe, method)), spread(own)
-            remarks = [f"{count} of {len(places)} measures"] if 0 < count < len(places) else []
-            if abs((calls := calls_of(rows, target, nfe, method)) - nfe) > 0.05:
+        for method, own in found.items():
+            text = spread(own)
+            cell = cells[target, nfe, method]
+            remarks = []
+            if 0 < len(cell) < len(places):
+                remarks.append(f"{len(cell)} of {len(places)} measures")
+            calls = calls_of(cell, nfe)
+            if abs(calls - nfe) > 0.05:
                 remarks.append(f"NFE {calls:.3g}")
-            text += f" ({', '.join(remarks)})" if remarks else ""
-            line.append(f"**{text}**" if value == best else text)
-        for line, name in zip(table[1 + len(methods) :], others, strict=True):
-            line.append(spread(by_seed(values(rows, metric, target, None, name))))
-    return table
+            if remarks:
+                text += f" ({', '.join(remarks)})"
+            lines[method].append(f"**{text}**" if own and mean(own) == best else text)
+        for name in others:
+            lines[name].append(spread(by_seed(by_draw(cells[target, None, name], metric))))
+    return [_head(name_of(metric), rows), *lines.values()]
 
 
 def _head(title: str, rows: Sequence[Row]) -> list[str]:
@@ -123,15 +131,15 @@ def spread(found: Sequence[float]) -> str:
 def difference_table(rows: Sequence[Row], metric: str) -> Table:
     """Return the paired differences between the first method and the others."""
     first, *others = methods_of(rows)
+    cells = cells_of(rows)
     table = [_head(f"{method_title(first)} minus, {name_of(metric)}", rows)]
     for other in others:
         table.append([method_title(other)])
-        for column in columns_of(rows):
-            own = values(rows, metric, *column, first)
-            theirs = values(rows, metric, *column, other)
-            both = sorted(own.keys() & theirs.keys())
-            differences = {place: own[place] - theirs[place] for place in both}
-            table[-1].append(verdict(by_seed(differences), metric))
+        for target, nfe in columns_of(rows):
+            own = by_draw(cells[target, nfe, first], metric)
+            theirs = by_draw(cells[target, nfe, other], metric)
+            both = {key: own[key] - theirs[key] for key in sorted(own.keys() & theirs.keys())}
+            table[-1].append(verdict(by_seed(both), metric))
     return table
 
 
@@ -144,73 +152,68 @@ def verdict(differences: Sequence[float], metric: str) -> str:
     if not all(map(math.isfinite, differences)):
         return "diverged"
     middle = mean(differences)
-    if len(differences) < 2:
+    count = len(differences)
+    if count < 2:
         return f"{middle:+.3f} (one measure)"
-    error = stdev(differences) / len(differences) ** 0.5
-    if abs(middle) <= float(stdtrit(len(differences) - 1, 0.975)) * error:
+    error = stdev(differences) / count**0.5
+    word = "ahead" if (middle > 0) == is_better_higher(metric) else "behind"
+    if abs(middle) <= float(stdtrit(count - 1, 0.975)) * error:
         word = "level"
-    else:
-        word = "ahead" if (middle > 0) == is_better_higher(metric) else "behind"
     return f"{middle:+.3f} ± {error:.3f} {word}"
 
 
 def cost_table(rows: Sequence[Row]) -> Table:
     """Return updates, mean training time and mean sampling times of each method."""
-    own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
-    counts = sorted({row.nfe for row in rows if row.nfe is not None})
+    counts = sorted({nfe for _, nfe in columns_of(rows)})
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
     table = [head + [f"sampling at NFE {nfe}, s" for nfe in counts]]
-    timed: dict[str, float] = {}
+    own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
+    times = {
+        method: mean(seconds)
+        for method, found in own.items()
+        if (seconds := [row.train_seconds for row in found if row.train_seconds])
+    }
     for method, found in own.items():
-        if seconds := [row.train_seconds for row in found if row.train_seconds]:
-            timed[method] = mean(seconds)
-    for method, found in own.items():
-        line = [method_title(method), str(found[0].updates), "-", "-"]
-        if method in timed:
-            equal = found[0].updates * max(timed.values()) / timed[method]
-            line[2:] = [f"{timed[method]:.0f}", f"{equal:.0f}"]
+        updates = found[0].updates
+        line = [method_title(method), str(updates), "-", "-"]
+        if time := times.get(method):
+            line[2:] = [f"{time:.0f}", f"{updates * max(times.values()) / time:.0f}"]
         for nfe in counts:
-            times = [row.sample_seconds for row in found if row.nfe == nfe]
-            line.append(f"{mean(times):.2f}" if times else "-")
+            seconds = [row.sample_seconds for row in found if row.nfe == nfe]
+            line.append(f"{mean(seconds):.2f}" if seconds else "-")
         table.append(line)
     return table
 
 
 def all_tables(rows: Sequence[Row]) -> Tables:
     """Return a table of means and one of differences for each measure, and the table of costs."""
-    metrics, is_single = without_classes(rows[0].values), len(methods_of(rows)) < 2
-    differences = [difference_table(rows, metric) for metric in metrics if not is_single]
-    return [measure_table(rows, metric) for metric in metrics], differences, cost_table(rows)
+    metrics = without_classes(rows[0].values)
+    means = [measure_table(rows, metric) for metric in metrics]
+    differences = [difference_table(rows, metric) for metric in metrics]
+    # a single method has no differences
+    return means, [table for table in differences if len(table) > 1], cost_table(rows)
 
 
 def markdown(tables: Tables) -> str:
     """Return all tables as Markdown."""
-    measures, differences, costs = tables
-    means, others = map(_markdown_table, measures), map(_markdown_table, [*differences, costs])
-    return "\n\n".join([*means, LEGEND, *others, COST_LEGEND]) + "\n"
-
-
-def _markdown_table(table: Table) -> str:
-    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return _fill("table.md.j2", tables)
 
 
 def latex(tables: Tables) -> str:
     """Return all tables for LaTeX, each as a ``tabular`` that uses the package booktabs."""
-    measures, differences, costs = tables
-    texts = (r"\usepackage{booktabs}", LEGEND, COST_LEGEND)
-    comments = [textwrap.indent(textwrap.fill(text, 98), "% ") for text in texts]
-    return "\n\n".join([*comments, *map(_latex_table, [*measures, *differences, costs])]) + "\n"
+    return _fill("table.tex.j2", tables)
 
 
-def _latex_table(table: Table) -> str:
-    head, *lines = [" & ".join(map(_latex_cell, cells)) + r" \\" for cells in table]
-    names = [cells[0] for cells in table[1:]]
-    if FLOOR in names:
-        lines.insert(names.index(FLOOR), r"\midrule")
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}"
-    rules = [begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(rules)
+def _fill(name: str, tables: Tables) -> str:
+    means, differences, costs = tables
+    return render(
+        Path(__file__).with_name(name),
+        means=means,
+        differences=differences,
+        costs=costs,
+        legends=(LEGEND, COST_LEGEND),
+        cell=_latex_cell,
+    )
 
 
 def _latex_cell(text: str) -> str:
@@ -235,18 +238,21 @@ def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
 def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
     for the first seed. Return the files."""
-    seed, files = comparison.config.seed, []
+    seed = comparison.config.seed
     every = [*comparison.function_trials, *comparison.trials]
+    files = []
     for target in dict.fromkeys(trial.target for trial in comparison.trials):
-        trials = [one for one in every if (one.target, one.seed) == (target, seed) and one.nfe]
+        trials = [one for one in every if one.target == target and one.seed == seed and one.nfe]
         data = Data(trials[0].config.data, seed)
         count, what = (POINTS, "source") if data.images is None else (IMAGES, "noise")
         noise = data.source("picture").sample(count).to(device)
-        drawn: dict[str, dict[int, Samples]] = {trial.title: {} for trial in trials}
-        for trial, nfe in ((one, nfe) for one in trials for nfe in one.nfe):
-            samples = trial.sampler(nfe, device)(noise, keep_path=True)
-            path = [data.in_units(state) for state in samples.path]
-            drawn[trial.title][nfe] = replace(samples, x=path[-1], path=path)
+        drawn = dict[str, dict[int, Samples]]()
+        for trial in trials:
+            drawn[trial.title] = {}
+            for nfe in trial.nfe:
+                samples = trial.sampler(nfe, device)(noise, keep_path=True)
+                path = [data.in_units(state) for state in samples.path]
+                drawn[trial.title][nfe] = replace(samples, x=path[-1], path=path)
         title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
         figure = draw_table(drawn, data.reference("picture").sample(count), title, data.axes)
         files.append(comparison.folder / f"{target}.png")

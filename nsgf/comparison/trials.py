@@ -7,7 +7,7 @@ trains as many updates again after 1-RF, unless ``compare.updates`` is set.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nsgf.checks import check
-from nsgf.comparison.results import SETTINGS
+from nsgf.comparison import SETTINGS
 from nsgf.config.files import method_layers, read_experiment
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build, fixed_values
@@ -25,7 +25,7 @@ from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE, from_units
 from nsgf.metrics.features import SIDE
 from nsgf.phases import find_way, find_ways, load_sampler
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import RunFolder, folder_stem
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples
 from nsgf.sampling.solvers import Observer
 from nsgf.sinkhorn.base import Array, to_tensor
@@ -88,7 +88,21 @@ class Comparison:
             UserError: two methods have one name or title, a name is not allowed, methods differ in
                 data, networks or evaluation, or one has too few updates for its networks.
         """
-        _check_equal_terms(methods)
+        # equal terms
+        names = [own.method for own in methods]
+        if len(set(map(method_title, names))) < len(names):
+            shown = name_setting("compare.methods", names)
+            raise UserError(f"{shown}: names must differ; rename a file")
+        terms = fixed_values(methods[0], EQUAL)
+        for own in methods:
+            if not NAME.fullmatch(own.method):
+                shown = name_setting("compare.methods", repr(own.method))
+                raise UserError(f"{shown}: must be {NAMES}; rename the file")
+            for key, value in fixed_values(own, EQUAL).items():
+                if value != terms[key]:
+                    must = f"must be {format_value(terms[key])} as for {names[0]}, on equal terms"
+                    raise UserError(f"{key} = {format_value(value)}: {must} (method {own.method})")
+        # updates
         given = config.compare.updates
         if len(given) not in (0, 1, len(methods)):
             raise UserError(f"compare.updates = {given}: must be one number, or one per method")
@@ -98,14 +112,15 @@ class Comparison:
             if not find_ways(own):  # a fixed tau is for the methods that have one
                 own = replace(own, sampling=replace(own.sampling, tau=None))
             trained[own.method] = share_updates(own, total)
+        # phases that are trained once
         first: dict[PhaseName, Config] = {}
-        shared = filter(_shares_training, trained.values())
-        for own, phase in ((one, phase) for one in shared for phase in one.phases):
-            other = first.setdefault(phase, own)
-            if getattr(own, phase) != getattr(other, phase):
-                both = name_setting("compare.methods", [other.method, own.method])
-                must = f"share phase {phase}, so its settings must be equal"
-                raise UserError(f"{both}: {must}; or use {suggest('compare.updates', 'N')}")
+        for own in filter(_shares_training, trained.values()):
+            for phase in own.phases:
+                other = first.setdefault(phase, own)
+                if getattr(own, phase) != getattr(other, phase):
+                    both = name_setting("compare.methods", [other.method, own.method])
+                    must = f"share phase {phase}, so its settings must be equal"
+                    raise UserError(f"{both}: {must}; or use {suggest('compare.updates', 'N')}")
         return cls(config, trained)
 
     @classmethod
@@ -123,8 +138,8 @@ class Comparison:
     @property
     def folder(self) -> Path:
         """Folder of the comparison; a smoke comparison has a different folder."""
-        name = f"compare-{self.config.exp}{'-smoke' * self.config.smoke}"
-        return Path(self.config.out_dir).expanduser() / name
+        name = folder_stem(self.config.exp, self.config.smoke)
+        return Path(self.config.out_dir).expanduser() / f"compare-{name}"
 
     @cached_property
     def settings_text(self) -> str:
@@ -138,14 +153,15 @@ class Comparison:
     @cached_property
     def trials(self) -> list["Trial"]:
         """All trials that are trained, one seed after the other."""
-        return self._trials_of(self.methods)
+        return self.trials_of(self.methods)
 
     @cached_property
     def function_trials(self) -> list["Trial"]:
         """A trial for each of the caller's functions and each seed; the seed sets the noise."""
-        return self._trials_of(self.functions)
+        return self.trials_of(self.functions)
 
-    def _trials_of(self, methods: Iterable[str]) -> list["Trial"]:
+    def trials_of(self, methods: Iterable[str]) -> list["Trial"]:
+        """Return a trial of each method for each seed and target."""
         data, compare = self.config.data, self.config.compare
         own: Any = data.name if data.source == NOISE else f"{data.source}_{data.name}"
         seeds = range(self.config.seed, self.config.seed + compare.seeds)
@@ -168,6 +184,11 @@ class Trial:
         """Title of the method."""
         return method_title(self.method)
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether the method is trained here; else it is a caller's function."""
+        return self.method in self.comparison.methods
+
     @cached_property
     def _settings(self) -> Config:
         return self.comparison.methods.get(self.method, self.comparison.config)
@@ -176,7 +197,7 @@ class Trial:
     def nfe(self) -> list[int]:
         """The values of ``compare.nfe`` with which the trial can be sampled."""
         wanted = self.comparison.config.compare.nfe
-        if self.method in self.comparison.functions:
+        if not self.is_trained:
             return wanted
         least, most = find_way(self._settings).possible_calls(self._settings)
         return [nfe for nfe in wanted if least <= nfe <= most]
@@ -194,48 +215,46 @@ class Trial:
         are not valid for this target."""
         config = self._settings
         source, _, name = self.target.rpartition("_")
-        if self.target in DATA_SETS:  # whose name may have an underscore
-            source, name = NOISE, self.target
         data: dict[str, Any] = {"name": name, "source": source or NOISE}
+        if self.target in DATA_SETS:  # whose name may have an underscore
+            data = {"name": self.target, "source": NOISE}
         config = replace(config, seed=self.seed, data=replace(config.data, **data))
         precision = pick_precision(config, pick_device(config.device))
         config.train = replace(config.train, preview=False, precision=precision)
         check(config)
         return config
 
-    def at_nfe(self, nfe: int) -> Config:
-        """Return the settings with ``nfe`` network calls for each sample
-        (:meth:`nsgf.phases.Way.limit_calls`)."""
-        return find_way(self.config).limit_calls(self.config, nfe)
-
     def sampler(self, nfe: int, device: torch.device) -> FlowSampler:
         """Return the sampler of the trained networks, or of the function, with ``nfe`` calls."""
         if draw := self.comparison.functions.get(self.method):
             return FlowSampler([FunctionLeg(self.config, self.method, draw, nfe)])
-        return load_sampler(self.at_nfe(nfe), self.run, device)[0]
+        config = find_way(self.config).limit_calls(self.config, nfe)
+        return load_sampler(config, self.run, device)[0]
 
     @property
     def measures(self) -> Path:
-        """File of the trial's measures; 1-RF and 2-RF share one."""
+        """File of the trial's measures; 1-RF and 2-RF share one, and all functions of a target."""
+        if not self.is_trained:
+            return self.comparison.folder / self.target / "functions.jsonl"
         return self.run.path / "measures.jsonl"
 
     @cached_property
     def keys(self) -> dict[tuple[int, int], str]:
         """Keys of the trial's measures by NFE and draw. They hold all settings that determine a
         measure, except those of training, which are the same for the folder."""
-        config, keys = self.config, {}
+        config = self.comparison.config
+        keys = {}
         for nfe in self.nfe:
-            sampling = asdict(self.at_nfe(nfe).sampling)
-            for unused in ("num_samples", "label", "guidance"):
-                del sampling[unused]
-            own = {
-                "method": self.method,
-                "nfe": nfe,
-                "seed": self.seed,
-                "updates": [getattr(config, phase).iterations for phase in config.phases],
-                "precision": config.train.precision,
-                "sampling": sampling,
-            }
+            own: dict[str, Any] = {"method": self.method, "nfe": nfe, "seed": self.seed}
+            if self.is_trained:
+                own["updates"] = [
+                    getattr(self.config, phase).iterations for phase in self.config.phases
+                ]
+                own["precision"] = self.config.train.precision
+                limited = find_way(self.config).limit_calls(self.config, nfe)
+                own["sampling"] = asdict(limited.sampling)
+                for unused in ("num_samples", "label", "guidance"):
+                    del own["sampling"][unused]
             for draw in range(config.compare.draws):
                 keys[nfe, draw] = measure_key(config, draw=draw, **own)
         return keys
@@ -253,23 +272,6 @@ def measure_key(config: Config, **own: Any) -> str:
     return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)
 
 
-def _check_equal_terms(methods: Sequence[Config]) -> None:
-    """Raise UserError if names are equal or not allowed, or sections in EQUAL differ."""
-    names = [own.method for own in methods]
-    if len(set(map(method_title, names))) < len(names):
-        shown = name_setting("compare.methods", names)
-        raise UserError(f"{shown}: names must differ; rename a file")
-    terms = fixed_values(methods[0], EQUAL)
-    for own in methods:
-        if not NAME.fullmatch(own.method):
-            shown = name_setting("compare.methods", repr(own.method))
-            raise UserError(f"{shown}: must be {NAMES}; rename the file")
-        for key, value in fixed_values(own, EQUAL).items():
-            if value != terms[key]:
-                must = f"must be {format_value(terms[key])} as for {names[0]}, on equal terms"
-                raise UserError(f"{key} = {format_value(value)}: {must} (method {own.method})")
-
-
 def _shares_training(config: Config) -> bool:
     """Whether a method is a rectified flow that is trained once for all such methods."""
     return find_way(config).shares_training and not config.compare.updates
@@ -279,8 +281,7 @@ def share_updates(config: Config, total: int) -> Config:
     """Return the settings with ``total`` updates, divided among the networks in proportion to their
     iterations. Without ``compare.updates`` 2-RF trains ``total`` updates of 1-RF, then its own.
     Raise UserError if the updates are too few for all networks."""
-    sections: dict[str, Any] = {phase: getattr(config, phase) for phase in config.phases}
-    counts = [section.iterations for section in sections.values()]
+    counts = [getattr(config, phase).iterations for phase in config.phases]
     if find_way(config).adds_updates and not config.compare.updates:
         shares = [total, *counts[1:]]
     else:
@@ -288,8 +289,10 @@ def share_updates(config: Config, total: int) -> Config:
         shares.append(total - sum(shares))
     if len(shares) > 1 and min(shares) < 1:
         raise UserError(f"compare.updates: {total} are too few for the networks of {config.method}")
-    for phase, count in zip(config.phases, shares, strict=True):
-        sections[phase] = replace(sections[phase], iterations=count)
+    sections: dict[str, Any] = {
+        phase: replace(getattr(config, phase), iterations=count)
+        for phase, count in zip(config.phases, shares, strict=True)
+    }
     return replace(config, **sections)
 
 

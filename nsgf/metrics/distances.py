@@ -27,7 +27,8 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     N, M > 1
     """
     middle = y.flatten(1).double().mean(0)  # far from the origin, cdist loses digits
-    a, b = x.flatten(1).double() - middle, y.flatten(1).double() - middle
+    a = x.flatten(1).double() - middle
+    b = y.flatten(1).double() - middle
     return _cross_minus_within(a, b, torch.cdist, lambda rows: torch.zeros(len(rows)))
 
 
@@ -35,12 +36,11 @@ def kernel_distance(x: Tensor, y: Tensor) -> float:
     """Return the squared maximum mean discrepancy with the kernel k(a, b) = (a.b / D + 1)^3 (KID,
     Binkowski et al. 2018). The estimate has no bias: it is around 0 for equal distributions, for
     any number of samples.  x (N, D), y (M, D), N, M > 1"""
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        return (a @ b.T / a.shape[1] + 1) ** 3
-
     return -_cross_minus_within(
-        x.cpu().double(), y.cpu().double(), kernel, lambda a: (a.square().mean(1) + 1) ** 3
+        x.cpu().double(),
+        y.cpu().double(),
+        lambda a, b: (a @ b.T / a.shape[1] + 1) ** 3,
+        lambda a: (a.square().mean(1) + 1) ** 3,
     )
 
 
@@ -55,11 +55,11 @@ def _cross_minus_within(
     def total(rows: Tensor, others: Tensor) -> float:
         return sum(float(pairwise(part, others).sum()) for part in rows.split(2048))
 
-    def within(rows: Tensor) -> float:
+    found = 2 * total(a, b) / (len(a) * len(b))
+    for rows in (a, b):
         own = total(rows, rows) - float(with_itself(rows).sum())
-        return own / (len(rows) * (len(rows) - 1))
-
-    return 2 * total(a, b) / (len(a) * len(b)) - within(a) - within(b)
+        found -= own / (len(rows) * (len(rows) - 1))
+    return found
 
 
 def nearest_images(
@@ -68,10 +68,12 @@ def nearest_images(
     """Return the image of uint8 ``images`` (M, C, H, W) that is nearest to each x (N, C, H, W) in
     [-1, 1], in the form of x. ``flip``: also search mirrored images. ``own``: the index of each x
     among the images (N,), which is skipped."""
-    flat, best = x.flatten(1), x.new_full((len(x),), torch.inf)
-    found, rows = torch.zeros_like(x), max(1, PART_VALUES // max(flat.shape))
-    for first, part in zip(range(0, len(images), rows), images.split(rows), strict=True):
-        real = to_unit_range(part.cpu())
+    flat = x.flatten(1)
+    best = x.new_full((len(x),), torch.inf)
+    found = torch.zeros_like(x)
+    rows = max(1, PART_VALUES // max(flat.shape))
+    for first in range(0, len(images), rows):
+        real = to_unit_range(images[first : first + rows].cpu())
         for view in (real, real.flip(-1)) if flip else (real,):
             distance = torch.cdist(flat, view.flatten(1))
             if own is not None:
@@ -79,7 +81,8 @@ def nearest_images(
                 distance[here, own[here] - first] = torch.inf
             nearest, index = distance.min(1)
             closer = nearest < best
-            found[closer], best[closer] = view[index[closer]], nearest[closer]
+            found[closer] = view[index[closer]]
+            best[closer] = nearest[closer]
     return found
 
 

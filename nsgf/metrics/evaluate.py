@@ -1,9 +1,10 @@
-"""Measure a trained run."""
+"""Measure samples of one data set, for ``compare``, and a trained run, for ``evaluate``."""
 
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config
-from nsgf.data import build_source, is_image_set
+from nsgf.data import Data, build_source, is_image_set
 from nsgf.data.images import to_unit_range
-from nsgf.metrics.distances import nearest_images
-from nsgf.metrics.measures import describe, is_measure, keys_of, name_of
-from nsgf.metrics.yardstick import Yardstick
+from nsgf.metrics.distances import nearest_images, require_neighbours
+from nsgf.metrics.features import FeatureMetrics, FeatureNetwork, ImageNet, Inception
+from nsgf.metrics.measures import Measure, Space, compute, is_measure, measures_in
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
@@ -30,10 +31,128 @@ from nsgf.system.output import show
 from nsgf.system.seeding import make_generator
 from nsgf.version import versions
 
+LEAST_OF_CLASS = 10
+"""Smallest number of samples of each class with which ``compare`` measures each class."""
 REPEATS = 3
 """Number of times that points are drawn and measured."""
 NEAREST = 2048
 """Largest number of samples, and of real images, whose nearest training images are searched."""
+
+
+class Yardstick:
+    """Computes the measures of one data set, each in its :data:`nsgf.metrics.measures.Space`."""
+
+    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
+        """Load the data and the network for features; ``log`` takes lines about the network. Raise
+        UserError if data, a package or a weights file is missing or damaged."""
+        self._config = config
+        self._device = device
+        self._log = log
+        self.data = Data(config.data, config.seed)
+        self.measured = self.data.measured()
+        """The held-out part of own data; without one the same as ``data``."""
+        self.network: FeatureNetwork | None = None
+        evaluation = config.evaluation
+        if self.data.images is not None and evaluation.features == "inception":
+            weights = evaluation.inception_weights
+            self.network = Inception(None if weights is None else Path(weights))
+        elif self.data.images is not None and evaluation.features != "none":
+            try:
+                self.network = ImageNet()
+            except UserError as error:
+                if evaluation.features == "imagenet":
+                    raise
+                log(f"only pixels are compared, by W2: {error}")
+        spaces: list[Space] = ["units"] if self.data.points is None else ["units", "standardised"]
+        self.distances = measures_in(*spaces)
+        """Measures of values, without features of a network."""
+
+    @cached_property
+    def features(self) -> FeatureMetrics | None:
+        """Measures in the features of the network; None for points and without a network."""
+        data = self.data
+        if data.images is None or self.network is None:
+            return None
+        how = data.images, Path(self._config.out_dir), self._device, self._log, data.labels
+        return FeatureMetrics(self.network, self._config.data, *how)
+
+    def at_most(self, n: int) -> int:
+        """Return ``n``, at most as many as a floor can compare."""
+        if self.measured is self.data:
+            return self.data.at_most_half(n)
+        return min(n, self.data.count or n, self.measured.count or n)
+
+    def distance(
+        self, measures: Sequence[Measure], samples: Tensor | int, seed: int, draw: str, stream: str
+    ) -> dict[str, float]:
+        """Return measures of values of samples (n, *shape), against as many real ones. A number of
+        samples stands for new samples of the target: others, or of what is trained on if there is
+        a held-out part. Their measures are the floors."""
+        found: dict[str, float] = {}
+        data = self.data.with_seed(seed)
+        measured = self.measured.with_seed(seed)
+        for one in measures:
+            count = samples if isinstance(samples, int) else len(samples)
+            first = count
+            if one.is_slow:
+                count = min(count, self._config.evaluation.w2_samples)
+            in_units = one.space == "units"
+            real = (measured.reference if in_units else measured.target)(stream, draw)
+            if not isinstance(samples, int):
+                x = samples[:count]
+                x = data.in_units(x) if in_units else x
+            elif data.count is None or self.measured is not self.data:
+                x = (data.reference if in_units else data.target)("floor", draw).sample(count)
+            else:
+                x = real.at(range(first, first + count))  # disjoint
+            found |= compute([one], {one.space: (x, real.at(range(count)))})
+        return found
+
+    # --- for ``compare`` ------------------------------------------------------------------------
+
+    @cached_property
+    def samples(self) -> int:
+        """Number of samples of each trial."""
+        limit = self.features.used if self.features else self.at_most
+        return limit(self._config.evaluation.num_samples)
+
+    def check_comparison(self) -> None:
+        """Raise UserError if there are too few samples, or the network is not ImageNet's."""
+        if self.network is not None:
+            if self.network.is_published:
+                raise UserError("evaluation.features = inception: must be imagenet to compare")
+            require_neighbours(self._config.evaluation.num_samples)
+        if self.samples < 2:
+            raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
+
+    @property
+    def compared(self) -> list[Measure]:
+        """The measures of a comparison. Each class is measured too in the features of ImageNet's
+        network, if there are LEAST_OF_CLASS samples of each."""
+        if not self.features:
+            return self.distances
+        has_enough = self.samples >= LEAST_OF_CLASS * self.data.classes
+        return self.features.measures if has_enough else measures_in("imagenet")
+
+    def measure(
+        self, measures: Sequence[Measure], samples: Tensor | None, seed: int, draw: int
+    ) -> dict[str, float]:
+        """Return measures of samples (n, *shape) by key; None: of new samples of the target, as
+        many as those of a trial. Points are compared with a draw of the target, images with the
+        same real images in all draws."""
+        if not self.features:
+            own = self.samples if samples is None else samples
+            return self.distance(measures, own, seed, str(draw), "compare")
+        if samples is None:
+            return self.features.floor(self.samples, draw, measures)
+        return self.features.measure(samples, measures)
+
+    def floor_places(self, places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+        """Return seed and draw of each floor, given seeds and draws of the measures. Floors of
+        images do not depend on the seed."""
+        if not self.network:
+            return places
+        return ((0, split) for split in range(self.network.splits))
 
 
 def evaluate_run(
@@ -59,9 +178,13 @@ def evaluate_run(
     if config.sampling.label is not None:
         raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
     world = world or World()
-    log = log if world.is_main else lambda _: None
-    folder, evaluation = ensure_writable(results_folder(config, run)), config.evaluation
-    if is_image_set(config.data.name) and evaluation.features != "none":
+    if not world.is_main:
+        log = lambda _: None  # noqa: E731
+    # all that can be refused
+    folder = ensure_writable(results_folder(config, run))
+    evaluation = config.evaluation
+    is_images = is_image_set(config.data.name)
+    if is_images and evaluation.features != "none":
         check_links(ensure_writable(Path(config.out_dir).expanduser() / ".features"))
     device = pick_device(config.device)
     sampler, progress = load_sampler(config, run, device)
@@ -69,19 +192,21 @@ def evaluate_run(
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
     # number of images to keep as floats too; points are always floats
-    keep = max(evaluation.w2_samples, NEAREST) if is_image_set(config.data.name) else None
+    keep = max(evaluation.w2_samples, NEAREST) if is_images else None
     drawn = batch_folder(folder / "samples", sampler, device, keep)
     yardstick = Yardstick(config, device, log) if world.is_main else None
+    # samples
     samples = []
-    for repeat in map(str, range(REPEATS if keep is None else 1)):
+    for repeat in map(str, range(1 if is_images else REPEATS)):
         source = build_source(config.data, config.seed, "evaluate", repeat)
-        n, place = evaluation.num_samples, drawn / repeat
-        samples.append(generate(sampler, source, n, device, keep=keep, world=world, folder=place))
+        how: dict[str, Any] = {"keep": keep, "world": world, "folder": drawn / repeat}
+        samples.append(generate(sampler, source, evaluation.num_samples, device, **how))
     file = folder / "metrics.json"
     if yardstick is None:
         return file, {}
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
+    # measures
     metrics: dict[str, Any] = {
         "exp": config.exp,
         "method": config.method,
@@ -140,15 +265,17 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> di
     so that a column with large units does not dominate the result."""
     most = yardstick.at_most(len(samples[0]))
     measures = [one for one in yardstick.distances if one.is_evaluated]
-    own, floors = [], []
+    scores: dict[str, list[float]] = {}
     for number, part in enumerate(count_progress(samples, "distances", "repeat")):
-        repeat = config.seed, str(number)
-        own.append(yardstick.distance(measures, part[:most], *repeat, "evaluate"))
-        floors.append(yardstick.distance_floor(measures, most, *repeat, "evaluate floor"))
+        place = config.seed, str(number)
+        own = yardstick.distance(measures, part[:most], *place, "evaluate")
+        floors = yardstick.distance(measures, most, *place, "evaluate floor")
+        for key in own:
+            scores.setdefault(key, []).append(own[key])
+            scores.setdefault(f"{key}_floor", []).append(floors[key])
     found: dict[str, Any] = {}
-    for key in keys_of(measures):
-        found |= _mean_and_spread(key, [values[key] for values in own])
-        found |= _mean_and_spread(f"{key}_floor", [values[key] for values in floors])
+    for key, values in scores.items():
+        found |= _mean_and_spread(key, values)
     n = min(config.evaluation.w2_samples, most)
     return found | {"w2_samples": n, "repeats": len(samples)}
 
@@ -158,12 +285,11 @@ def nearest_real(config: Config, samples: Tensor, images: Tensor) -> dict[str, f
     training images to the nearest other one. At most NEAREST of each are used."""
     generator = make_generator(config.seed, "nearest")
     own = torch.randperm(len(images), generator=generator)[:NEAREST]
-    compared = {
-        "nearest_real": (samples[:NEAREST], None),
-        "nearest_real_among_real": (to_unit_range(images[own]), own),
-    }
     found = {}
-    for name, (x, index) in compared.items():
+    for name, x, index in (
+        ("nearest_real", samples[:NEAREST], None),
+        ("nearest_real_among_real", to_unit_range(images[own]), own),
+    ):
         nearest = nearest_images(x, images, flip=config.data.flip, own=index)
         found[name] = float((x - nearest).flatten(1).norm(dim=1).mean())
     return found
@@ -171,13 +297,3 @@ def nearest_real(config: Config, samples: Tensor, images: Tensor) -> dict[str, f
 
 def _mean_and_spread(key: str, scores: list[float]) -> dict[str, float]:
     return {key: float(np.mean(scores)), f"{key}_std": float(np.std(scores))}
-
-
-def report(metrics: dict[str, Any]) -> list[str]:
-    """Return the measures as aligned lines, with floors and without the versions."""
-    lines = [(name_of(key), *texts) for key, *texts in describe(metrics) if key != "versions"]
-    width = max(len(name) for name, *_ in lines)
-    return [
-        f"{name:{width}}  {value}" + (f"  (real: {floor})" if floor else "")
-        for name, value, floor in lines
-    ]

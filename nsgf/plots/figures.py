@@ -42,13 +42,15 @@ def draw_curves(curves: Mapping[str, Curve]) -> Any:
     figure = new_figure(3.4 * len(curves), 5)
     axes = figure.subplots(2, len(curves), squeeze=False)
     for column, (title, curve) in zip(axes.T, curves.items(), strict=True):
-        steps, *both = zip(*curve, strict=True)
-        for panel, values, what in zip(column, both, ("loss", "norm of the gradient"), strict=True):
-            marker = "." if len(values) < FEW_POINTS else None
+        steps, losses, norms = zip(*curve, strict=True)
+        marker = "." if len(steps) < FEW_POINTS else None
+        for panel, values in zip(column, (losses, norms), strict=True):
             panel.plot(steps, values, linewidth=1, marker=marker, color="tab:blue")
             panel.grid(alpha=0.3)
             choose_scale(panel, values)
-            panel.set(title=title, xlabel="updates", ylabel=what)
+            panel.set(title=title, xlabel="updates")
+        column[0].set_ylabel("loss")
+        column[1].set_ylabel("norm of the gradient")
     return figure
 
 
@@ -69,7 +71,7 @@ def draw_entry_times(tau: Tensor) -> Any:
     figure = new_figure(5, 2.8)
     panel = figure.subplots()
     panel.hist(tau.numpy(), bins=40, range=(0, 1), color="tab:blue")
-    panel.axvline(float(tau.mean()), color="tab:red", label=f"mean {float(tau.mean()):.3f}")
+    panel.axvline(tau.mean().item(), color="tab:red", label=f"mean {tau.mean():.3f}")
     panel.set(xlabel="tau: where on the straight flow a sample enters", ylabel="samples")
     panel.legend()
     return figure
@@ -105,13 +107,24 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
     in the plane with the arrows of the next step. ``axes``: names of the coordinates. A file that
     would be larger than MAX_BYTES has fewer colours, then fewer frames.
     """
+    from matplotlib.figure import Figure
     from PIL import Image
 
-    last, frames = len(samples.path) - 1, []
+    last = len(samples.path) - 1
+    frames = []
     for state in [*range(0, last, math.ceil(last / FRAMES) or 1), last]:
-        x, title = samples.path[state], samples.marks[state]
+        x = samples.path[state]
+        title = samples.marks[state]
         if x.ndim == 4:
-            figure = _grid_frame(x, title)
+            # each pixel becomes equally many pixels
+            columns = math.ceil(len(x) / max(1, math.isqrt(len(x) // 2)))
+            if (smaller := WIDTH / columns / x.shape[3]) < 1:
+                size = [max(1, int(side * smaller)) for side in x.shape[2:]]
+                x = functional.interpolate(x, size, mode="area")
+            grid = join_images(x, columns, padding=1, value=1.0, width=WIDTH).clamp(-1, 1)
+            figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
+            figure.figimage(((grid + 1) / 2).numpy(), origin="upper")
+            figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
         else:
             low, high = point_box(*samples.path)
             shape = 1.0 if axes else (high[1] - low[1]) / max(high[0] - low[0], 1e-9)
@@ -123,10 +136,12 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
             panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
             figure.suptitle(title)
             name_axes(panel, axes)
-            panel.set(**({"xticks": [], "yticks": []} if axes is None else {}))
+            if axes is None:
+                panel.set(xticks=[], yticks=[])
         figure.savefig(stream := BytesIO(), format="png", dpi=100)
         frames.append(Image.open(stream).convert("RGB"))
-    kind, colors = file.suffix[1:], 256
+    kind = file.suffix[1:]
+    colors = 256
     while True:
         times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
         first, *others = (f.quantize(colors) if kind == "gif" else f for f in frames)
@@ -140,18 +155,3 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
             frames = [*frames[:-1:2], frames[-1]]
     with replacing(file) as target:
         target.write(stream.getvalue())
-
-
-def _grid_frame(images: Tensor, title: str) -> Any:
-    """Draw images (N, C, H, W) in [-1, 1] under a title, each pixel as equally many pixels."""
-    from matplotlib.figure import Figure
-
-    columns = math.ceil(len(images) / max(1, math.isqrt(len(images) // 2)))
-    if (smaller := WIDTH / columns / images.shape[3]) < 1:
-        size = [max(1, int(side * smaller)) for side in images.shape[2:]]
-        images = functional.interpolate(images, size, mode="area")
-    grid = join_images(images, columns, padding=1, value=1.0, width=WIDTH).clamp(-1, 1)
-    figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
-    figure.figimage(((grid + 1) / 2).numpy(), origin="upper")
-    figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
-    return figure

@@ -14,7 +14,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -68,14 +67,14 @@ def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
     """Return panels and legends of a saved figure, each a PNG with its percentage of the width."""
     from PIL import Image
 
-    whole, parts = BytesIO(), []
-    figure.savefig(whole, format="png", dpi=figure.dpi)
+    parts = []
+    figure.savefig(whole := BytesIO(), format="png", dpi=figure.dpi)
     with Image.open(whole) as picture:
         for part in [*figure.axes, *figure.legends]:
-            left, bottom, right, top = part.get_tightbbox().padded(4).extents
-            box = (left, picture.height - top, right, picture.height - bottom)
+            place = part.get_tightbbox().padded(4)
+            box = (place.x0, picture.height - place.y1, place.x1, picture.height - place.y0)
             picture.crop(tuple(map(round, box))).save(stream := BytesIO(), "png")
-            parts.append((stream.getvalue(), 100 * (right - left) / picture.width))
+            parts.append((stream.getvalue(), 100 * place.width / picture.width))
     return parts
 
 
@@ -87,8 +86,10 @@ def save_grid(images: Tensor, file: Path) -> None:
 
 def draw_grid(images: Tensor) -> Any:
     """Return images (N, C, H, W) in [-1, 1] as one PIL image, nearly square."""
+    from PIL import Image
+
     grid = join_images(images, padding=2, value=-1.0, width=MIN_PIXELS)
-    return next(to_pictures(grid.permute(2, 0, 1).unsqueeze(0)))
+    return Image.fromarray(to_bytes(grid).numpy())
 
 
 def to_pictures(images: Tensor) -> Iterator[Any]:
@@ -128,8 +129,8 @@ def join_images(
     """Return images (N, C, H, W) in rows as one (H', W', 3), with ``padding`` pixels of
     ``value`` around each, enlarged by a whole factor to about ``width`` if it is smaller."""
     columns = columns or math.ceil(math.sqrt(len(images)))
-    left, missing = (padding, 0, padding, 0, 0, 0), -len(images) % columns
-    cells = functional.pad(to_colour(images.cpu()), (*left, 0, missing), value=value)
+    last = (0, 0, 0, -len(images) % columns)  # empty cells
+    cells = functional.pad(to_colour(images.cpu()), (padding, 0, padding, 0, *last), value=value)
     cells = cells.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)  # (rows, H, columns, W, C)
     grid = cells.flatten(2, 3).flatten(0, 1)
     grid = functional.pad(grid, (0, 0, 0, padding, 0, padding), value=value)
@@ -139,7 +140,8 @@ def join_images(
 
 def draw_rows(images: Tensor, names: Sequence[str]) -> Any:
     """Draw images (N, C, H, W) in [-1, 1] in rows, one row for each name, beside the name."""
-    columns, (height, width) = len(images) // len(names), images.shape[2:]
+    columns = len(images) // len(names)
+    height, width = images.shape[2:]
     figure = new_figure(0.7 * columns, 0.7 * len(names) * height / width)
     panel = figure.subplots()
     show_grid(panel, images, columns)
@@ -158,10 +160,11 @@ def show_names(panel: Any, names: Sequence[str], height: int) -> None:
 def compare_images(images: Tensor, real: Tensor, title: str) -> Any:
     """Draw samples under ``title`` beside real images, each (N, C, H, W) in [-1, 1]."""
     figure = new_figure(8, 0.5 + 4 * images.shape[2] / images.shape[3])
-    shown = {title: images, "Real images": real}
-    for panel, (words, x) in zip(figure.subplots(1, 2), shown.items(), strict=True):
-        show_grid(panel, x)
-        panel.set_title(words)
+    left, right = figure.subplots(1, 2)
+    show_grid(left, images)
+    show_grid(right, real)
+    left.set_title(title)
+    right.set_title("Real images")
     return figure
 
 
@@ -180,16 +183,19 @@ def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
     count, _, _, height, width = states.shape
     inches = 0.4 + 0.75 * len(columns)
     figure = new_figure(inches, 0.7 + 0.75 * count * height / width)
-    panel, cell = figure.subplots(), width + 1
+    panel = figure.subplots()
+    cell = width + 1
     show_grid(panel, states.flatten(0, 1), len(columns))
     steps = [mark.rpartition(" ")[2] for mark in marks]
     panel.set_xticks([(number + 0.5) * cell for number in range(1, len(steps))], steps[1:])
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    how: dict[str, Any] = {"ha": "center", "textcoords": "offset points"}
-    how["fontsize"] = min(18, max(MIN_LETTERS, 1.7 * inches))
-    for name, leg in groupby(range(len(marks)), lambda number: leg_of(marks[number])):
-        middle = (min(own := [*leg]) + len(own) / 2) * cell
-        panel.annotate(name, (middle, 0), (0, 20), **how)
+    size = min(18, max(MIN_LETTERS, 1.7 * inches))
+    how: dict[str, Any] = {"ha": "center", "textcoords": "offset points", "fontsize": size}
+    begin = 0
+    for name, leg in groupby(map(leg_of, marks)):
+        end = begin + len([*leg])
+        panel.annotate(name, ((begin + end) / 2 * cell, 0), (0, 20), **how)
+        begin = end
     if samples.labels is not None and names:
         show_names(panel, [names[label] for label in samples.labels[:count].tolist()], height)
     if (first := last_leg(marks)) > 1:
@@ -232,7 +238,8 @@ def draw_points(
         marks: of the states, to show where the last leg takes over.
     """
     shown = path[-1] if target is None else target
-    on_line, shape = shown.shape[1] == 1, 1.0
+    on_line = shown.shape[1] == 1
+    shape = 1.0
     if axes is None and not on_line:
         low, high = point_box(shown, path[0].to(shown))
         shape = min(1.0, max(0.3, (high[1] - low[1]) / (high[0] - low[0])))
@@ -245,9 +252,9 @@ def draw_points(
         _show_samples(right, path[-1], shown, "tab:red", "samples")
     if target is not None:
         _show_samples(right, target, target, "tab:green", "target")
-    names = (title, "Samples" if target is None else "Target")
-    for panel, words in zip(panels, names, strict=False):
-        panel.set_title(words)
+    right.set_title("Samples" if target is None else "Target")
+    left.set_title(title)
+    for panel in panels:
         panel.tick_params(labelleft=True)
         if axes or not on_line:
             name_axes(panel, axes)
@@ -294,13 +301,17 @@ def draw_table(
         target, title, axes: see :func:`draw_points`.
     """
     counts = sorted({nfe for samples in drawn.values() for nfe in samples})
-    is_image, on_line = target.ndim == 4, target.shape[1:] == (1,)
-    same_scale, shape = axes is None and not on_line, 1.0
+    is_image = target.ndim == 4
+    on_line = target.shape[1:] == (1,)
+    same_scale = axes is None and not on_line
+    shape = 1.0
+    names = [*map(words_of_calls, counts)]
     if not is_image:
-        start = next(iter(next(iter(drawn.values())).values())).path[0]
-        low, high = point_box(target.cpu(), start.cpu().to(target))
-        shape = (high[1] - low[1]) / (high[0] - low[0]) if same_scale else 1.0
-    names = [*([] if is_image else ["Paths"]), *map(words_of_calls, counts)]
+        names.insert(0, "Paths")
+        first = next(own for samples in drawn.values() for own in samples.values())
+        low, high = point_box(target.cpu(), first.path[0].cpu().to(target))
+        if same_scale:
+            shape = (high[1] - low[1]) / (high[0] - low[0])
     width = 2.2 * (len(drawn) + 1)
     figure = new_figure(width, 0.9 + 2.2 * shape * len(names))
     letters = {"fontsize": max(MIN_LETTERS, width)}
@@ -318,10 +329,9 @@ def draw_table(
             else:
                 panel.text(0.5, 0.5, "not possible", ha="center", transform=panel.transAxes)
     panels[0][-1].set_title("Target", **letters)
-    for panel in panels[:, -1]:
-        _show_samples(panel, target, target, "tab:green")
-    for panel, text in zip(panels[:, 0], names, strict=True):
-        panel.set_ylabel(text, **letters)
+    for row, text in zip(panels, names, strict=True):
+        row[0].set_ylabel(text, **letters)
+        _show_samples(row[-1], target, target, "tab:green")
     if not is_image:
         panels[0][0].set_xlim(low[0], high[0])
         if not on_line:
@@ -339,7 +349,8 @@ def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> Non
         path = [torch.cat([x, torch.full_like(x, step)], 1) for step, x in enumerate(path)]
     states = torch.stack(path, dim=1)[..., :2].numpy()  # (N, states, 2)
     if len(path) > 1:
-        lines, first = states[:MAX_PATHS], last_leg(marks)
+        lines = states[:MAX_PATHS]
+        first = last_leg(marks)
         last = first - 1 if first > 1 else len(path) - 1
         how: dict[str, Any] = {"linewidths": 0.4, "zorder": 1}
         panel.add_collection(LineCollection(list(lines[:, : last + 1]), colors="0.65", **how))
@@ -359,6 +370,6 @@ def _show_samples(panel: Any, x: Tensor, target: Tensor, color: str, label: str 
     elif x.shape[1] > 1:
         panel.scatter(*x[:, :2].numpy().T, s=3 if label else 1, **how)
     else:
-        bins = np.histogram_bin_edges(target[:, 0].numpy(), bins=BINS)
-        weights = np.full(len(x), 1 / len(x))
-        panel.hist(x[:, 0].numpy(), bins=bins, weights=weights, histtype="step", **how)
+        place = (float(target.min()), float(target.max()))
+        shares = torch.full_like(x, 1 / len(x)).numpy()
+        panel.hist(x.numpy(), BINS, place, weights=shares, histtype="step", **how)

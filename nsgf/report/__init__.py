@@ -1,1 +1,59 @@
-"""HTML pages and the list of runs."""
+"""HTML pages. This file has what they and ``nsgf list`` show of a run, and loads no torch."""
+
+from pathlib import Path
+from typing import Any
+
+from nsgf.config.schema import Config, PhaseName
+from nsgf.run.checkpoint import read_good_header
+from nsgf.run.folder import RunFolder
+from nsgf.system.errors import shorten_paths
+from nsgf.system.files import read_lines
+
+RECORD = {"phase": str, "step": int, "loss": float, "grad_norm": float}
+"""Fields of a line of ``metrics.jsonl``."""
+
+
+def curves(run: RunFolder) -> dict[str, list[tuple[int, float, float]]]:
+    """Return step, loss and gradient norm of each line, by phase in the order of training."""
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
+        found.setdefault(phase, []).append((step, loss, norm))
+    return found
+
+
+def last_loss(run: RunFolder) -> float | None:
+    """Return the loss in the last line of the records."""
+    losses = [loss for _, _, loss, _ in read_lines(run.path / "metrics.jsonl", **RECORD)]
+    return losses[-1] if losses else None
+
+
+def progress_of(run: RunFolder, config: Config) -> str:
+    """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run."""
+    return ", ".join(
+        f"{phase} {trained_updates(run, phase)}/{getattr(config, phase).iterations}"
+        for phase in config.phases
+    )
+
+
+def trained_updates(run: RunFolder, phase: PhaseName) -> int:
+    """Return the number of updates in a phase's checkpoint; 0 without a checkpoint."""
+    if not run.has_checkpoint(phase):
+        return 0
+    step: int = read_good_header(run.checkpoint_file(phase))["step"]
+    return step
+
+
+def render(template: Path, **values: Any) -> str:
+    """Return the text of a template with these values: paths are shortened, in HTML all is
+    escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    engine = Environment(
+        loader=FileSystemLoader([template.parent, Path(__file__).parent]),
+        autoescape=".html" in template.suffixes,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: shorten_paths(value) if type(value) is str else value,
+    )
+    return engine.get_template(template.name).render(**values)

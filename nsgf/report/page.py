@@ -21,13 +21,14 @@ from nsgf.metrics.measures import describe, is_measure, name_of
 from nsgf.phases import get_phase, load_sampler
 from nsgf.plots.figures import Field, draw_curves, draw_entry_times, draw_fields, save_animation
 from nsgf.plots.samples import compare_images, cut_panels, draw_rows, figure_defaults, save_figure
-from nsgf.report.progress import curves, trained_updates
+from nsgf.report import curves, render, trained_updates
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder
 from nsgf.run.log import read_costs
 from nsgf.samples import count_samples, draw_path, part_of_way
+from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_flow
-from nsgf.system.errors import UserError, list_names, shorten_paths
+from nsgf.system.errors import UserError, list_names
 from nsgf.system.files import ensure_writable, read_object, replacing
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import format_bytes, show
@@ -43,7 +44,8 @@ class Album:
     def __init__(self, folder: Path, kind: str) -> None:
         """``folder`` is for drawn figures, PNG and ``kind``: png, svg or pdf. Raise UserError if
         the folder cannot be written."""
-        self.folder, self._kinds = ensure_writable(folder), dict.fromkeys(("png", kind))
+        self.folder = ensure_writable(folder)
+        self._kinds = dict.fromkeys(("png", kind))
         self.pictures: list[dict[str, Any]] = []
         self.files: list[str] = []
 
@@ -77,10 +79,8 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     data = Data(config.data, config.seed)
     sampler, _ = load_sampler(config, run, device)
     count = min(count_samples(config, data, device), config.sampling.batch_size)
-    noise = data.source("report").sample(count).to(device)
-    samples = sampler(noise, keep_path=True)
-    path = [state.cpu() for state in samples.path]
-    samples = replace(samples, x=path[-1], path=path)
+    source = data.source("report")
+    samples = generate(sampler, source, count, device, path=count, progress=False)
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
     calls = f"{count} samples, {samples.nfe:g} network calls each."
@@ -89,7 +89,7 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         album.draw("samples", figure, "Samples beside real images", calls)
     figure = draw_path(samples, config.data, data, "report")
     album.draw("way", figure, "The way of a batch", calls)
-    in_plane = samples.x.shape[1:] == (2,)
+    in_plane = data.shape == (2,)
     if data.images is not None or in_plane:
         file = album.folder / "way.gif"
         path = [data.in_units(state) for state in samples.path]
@@ -105,8 +105,9 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         text = "Both at points of a flow that was not trained on, with their true lengths."
         album.draw("field", draw_fields(fields), "The learned velocity on top of the flow's", text)
     if samples.tau is not None:
-        figure = draw_entry_times(samples.tau.cpu())
-        album.draw("tau", figure, "Where samples enter the straight flow", calls)
+        album.draw(
+            "tau", draw_entry_times(samples.tau), "Where samples enter the straight flow", calls
+        )
     return samples.nfe
 
 
@@ -118,9 +119,9 @@ def velocity_fields(
     network = next((leg.network for leg in sampler.legs if isinstance(leg, NSGFSteps)), None)
     if network is None:
         return []
-    sinkhorn, flow = config.sinkhorn, config.flow
-    x = data.source("report", "field").sample(sinkhorn.batch_size).to(device)
-    y = data.target("report", "field").sample(sinkhorn.targets).to(device)
+    flow = config.flow
+    x = data.source("report", "field").sample(config.sinkhorn.batch_size).to(device)
+    y = data.target("report", "field").sample(config.sinkhorn.targets).to(device)
     etas = step_sizes(flow.steps, flow.step_size)
     positions = run_flow(build_flow(config), x[None], y[None], etas)[0]
     fields = []
@@ -145,17 +146,7 @@ REPORTED = {
 
 def write_page(folder: Path, template: Path, **values: Any) -> str:
     """Write ``report.html`` from a template, values escaped, paths shortened; return its path."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    engine = Environment(
-        loader=FileSystemLoader([template.parent, Path(__file__).parent]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        finalize=lambda value: shorten_paths(value) if type(value) is str else value,
-    )
-    made = f"{datetime.now():%Y-%m-%d %H:%M}"
-    page = engine.get_template(template.name).render(made=made, **values)
+    page = render(template, made=f"{datetime.now():%Y-%m-%d %H:%M}", **values)
     with replacing(folder / "report.html") as stream:
         stream.write(page.encode(errors="replace"))
     return str(folder / "report.html")
@@ -168,15 +159,19 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
 
     ``kind`` svg or pdf also writes each figure in that format. Return the files. Raise UserError if
     nothing is trained, or the files cannot be written."""
-    phases, home = phase_rows(config, run), results_folder(config, run)
-    album, missing, calls = Album(home / "report", kind), "", "not known"
+    phases = phase_rows(config, run)
+    home = results_folder(config, run)
+    album = Album(home / "report", kind)
+    missing = ""
+    calls = "not known"
     try:
         calls = f"{draw_samples(config, run, album, pick_device(config.device)):g}"
     except UserError as error:
         missing = f"other pictures are left out: {error}"
         show(f"report: {missing}")
     for name in config.phases:
-        file, phase = run.samples / f"{phase_stem(name)}.png", get_phase(name)
+        file = run.samples / f"{phase_stem(name)}.png"
+        phase = get_phase(name)
         if file.exists():
             title = f"Samples after training: {phase.title}{part_of_way(config, phase)}"
             album.add(file, title, "From the same noise.")
@@ -212,14 +207,17 @@ def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
     """Return name, updates, loss, time and memory of each phase; UserError: none is trained."""
     if not any(map(run.has_checkpoint, config.phases)):
         raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
-    rows: list[tuple[str, ...]] = []
-    costs, logged = read_costs(run.path), curves(run)
+    rows = []
+    costs = read_costs(run.path)
+    logged = curves(run)
     for phase in config.phases:
+        name = f"{get_phase(phase).title} ({phase})"
         updates = f"{trained_updates(run, phase)} of {getattr(config, phase).iterations}"
         loss = f"{logged[phase][-1][1]:.4g}" if phase in logged else ""
-        time = f"{costs[phase].seconds:.0f} s" if phase in costs else ""
-        memory = format_bytes(costs[phase].peak_memory) if phase in costs else ""
-        rows.append((f"{get_phase(phase).title} ({phase})", updates, loss, time, memory))
+        spent: tuple[str, ...] = ("", "")
+        if cost := costs.get(phase):
+            spent = (f"{cost.seconds:.0f} s", format_bytes(cost.peak_memory))
+        rows.append((name, updates, loss, *spent))
     return rows
 
 

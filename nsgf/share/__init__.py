@@ -1,1 +1,307 @@
-"""Exported runs: ``export`` writes a folder, ``exported`` reads it."""
+"""Exported runs: folders to share, with a model card, which ``nsgf export`` writes. They are read
+from a folder or from the Hugging Face hub.
+
+    config.json              format, version, all settings, updates of each phase, checksums
+    phase1_nsgf.safetensors  averaged weights of a phase, one file each, float32 or float16
+    README.md, *.png         the model card and its pictures
+
+No file can run code. File names come from the phases, never from the folder.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save
+
+from nsgf.checks import check
+from nsgf.config.files import pretrained_runs, read_facts, read_layer, read_plain
+from nsgf.config.schema import Config, PhaseName
+from nsgf.config.settings import (
+    Layer,
+    build,
+    drop_machine_settings,
+    find_contradictions,
+    nest,
+    values,
+)
+from nsgf.config.values import expand_path
+from nsgf.data import class_names, data_shape, is_image_set
+from nsgf.metrics.measures import is_measure, name_of, report
+from nsgf.phases import Phase, find_way, get_phases
+from nsgf.phases.base import (
+    FREE_IN_SAMPLING,
+    SharedRun,
+    TrainedNetwork,
+    load_network,
+    outline,
+    restored_network,
+)
+from nsgf.report import render
+from nsgf.run.checkpoint import is_finite, newer_format_error
+from nsgf.run.folder import RunFolder, check_links, phase_stem
+from nsgf.sinkhorn import build_flow
+from nsgf.system.errors import (
+    UserError,
+    cause,
+    list_names,
+    name_setting,
+    one_line,
+    printable,
+    shorten_paths,
+)
+from nsgf.system.files import fields, read_object, replacing, replacing_folder, write_text
+from nsgf.version import __version__
+
+FORMAT = 1
+MARK = "nsgf_export"
+"""Key of ``config.json`` that holds the format."""
+CONFIG_FILE = "config.json"
+DOWNLOADED = [CONFIG_FILE, "*.safetensors", "README.md"]
+ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+
+
+def weights_file(phase: PhaseName) -> str:
+    """Return the name of the file of a phase's weights, e.g. ``phase2_nsf.safetensors``."""
+    return f"{phase_stem(phase)}.safetensors"
+
+
+def checksum(content: bytes) -> str:
+    """Return the SHA-256."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def find_folder(path: str | PathLike[str]) -> Path:
+    """Return the local folder for a path: of ``hf://OWNER/NAME``, or of a pretrained run if no run
+    has its name as path, or the path itself. Raise UserError if the address is wrong,
+    huggingface_hub is not installed, or the download fails."""
+    if isinstance(path, str) and path.startswith("hf://"):
+        named = ADDRESS.fullmatch(path)
+        if not named:
+            raise UserError(f"{path}: must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+        try:
+            from huggingface_hub import snapshot_download
+
+            found = snapshot_download(named[1], revision=named[2], allow_patterns=DOWNLOADED)
+            return Path(found)
+        except ImportError as error:
+            raise UserError(f"{path}: needs huggingface_hub; pip install -e .[hub]") from error
+        except Exception as error:  # the hub, its transport and the system raise many types
+            why = one_line(error)[:300]
+            raise UserError(f"{path}: cannot be downloaded from the hub ({why})") from error
+    folder = expand_path("run", path)
+    index = folder / CONFIG_FILE  # other programs use this name too
+    is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
+    is_run = is_export or (folder / "config.yaml").is_file()
+    return folder if is_run else pretrained_runs().get(str(path), folder)
+
+
+def open_run(folder: Path) -> RunFolder:
+    """Return the run or exported run in a folder. Raise UserError if there is none, if it is
+    damaged, or if it has links out of its folder."""
+    run = RunFolder(folder)
+    if run.config_file.is_file():
+        check_links(folder)
+        return run
+    if (folder / CONFIG_FILE).is_file():
+        return ExportedRun(folder)
+    known = ", ".join(pretrained_runs())
+    wrong = name_setting("run", folder)
+    raise UserError(f"{wrong}: no run folder (it has no config.yaml); pretrained runs: {known}")
+
+
+class ExportedRun(SharedRun):
+    """An exported run. Settings are read at once, weights only when they are used."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raise UserError if the folder is damaged or foreign, or a setting is wrong."""
+        super().__init__(folder)
+        file = folder / CONFIG_FILE
+        home = folder.resolve()
+        if home.parent.name == "snapshots":  # the hub's cache keeps files beside its snapshots
+            home = home.parents[1]
+        check_links(folder, home)
+        index = read_plain(file)
+        mark = index.get(MARK)
+        if type(mark) is int and mark > FORMAT:
+            raise newer_format_error(str(file), mark, FORMAT)
+        try:
+            parts = fields(index, **{MARK: int}, settings=dict, updates=dict, files=dict)
+        except ValueError as error:
+            must = f"it must have {MARK}, settings, updates and files"
+            raise UserError(f"{file}: is no exported run, or damaged; {must}") from error
+        _, settings, self._updates, self._sums = parts
+        try:
+            saved = build({**read_layer(settings), **read_facts(settings)})
+            check(saved)
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from error
+        kind = "pretrained" if folder in pretrained_runs().values() else "exported"
+        self.results_name = f"{kind}-{folder.resolve().name}"
+        self._saved = values(drop_machine_settings(saved))
+
+    def read_settings(self) -> Layer:
+        return self._saved
+
+    def has_checkpoint(self, phase: PhaseName) -> bool:
+        """Whether the exported run has the weights of a phase."""
+        return weights_file(phase) in self._sums
+
+    def load(self, phase: Phase, config: Config, device: torch.device) -> TrainedNetwork:
+        """Return the network of a phase in float32, in eval mode and without gradients. Raise
+        UserError if its file is missing, damaged, or does not fit the settings."""
+        file = self.path / weights_file(phase.name)
+        frozen = set(phase.follows) - FREE_IN_SAMPLING
+        if texts := find_contradictions(nest(self._saved), config, frozen):
+            raise UserError(f"cannot use {file}: " + "; ".join(texts))
+        wanted = outline(phase, config, self.network).state_dict()
+        try:
+            content = file.read_bytes()
+            if checksum(content) != self._sums.get(file.name):
+                raise ValueError(f"its checksum differs from {CONFIG_FILE}")
+            state = load_tensors(content)
+            for key, part in state.items():  # of an export with --half
+                state[key] = part.float() if part.dtype == torch.float16 else part
+            its, ours = (
+                {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+                for tensors in (state, wanted)
+            )
+            for name in sorted(its.keys() | ours.keys()):  # before weights are allocated
+                if its.get(name) != ours.get(name):
+                    problem = (
+                        f"{name} is {its.get(name, 'missing')}, not {ours.get(name, 'expected')}"
+                    )
+                    raise ValueError(f"does not fit the network of {CONFIG_FILE}: {problem}")
+            if not is_finite(state):  # torch cannot compare 8-bit floats, which do not fit
+                raise ValueError("has values that are not finite")
+        except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            why = cause(error) if isinstance(error, OSError) else one_line(error)
+            raise UserError(f"{file} cannot be read ({why}); export it again") from error
+        model = restored_network(phase, config, state, device, self.network)
+        return TrainedNetwork(model, str(self._updates.get(phase.name)), config.train.precision)
+
+
+def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> list[str]:
+    """Write averaged weights of each trained phase, all settings and a model card. The folder is
+    written under a temporary name and then renamed.
+
+    Args:
+        config: the run's settings.
+        run: its folder, which is only read.
+        to: the folder to write; it must be new or empty.
+        half: round the weights of a tensor to float16 if all its values fit, and set
+            ``train.precision`` to auto, so that the reader's machine chooses the precision.
+
+    Returns:
+        Lines for people: the files, and how to use them.
+
+    Raises:
+        UserError: the run has no weights, its files are damaged or do not fit its settings,
+            ``to`` is not empty, or cannot be written.
+    """
+    if half:
+        config = replace(config, train=replace(config.train, precision="auto"))
+    to = to.expanduser().resolve()
+    phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
+    if not phases:
+        raise UserError(f"run = {run.path}: has no checkpoint yet; train it first")
+    try:
+        if to.exists() and (not to.is_dir() or os.listdir(to)):
+            raise UserError(f"to = {to}: is not empty; name an empty folder or a new one")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_folder(to) as partial:
+            updates: dict[str, str] = {}
+            for phase in phases:
+                trained = load_network(phase, config, run, torch.device("cpu"))
+                updates[phase.name] = trained.progress
+                state: dict[str, torch.Tensor] = {}
+                for name, part in trained.network.state_dict().items():
+                    state[name] = part.clone(memory_format=torch.contiguous_format)  # may be shared
+                    if half and part.is_floating_point() and part.half().isfinite().all():
+                        state[name] = state[name].half()
+                with replacing(partial / weights_file(phase.name)) as stream:
+                    stream.write(save(state, {"format": "pt"}))
+            pictures = copied_pictures(run, phases, partial)
+            write_text(partial / "README.md", card(config, run, updates, pictures, half))
+            files = sorted(partial.iterdir())
+            index = {
+                MARK: FORMAT,
+                "library_name": "nsgf",
+                "version": __version__,
+                "settings": nest(values(drop_machine_settings(config))),
+                "updates": updates,
+                "weights": "float16" if half else "float32",
+                "files": {file.name: checksum(file.read_bytes()) for file in files},
+            }
+            text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
+            write_text(partial / CONFIG_FILE, f"{text}\n")
+    except OSError as error:
+        raise UserError(f"to = {to}: cannot be written ({cause(error)}); name another") from error
+    return [
+        *(str(to / name) for name in sorted(os.listdir(to))),
+        f"read it with nsgf.load({str(to)!r}); share it with: "
+        f"hf upload OWNER/NAME {shlex.quote(str(to))}",
+    ]
+
+
+def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
+    """Copy the pictures of ``nsgf sample``, or of the last phase if there are none; return their
+    names. Skip pictures that are older than a checkpoint: they show other weights."""
+    checkpoints = [run.checkpoint_file(phase.name) for phase in phases]
+    newest = max(file.stat().st_mtime for file in checkpoints if file.exists())
+    current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
+    found = sorted(current & {"grid.png", "trajectory.png"})
+    found = found or sorted(current & {f"{phase_stem(phases[-1].name)}.png"})
+    for name in found:
+        shutil.copyfile(run.samples / name, folder / name)
+    return found
+
+
+def card(
+    config: Config, run: RunFolder, updates: dict[str, str], pictures: list[str], half: bool = False
+) -> str:
+    """Return the text of ``README.md`` with the hub's front matter. ``updates``: training progress
+    by phase; ``pictures``: names of pictures beside it."""
+    # measures of these updates and, with classes, of the same guidance
+    measures = read_object(run.path / "metrics.json")
+    its = measures.get("updates")
+    is_same = isinstance(its, dict) and bool(its) and its.items() <= updates.items()
+    if config.data.conditional and measures.get("guidance") != config.sampling.guidance:
+        is_same = False
+    if not is_same:
+        measures = {}
+    way = find_way(config)
+    least, most = way.possible_calls(config)
+    flow = build_flow(config)
+    names = class_names(config.data)
+    text = render(
+        Path(__file__).with_name("card.md.j2"),
+        config=config,
+        flow=flow,
+        way=way,
+        is_image=is_image_set(config.data.name),
+        shape=data_shape(config.data),
+        names=names,
+        listed=list_names(names),
+        takes_calls=least < most and not way.find_fixed_calls(config),
+        updates=updates,
+        half=half,
+        pictures=pictures,
+        numbers=[
+            {"type": key, "name": name_of(key), "value": value}
+            for key, value in measures.items()
+            if is_measure(key) and isinstance(value, float)
+        ],
+        measures=report(measures),
+        version=__version__,
+    )
+    return shorten_paths(printable(text))

@@ -171,40 +171,6 @@ class PhaseLoop:
         if stopping and state.step < total:  # otherwise the next phase raises Stopped
             raise Stopped(f"{self.name}: step {state.step} of {total}")
 
-<<<<<<< HEAD
-    def _compile(self, batches: Iterator[Batch]) -> Batch:
-        """Compile before the first update, log how long it takes, and return the first batch."""
-        from torch._dynamo.exc import TorchDynamoException
-
-        self.log("compiling")
-        started = time.perf_counter()
-        try:
-            self.state.gradient(batch := next(batches))
-        except TorchDynamoException as error:
-            cause = " ".join(str(error).partition("\n\n")[0].split())
-            raise UserError(
-                f"train.compile = true: cannot compile here ({cause}); use false"
-            ) from error
-        self.log(f"compiled in {time.perf_counter() - started:.1f} s")
-        return batch
-
-    def _update(self, batches: Iterator[Batch]) -> PendingStats:
-        """Queue the next update."""
-        try:
-            with torch.profiler.record_function("sample"):
-                batch = next(batches)
-            return self.state.update(batch)
-        except UserError:  # the data have changed, or the card is full
-            self._save_once()
-            raise
-        except torch.cuda.OutOfMemoryError as error:
-            raise UserError(
-                f"{self.name}: out of memory on the card at step {self.state.step + 1}, where "
-                f"splitting the batch does not help; try a smaller {suggest('optim.batch_size')}"
-            ) from error
-
-=======
->>>>>>> w2run
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
         """Read the result of a queued update; raise UserError after too many skipped updates."""
         if outcome is None:

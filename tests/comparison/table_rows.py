@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.comparison.results import Row
+from nsgf.comparison import Row
 from nsgf.comparison.trials import FLOOR, Comparison
 from tests.conftest import compared
 

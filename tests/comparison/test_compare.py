@@ -13,13 +13,12 @@ import torch
 
 from nsgf.cli import main
 from nsgf.comparison import compare as engine
-from nsgf.comparison import trials
+from nsgf.comparison import read_rows, trials
 from nsgf.comparison.compare import Work, compare, comparison_plan
-from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import save_pictures
 from nsgf.comparison.trials import TITLES, Comparison
 from nsgf.metrics import measures
-from nsgf.metrics.yardstick import Yardstick
+from nsgf.metrics.evaluate import Yardstick
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.lock import lock_folder
 from nsgf.run.stop import Stopped, StopRequest
@@ -85,7 +84,7 @@ def test_comparison_trains_measures_and_reports(finished_once):
 def test_what_is_finished_is_not_done_again(finished, monkeypatch):
     folder = finished.folder
     tables = [(folder / name).read_text() for name in ("table.md", "table.csv")]
-    for owner, name in ((engine, "train"), (engine, "generate"), (Yardstick, "floor")):
+    for owner, name in ((engine, "train"), (engine, "generate"), (Yardstick, "measure")):
         monkeypatch.setattr(owner, name, None)
     second, said = run(finished)
     assert [file.read_text() for file in second[:2]] == tables

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from nsgf.comparison.results import (
+from nsgf.comparison import (
     Measured,
     Row,
     add_measure,
@@ -56,15 +56,14 @@ def test_measures_are_added_to_a_file_after_a_line_that_was_cut_off(tmp_path):
         ("icfm,0,0,10", "icfm,0,0,ten"),
         ("icfm,0,0,10", f"icfm,0,0,{'9' * 400}"),
         ("0.5,0.2\n", "0.5\n"),
+        (table_csv(ROWS), ""),
+        (table_csv(ROWS), "\udcff\udcfe"),
     ],
 )
 def test_other_tables_are_refused(tmp_path, before, after):
-    text, file = table_csv(ROWS), tmp_path / "table.csv"
+    text = table_csv(ROWS)
     assert before in text
-    file.write_text(text.replace(before, after, 1))
+    file = tmp_path / "table.csv"
+    file.write_text(text.replace(before, after, 1), errors="surrogateescape")
     with pytest.raises(UserError, match=r"table\.csv: must be a table\.csv of nsgf compare"):
         read_rows(file)
-    for content in (b"", b"\xff\xfe"):
-        file.write_bytes(content)
-        with pytest.raises(UserError, match=r"table\.csv: must be a table"):
-            read_rows(file)

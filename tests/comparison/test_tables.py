@@ -3,7 +3,7 @@ import math
 import pytest
 
 from nsgf.cli.arguments import parse
-from nsgf.comparison.results import Row
+from nsgf.comparison import Row
 from nsgf.comparison.tables import (
     all_tables,
     cost_table,

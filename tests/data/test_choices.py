@@ -17,7 +17,7 @@ from nsgf.models import time_network, velocity_network
 from nsgf.report.page import report_run
 from nsgf.run.folder import RunFolder
 from nsgf.samples import sample_run
-from nsgf.share.export import export_run
+from nsgf.share import export_run
 from nsgf.system.errors import UserError
 from tests.data.own_files import own_points, write_images, write_points
 

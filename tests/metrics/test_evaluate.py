@@ -14,9 +14,8 @@ from sklearn.neighbors import NearestNeighbors
 from nsgf.data import Data
 from nsgf.data.images import to_unit_range
 from nsgf.metrics import evaluate, measures
-from nsgf.metrics.evaluate import evaluate_run
+from nsgf.metrics.evaluate import Yardstick, evaluate_run
 from nsgf.metrics.measures import keys_of, measures_in
-from nsgf.metrics.yardstick import Yardstick
 from nsgf.report.page import report_run
 from nsgf.run.folder import results_folder
 from nsgf.sampling.sampler import FlowSampler, Samples
@@ -101,7 +100,7 @@ def test_what_is_missing_is_refused_before_sampling(wrong, digits_run, monkeypat
         def missing(*_):
             raise UserError("nowhere.pth: No such file")
 
-        monkeypatch.setattr("nsgf.metrics.yardstick.Data", missing)
+        monkeypatch.setattr("nsgf.metrics.evaluate.Data", missing)
     elif wrong == "folder":
         (tmp_path / ".features").touch()  # a file in place of a folder
         message = r"\.features cannot be written"
@@ -145,7 +144,7 @@ def test_imagenet_measures_are_saved_with_floor_noise_and_checksum(digits_run, t
 
 def test_inception_measures_are_saved_with_their_conditions(digits_run, monkeypatch):
     """A small network stands in for Inception's, which reads the real images once."""
-    monkeypatch.setattr("nsgf.metrics.yardstick.Inception", Tiny)
+    monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
     config, run = digits_run
     config = with_features(config, "inception")
     said: list[str] = []
@@ -233,7 +232,7 @@ def test_interrupted_evaluation_continues_with_the_saved_samples(
 
 def test_report_lines_are_aligned():
     updates = {"nsgf": "12 of 12", "nsf": "3 of 12"}
-    lines = evaluate.report({"updates": updates, "nfe": None, "w2": 0.123456, "versions": {}})
+    lines = measures.report({"updates": updates, "nfe": None, "w2": 0.123456, "versions": {}})
     assert lines == ["updates  nsgf 12 of 12, nsf 3 of 12", "NFE      not known", "W2 ↓     0.1235"]
 
 

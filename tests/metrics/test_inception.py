@@ -6,9 +6,8 @@ import torch
 from PIL import Image
 
 from nsgf.config.schema import DataConfig
-from nsgf.metrics import inception
-from nsgf.metrics.features import FeatureMetrics
-from nsgf.metrics.inception import PUBLISHED, Inception
+from nsgf.metrics import features
+from nsgf.metrics.features import PUBLISHED, FeatureMetrics, Inception
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import Malicious
 
@@ -112,7 +111,7 @@ def test_weights_file_is_read_once(loads, tmp_path, monkeypatch):
         file.write_bytes(b"another")
         return checked(*args, **how)
 
-    monkeypatch.setattr("nsgf.metrics.inception.torch.load", load)
+    monkeypatch.setattr("nsgf.metrics.features.torch.load", load)
     Inception(file)
     assert torch.equal(loads[0]["x"], torch.ones(2))
 
@@ -122,7 +121,7 @@ def test_malicious_file_in_the_torch_cache_is_not_executed(loads, tmp_path, monk
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
     torch.save({"x": Malicious()}, tmp_path / "checkpoints" / PUBLISHED)
-    with pytest.raises(UserError, match=f"^\\S+{PUBLISHED}: .*not the published file"):
+    with pytest.raises(UserError, match=f"^\\S+{PUBLISHED}: .*not the published weights"):
         Inception()
     assert not (tmp_path / "executed").exists()
     assert not loads
@@ -145,12 +144,12 @@ def test_published_weights_are_downloaded_once_and_their_checksum_checked(
     with pytest.raises(UserError, match=r"no route to host.*evaluation.inception_weights=FILE"):
         Inception()
     monkeypatch.setattr("torch.hub.download_url_to_file", download)
-    with pytest.raises(UserError, match="not the published file"):
+    with pytest.raises(UserError, match="not the published weights"):
         Inception()
     file = tmp_path / "hub" / "checkpoints" / PUBLISHED
-    monkeypatch.setattr(inception, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
-    assert Inception().name.startswith(f"{PUBLISHED}, sha256 {inception.SHA256[:12]}...")
-    assert said == [(inception.URL, said[0][1])]
+    monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    assert Inception().name.startswith(f"{PUBLISHED}, sha256 {features.INCEPTION_SHA256[:12]}...")
+    assert said == [(features.URL, said[0][1])]
     assert said[0][1].startswith("6726825d")
     assert len(loads) == 1
 

@@ -7,8 +7,7 @@ import torch
 
 from nsgf.data import Data
 from nsgf.metrics import evaluate, measures
-from nsgf.metrics import yardstick as module
-from nsgf.metrics.yardstick import Yardstick
+from nsgf.metrics.evaluate import Yardstick
 from tests.conftest import shipped
 from tests.data.own_files import write_images, write_points
 from tests.metrics.test_features import Pixels
@@ -33,7 +32,7 @@ def test_floors_compare_halves_and_samples_are_as_many(exp, own_data, compared):
     config = shipped(exp, *own_data[exp], *["--evaluation.features=none"] * (exp == "images"))
     yardstick, data = Yardstick(config, CPU, print), Data(config.data, 3)
     assert yardstick.samples == data.count // 2
-    yardstick.floor(yardstick.compared, seed=3, draw=0)
+    yardstick.measure(yardstick.compared, None, seed=3, draw=0)
     (others, reals), *standardised = compared
     assert len(standardised) == (exp == "points")
     whole = torch.cat([reals, others]).flatten(1)
@@ -53,7 +52,7 @@ def test_a_held_out_part_is_what_samples_and_training_data_are_compared_with(
     assert yardstick.samples == 16
     samples = torch.randn(16, *data.shape)
     yardstick.measure(yardstick.compared, samples, seed=0, draw=0)
-    yardstick.floor(yardstick.compared, seed=0, draw=0)
+    yardstick.measure(yardstick.compared, None, seed=0, draw=0)
     evaluate.distances(config, yardstick, [samples])
     rows = {
         part: {tuple(row) for row in one.reference("x").sample(one.count).flatten(1).tolist()}
@@ -70,27 +69,12 @@ def test_a_held_out_part_is_what_samples_and_training_data_are_compared_with(
 
 
 def test_images_have_ten_floors_whatever_the_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "ImageNet", Pixels)
+    monkeypatch.setattr(evaluate, "ImageNet", Pixels)
     yardstick = Yardstick(shipped("digits", "--out-dir", str(tmp_path)), CPU, lambda _: None)
     places = list(yardstick.floor_places([(3, 0), (4, 0)]))
     assert len(set(places)) == 10
-    floors = [
-        yardstick.floor(yardstick.compared, *place)["imagenet_frechet"] for place in places[:3]
-    ]
-    assert len(set(floors)) == 3
+    floors = [yardstick.measure(yardstick.compared, None, *place) for place in places[:3]]
+    assert len({floor["imagenet_frechet"] for floor in floors}) == 3
     points = Yardstick(shipped("2d"), CPU, print)
     assert list(points.floor_places([(3, 0), (4, 0)])) == [(3, 0), (4, 0)]
     assert points.samples == 4096  # points without end are not cut short
-
-
-def test_points_are_compared_in_their_units(own_data, compared):
-    config = shipped("points", *own_data["points"])
-    data, samples = Data(config.data, 0), torch.randn(20, 3)
-    yardstick = Yardstick(config, CPU, print)
-    values = yardstick.measure(yardstick.compared, samples, seed=0, draw=1)
-    (x, reals), (own, standardised) = compared
-    assert torch.equal(own, samples)
-    torch.testing.assert_close(data.in_units(standardised), reals)
-    assert torch.equal(x, data.in_units(samples))
-    assert torch.equal(reals, data.reference("compare", "1").sample(20))
-    assert list(values) == measures.keys_of(yardstick.compared)

@@ -17,7 +17,7 @@ import pytest
 
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config, newest_run
-from nsgf.share.exported import open_run
+from nsgf.share import open_run
 from nsgf.system.errors import UserError
 from nsgf.system.files import append_text, replacing, write_text
 from tests.run.test_checkpoint import START

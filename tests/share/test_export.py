@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import nsgf
-from nsgf import UserError, cli
+from nsgf import UserError, cli, share
 from nsgf.config.schema import TrackingConfig
 from nsgf.config.settings import SETTINGS, build, drop_machine_settings, values
 from nsgf.config.values import load_yaml
@@ -22,8 +22,7 @@ from nsgf.phases import get_phases
 from nsgf.report import page
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.share import export
-from nsgf.share.export import card, copied_pictures, export_run
+from nsgf.share import card, copied_pictures, export_run
 from tests.conftest import shipped
 
 
@@ -133,7 +132,7 @@ def test_what_fails_or_is_killed_leaves_nothing(small, small_run, target, monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(export, "card", full)
+        patch.setattr(share, "card", full)
         with pytest.raises(UserError, match="No space left on device"):
             export_run(small, small_run, target)
     assert names(target.parent) == set()
