@@ -24,7 +24,7 @@ from nsgf.config.files import (
     read_experiment,
 )
 from nsgf.config.schema import OF_PHASES, Config
-from nsgf.config.settings import Layer, build, spread_optim
+from nsgf.config.settings import Layer, build, change, spread_optim
 from nsgf.config.values import expand_path, format_value
 from nsgf.system.errors import UserError, list_names, suggest
 
@@ -250,52 +250,65 @@ def _configure(
     from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS
 
     below, own = method_layers(experiment, method) if is_new else ({}, experiment.settings)
+    pool = "pool.num_batches"
+
+    # own data are inspected first: settings follow from them
+    draft = build({**below, **own, **given})
     chosen: Layer = {}
-    if is_new and {**own, **given}.get("data.name") in INSPECTORS:
-        draft = build({**below, **own, **given})
+    if is_new and draft.data.name in INSPECTORS:
         check_values(draft)
         chosen, found, lines = choose_for_own_data(draft)
         given |= found
         notes += lines
-    base, pool = {**below, **chosen, **own}, "pool.num_batches"
-    smoke = spread_optim(SMOKE) if given.get("smoke") and is_new else {}
-    config = build({**base, **smoke, **given})
+    base = {**below, **chosen, **own}
     if method and method.endswith((".yaml", ".yml")):
-        unused = {"method", *OF_PHASES} - {*config.phases}
+        unused = {"method", *OF_PHASES} - {*draft.phases}
         if lost := [
             f"{key} {format_value(now)} (file: {format_value(value)})"
             for key, value in below.items()
             if key.partition(".")[0] not in unused and (now := {**base, **given}[key]) != value
         ]:
             notes.append(f"method {method}: experiment or flags win: {list_names(lost)}")
+
+    # settings that follow from others
+    smoke = spread_optim(SMOKE) if given.get("smoke") and is_new else {}
+    config = build({**base, **smoke, **given})
     if is_new and (smoke or "data.conditional" in given):
         fitted, lines = fit_to_classes(config)
-        config = build({**base, **smoke, **fitted, **given})
+        config = change(config, {**fitted, **given})
         notes += lines
-    if keeps_total and not (smoke or pool in given):
+    if not (smoke or pool in given):
         before = build(base)
-        particles, flows = before.sinkhorn.batch_size, before.pool.num_batches
-        config.pool.num_batches = -(-particles * flows // max(1, config.sinkhorn.batch_size))
-        notes.append(
-            f"{pool} {flows} -> {config.pool.num_batches} keeps the pool's total of "
-            f"{particles * flows} trajectories (use {suggest(pool)} for another)"
-        )
+        flows = before.pool.num_batches
+        if keeps_total:
+            total = flows * before.sinkhorn.batch_size
+            flows = -(-total // max(1, config.sinkhorn.batch_size))
+            notes.append(
+                f"{pool} {before.pool.num_batches} -> {flows} keeps the pool's total of {total} "
+                f"trajectories (use {suggest(pool)} for another)"
+            )
+        updates = config.nsgf.iterations
+        is_free = fits_pool if pool in own else pool in chosen
+        if is_new and is_free and updates < before.nsgf.iterations and "nsgf" in config.phases:
+            wanted = -(-flows * updates // before.nsgf.iterations)  # each pair is drawn as often
+            fewer = min(flows, max(wanted, LEAST_FLOWS, data_classes(config.data)))
+            notes.append(
+                f"{pool} {flows} -> {fewer} for {updates} updates in place of "
+                f"{before.nsgf.iterations} (use {suggest(pool)} for another)"
+            )
+            flows = fewer
+        config = change(config, {pool: flows})
+
     check(config)
-    recipe = base.get("nsgf.iterations", config.nsgf.iterations)
-    is_free = (fits_pool if pool in own else pool in chosen) and not (smoke or pool in given)
-    if is_new and is_free and config.nsgf.iterations < recipe and "nsgf" in config.phases:
-        flows = config.pool.num_batches
-        wanted = -(-flows * config.nsgf.iterations // recipe)  # each pair is drawn as often
-        least = max(LEAST_FLOWS, data_classes(config.data))
-        config.pool.num_batches = min(flows, max(wanted, least))
-        what = f"{pool} {flows} -> {config.pool.num_batches} for {config.nsgf.iterations} updates"
-        notes.append(f"{what} in place of {recipe} (use {suggest(pool)} for another)")
     kind = config.flow.kind
-    for name in FLOW_SETTINGS - {*FLOWS[kind].uses}:
-        if f"sinkhorn.{name}" in given:
-            raise UserError(f"sinkhorn.{name}: has no effect with flow.kind {kind}; leave it out")
-    if "data.download" in given and "download" not in target_set(config.data).uses:
-        raise UserError(f"data.download: has no effect for {config.data.name}; leave it out")
-    if config.data.path is not None:  # later commands may start in another folder
-        config.data.path = str(data_path(config.data).absolute())
-    return config
+    name = config.data.name
+    useless = {f"sinkhorn.{each}": f"flow.kind {kind}" for each in FLOW_SETTINGS}
+    useless["data.download"] = f"data.name {name}"
+    used = {f"sinkhorn.{each}" for each in FLOWS[kind].uses}
+    used |= {f"data.{each}" for each in target_set(config.data).uses}
+    for key in (useless.keys() - used) & given.keys():
+        raise UserError(f"{key}: has no effect with {useless[key]}; leave it out")
+    if config.data.path is None:
+        return config
+    # later commands may start in another folder
+    return change(config, {"data.path": str(data_path(config.data).absolute())})

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout, suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,7 @@ from nsgf import experiment
 from nsgf.api.run import Run, check_network, class_name, load
 from nsgf.config.files import experiments, from_arguments, read_experiment
 from nsgf.config.schema import Config, DataConfig
-from nsgf.config.settings import Layer
+from nsgf.config.settings import Layer, change
 from nsgf.config.values import expand_path
 from nsgf.data import INSPECTORS
 from nsgf.data.own import ARRAYS, check_same_data, load_arrays
@@ -208,10 +209,11 @@ def request_with_data(
             check_same_data(section, INSPECTORS[name](section)[0].checksum)
         place.replace(file)
         sync_folder(folder)
-    for config in (wanted.config, *wanted.methods):
-        config.data.path = str(file)
-    wanted.notes = [note.replace(str(place), str(file)) for note in wanted.notes]
-    return wanted
+    config, *methods = [
+        change(one, {"data.path": str(file)}) for one in (wanted.config, *wanted.methods)
+    ]
+    notes = [note.replace(str(place), str(file)) for note in wanted.notes]
+    return replace(wanted, config=config, methods=methods, notes=notes)
 
 
 def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:

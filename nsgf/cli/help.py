@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
-from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, flags_of
+from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, form_of, used_flags
 from nsgf.config import schema
 from nsgf.config.files import experiments, methods, pretrained_runs, refuse_unknown
 from nsgf.config.settings import KEYS, SECTIONS, is_inherited
@@ -54,7 +54,8 @@ def help_parser(command: str, topic: str = "") -> ArgumentParser:
     ``topic``: empty for short flags and options; ``all`` for all settings too; or the name of a
     flag, a setting or a section to explain. Raise UserError if there is no such name.
     """
-    docs, flags = setting_docs(), flags_of(command)
+    docs = setting_docs()
+    flags = used_flags(command)
     words = ON_RUNS if command in (*ON_SAMPLES, "export") else ON_TRAINING
     # of --method and --methods in compare, people need the second
     first = [name for name in words.split() if name in flags and f"{name}s" not in flags]
@@ -102,11 +103,8 @@ def _explain(
     names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, tuple)())
     if any(each not in text for each in names):
         text += f" Choices: {', '.join(names)}."
-    if name == "fake-data" or (kind is bool and not keys):
-        return {"action": "store_true", "help": text}
-    number = "?" if name in ("smoke", "help") else None
-    text = text.replace("%", "%%")
-    return {"metavar": metavar, "nargs": number, "choices": names or None, "help": text}
+    form = {**form_of(name, keys), "help": text.replace("%", "%%")}
+    return form if "action" in form else {**form, "metavar": metavar, "choices": names or None}
 
 
 def completion(shell: str) -> str:

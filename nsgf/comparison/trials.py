@@ -199,7 +199,8 @@ class Trial:
         data: dict[str, Any] = {"name": name, "source": source or NOISE}
         config = replace(config, seed=self.seed, data=replace(config.data, **data))
         precision = pick_precision(config, pick_device(config.device))
-        config.train = replace(config.train, preview=False, precision=precision)
+        train = replace(config.train, preview=False, precision=precision)
+        config = replace(config, train=train)
         check(config)
         return config
 

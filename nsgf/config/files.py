@@ -1,6 +1,7 @@
 """Read files of experiments, methods and runs as layers of settings, with dotted keys."""
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
-from nsgf.config.values import load_yaml, read_value, to_plain
+from nsgf.config.values import load_yaml, read_value
 from nsgf.system.errors import UserError, cause, one_line, suggest
 
 FACTS_FILE = "facts.json"
@@ -170,9 +171,13 @@ def from_arguments(
     """Return the arguments of a Python call that are not None, by dotted key, over ``overrides``.
     Raise UserError for an unknown key or a wrong value."""
     given = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
-    for key in FACTS.keys() & given.keys():
-        refuse_unknown(key, KEYS)
-    return read_layer({key: to_plain(value) for key, value in given.items()})
+    plain = {}
+    for key, value in given.items():
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        plain[key] = text.tolist() if hasattr(text, "tolist") else text
+    if facts := FACTS.keys() & given.keys():
+        refuse_unknown(min(facts), KEYS)
+    return read_layer(plain)
 
 
 def refuse_unknown(name: str, known: Collection[str], command: str = "train") -> NoReturn:

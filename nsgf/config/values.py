@@ -21,6 +21,8 @@ NULL = ("null", "Null", "NULL", "~")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 NAMES[NoneType] = "null"
+WRONG = (ValueError, OverflowError, yaml.YAMLError)
+"""Errors of a value that has not the wanted type."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -34,7 +36,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
 
-_INTEGER = r"[-+]?(0|[1-9](_?[0-9]){0,30})"
+_INTEGER = r"[-+]?(0|[1-9](_?[0-9])*)"
 _NUMBER = r"[-+]?(\.[0-9]+|(0|[1-9](_?[0-9])*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
 for _place, _kind, _pattern in (
     (_Loader, "null", rf"{'|'.join(NULL)}|"),
@@ -109,7 +111,7 @@ def read_value(key: str, kind: Any, value: Any) -> Any:
     YAML, as on the command line. Raise UserError for a wrong type."""
     try:
         return _convert(kind, value)
-    except (ValueError, OverflowError, yaml.YAMLError):
+    except WRONG:
         must = f"must be {describe_type(kind)}" if value is not None else "must have a value"
         shown = "null" if value is None else value
         raise UserError(f"{name_setting(key, shown)}: {must}") from None
@@ -117,39 +119,30 @@ def read_value(key: str, kind: Any, value: Any) -> Any:
 
 def _convert(kind: Any, value: Any) -> Any:
     parts = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
         if NoneType in parts and (value is None or (value in NULL and str not in parts)):
             return None  # a text may be the name of something
         for part in parts:
-            with suppress(ValueError, OverflowError, yaml.YAMLError):
+            with suppress(*WRONG):
                 return _convert(part, value)
         raise ValueError
-    is_text = isinstance(value, str)
-    if get_origin(kind) is Literal or kind is str:
-        if is_text and (kind is str or value in parts):
-            return value
-        raise ValueError
-    if is_text and get_origin(kind) is list and not value.startswith("["):
-        value = f"[{value}]"
-    if is_text:
-        value = WORDS.get(value.lower()) if kind is bool else load_yaml(value)
-    if get_origin(kind) is list and isinstance(value, list):
+    if origin is Literal or kind is str:
+        if not isinstance(value, str) or (parts and value not in parts):
+            raise ValueError
+        return value
+    if isinstance(value, str) and kind is bool:
+        value = WORDS.get(value.lower())
+    elif isinstance(value, str):
+        is_bare = origin is list and not value.startswith("[")
+        value = load_yaml(f"[{value}]" if is_bare else value)
+    if origin is list and isinstance(value, list | tuple):
         return [_convert(parts[0], part) for part in value]
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind or value is None or not math.isfinite(value):
         raise ValueError
     return value
-
-
-def to_plain(value: Any) -> Any:
-    """Return a caller's value for a setting: paths become texts, numbers and arrays of numpy and
-    torch those of Python."""
-    if isinstance(value, list | tuple):
-        return [to_plain(part) for part in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def is_path(text: str) -> bool:
