@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import SETTINGS, Layer
@@ -210,23 +209,26 @@ def _class_rules(config: Config) -> Iterator[Rule]:
             yield key, wanted
 
 
-def _for_classes(config: Config) -> dict[str, Any]:
+def _for_classes(config: Config) -> Layer:
     """Return the nearest settings with which classes are not mixed and have equal shares."""
-    classes, nsf, own = data_classes(config.data), config.nsf, config.generator
-    wanted: dict[str, Any] = {}
-    if classes and "nsf" in config.phases:
+    classes = data_classes(config.data)
+    phases = config.phases if classes else []
+    nsf = config.nsf
+    wanted: Layer = {}
+    if "nsf" in phases:
         wanted["nsf.coupling"] = "independent"
         wanted["nsf.starts"] = nsf.starts and nearest_multiple(nsf.starts, classes)
         if nsf.coupling != "independent":
             wanted["nsf.coupling_batch"] = None
-    if classes and "peer" in config.phases:
+    if "peer" in phases:
         wanted["peer.coupling_batch"] = None
-    if classes and "reflow" in config.phases:
+    if "reflow" in phases:
         wanted["reflow.pairs"] = nearest_multiple(config.reflow.pairs, classes)
-    if classes and "generator" in config.phases:
+    if "generator" in phases:
         unit = 2 * count_groups(config)
-        for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
-            wanted[f"generator.{key}"] = count and nearest_multiple(count, unit)
+        for name in ("batch_size", "targets"):
+            count = getattr(config.generator, name)
+            wanted[f"generator.{name}"] = count and nearest_multiple(count, unit)
     return wanted
 
 
@@ -234,6 +236,8 @@ def fit_to_classes(config: Config) -> tuple[Layer, tuple[str, ...]]:
     """Return settings that replace those unfit for ``data.conditional``, and a note."""
     wanted = _for_classes(config)
     chosen = {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}
-    told = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
-    told = f"method {config.method}: chosen for {data_classes(config.data)} classes: {told}"
-    return chosen, (told,) if chosen else ()
+    if not chosen:
+        return chosen, ()
+    shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
+    note = f"method {config.method}: chosen for {data_classes(config.data)} classes: {shown}"
+    return chosen, (note,)

@@ -246,7 +246,7 @@ def test_labels_make_a_run_conditional(tmp_path):
             ({"data": PIXELS, "labels": labels}, "labels: ")
             for labels in (LABELS / 2, LABELS * 2, LABELS - 1, 0 * LABELS, torch.arange(40) % 5)
         ),
-        ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*did you mean otcfm"),
+        ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*otcfm"),
         ({"data": POINTS, "overrides": {"optim.lr": -1}}, "lr = -1"),
     ],
 )
@@ -468,7 +468,7 @@ def test_a_network_is_given_classes(tmp_path):
 @pytest.mark.parametrize(
     ("network", "what"),
     [
-        (MyUNet(classes=2), "network: fails with x .*NoneType"),
+        (MyUNet(classes=2), "network: fails with .*NoneType"),
         (nn.Conv2d(1, 1, 3), "network: fails"),
         (lambda: MyUNet().up, "network: fails"),
         (TimeFirst(), r"network: .*forward\(t, x\) must be forward\(x, t\)"),

@@ -7,7 +7,6 @@ import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from nsgf.checks import check
 from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import Layer, change
-from nsgf.config.values import expand_path
+from nsgf.config.values import Place, expand_path
 from nsgf.data import axes_of, build_source, data_classes, data_shape, in_units, target_set
 from nsgf.data.images import data_root, to_unit_range
 from nsgf.data.own_images import image_bytes
@@ -151,7 +150,7 @@ class Run:
         return evaluate_run(self.config, self.folder)[1]
 
     @from_python({})
-    def report(self, file: str | PathLike[str]) -> Path:
+    def report(self, file: Place) -> Path:
         """Write the page of ``nsgf report``, and return its path; errors as for the command. Raise
         UserError if the file does not end in .html."""
         copy = expand_path("file", file)
@@ -163,7 +162,7 @@ class Run:
         return copy
 
     @from_python({})
-    def export(self, to: str | PathLike[str]) -> Path:
+    def export(self, to: Place) -> Path:
         """Write the folder of ``nsgf export``, which must be new or empty, and return its path;
         errors as for the command."""
         folder = expand_path("to", to)
@@ -171,7 +170,7 @@ class Run:
         return folder
 
     @from_python({})
-    def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
+    def save_images(self, file: Place, samples: Tensor | ArrayLike) -> Path:
         """Write images as a grid into one PNG file, and return its path. They are as for training:
         (N, C, H, W) or (N, H, W, C), of floats in [-1, 1] or bytes. Raise UserError for others, or
         a file that does not end in .png."""
@@ -194,7 +193,7 @@ class Run:
 
 @from_python({"run": "path"})
 def load(
-    path: str | PathLike[str],
+    path: Place,
     *,
     device: str | torch.device | None = None,
     network: OwnNetwork | None = None,

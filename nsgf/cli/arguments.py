@@ -93,7 +93,9 @@ def is_used(command: str, key: str) -> bool:
 def flags_of(command: str) -> dict[str, tuple[str, ...]]:
     """Return all flags of a command, without dashes, and the settings that each changes: none for
     an option that is no setting."""
-    options = [name.replace("_", "-") for name, (owners, *_) in OPTIONS.items() if command in owners]
+    options = [
+        name.replace("_", "-") for name, (owners, *_) in OPTIONS.items() if command in owners
+    ]
     flags = {flag[2:]: keys for flag, keys in SHORT_FLAGS.items()}
     flags["fake-data"] = ("data.fake",)
     if command in ON_SAMPLES:

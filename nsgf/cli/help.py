@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
-from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, form_of, used_flags
+from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, flags_of, form_of, used_flags
 from nsgf.config import schema
 from nsgf.config.files import experiments, methods, pretrained_runs, refuse_unknown
 from nsgf.config.settings import KEYS, SECTIONS, is_inherited
@@ -39,15 +39,6 @@ class _Formatter(HelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-def help_topic(words: list[str]) -> str | None:
-    """Return KEY of ``--help KEY``, empty without a key; None if the words ask for no help."""
-    for word, after in pairwise([*words, ""]):
-        flag, _, topic = word.partition("=")
-        if flag in ("-h", "--help"):
-            return (topic or after).removeprefix("--")
-    return None
-
-
 def help_parser(command: str, topic: str = "") -> ArgumentParser:
     """Return a parser that shows or completes flags, and parses nothing.
 
@@ -65,7 +56,9 @@ def help_parser(command: str, topic: str = "") -> ArgumentParser:
         others = [name for name in flags if name not in first and (topic or "." not in name)]
         shown = first + [name for name in others if not is_inherited(name)]
     else:
-        about, first, flags = {"usage": SUPPRESS}, [], flags | {key: (key,) for key in KEYS}
+        about = {"usage": SUPPRESS}
+        first = []
+        flags = flags_of(command)
         begin = f"{topic}."
         shown = [name for name in flags if topic in (name, *flags[name]) or name.startswith(begin)]
         if not shown:

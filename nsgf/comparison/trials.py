@@ -81,7 +81,7 @@ class Comparison:
     """A caller's own methods, by name. They are measured but not trained."""
 
     @classmethod
-    def of(cls, config: Config, methods: tuple[Config, ...]) -> "Comparison":
+    def of(cls, config: Config, methods: Sequence[Config]) -> "Comparison":
         """Return the comparison of these methods with the updates that each trains.
 
         Raises:

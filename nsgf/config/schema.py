@@ -5,8 +5,8 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 """
 
 import math
-from dataclasses import InitVar, dataclass, field, fields
-from typing import Annotated, Any, Final, Literal
+from dataclasses import InitVar, dataclass, field
+from typing import Annotated, Any, Final, Literal, get_args
 
 MANY = 10**9
 """Largest value of a number for which the schema sets no maximum."""
@@ -27,9 +27,11 @@ class Range:
     below: float = math.inf
 
     def __contains__(self, number: float | None) -> bool:
-        if number is None:
-            return False
-        return self.minimum <= number <= self.maximum and self.above < number < self.below
+        return (
+            number is not None
+            and self.minimum <= number <= self.maximum
+            and self.above < number < self.below
+        )
 
     def __str__(self) -> str:
         maximum = self.maximum if self.below == math.inf else math.inf
@@ -416,9 +418,5 @@ class Config:
     compare: CompareConfig = field(default_factory=CompareConfig)
 
 
-OF_PHASES: tuple[PhaseName, ...] = tuple(
-    item.name  # type: ignore[misc]
-    for item in fields(Config)
-    if isinstance(item.type, type) and issubclass(item.type, OptimConfig)
-)
+OF_PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
 """All phases. Each has a section of its name, which inherits from ``optim``."""

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
@@ -17,6 +18,8 @@ import yaml
 
 from nsgf.system.errors import UserError, name_setting
 
+Place = str | os.PathLike[str]
+"""A path of a caller."""
 NULL = ("null", "Null", "NULL", "~")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
@@ -34,6 +37,13 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     is ten times as fast, but not in every build."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = Counter(map(self.construct_object, dict(node.value)))
+        for name, count in names.most_common(1):
+            if count > 1:
+                raise ValueError(f"{name}: twice in one section")
+        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 
 
 _INTEGER = r"[-+]?(0|[1-9](_?[0-9])*)"
@@ -58,35 +68,15 @@ def load_yaml(text: str) -> Any:
     """Return the plain values of a YAML text.
 
     Raises:
-        yaml.YAMLError: the text is not YAML, or has an alias, a repeated key or a tag that is not
-            a plain value.
+        yaml.YAMLError: the text is not YAML, or has an alias, a repeated key or an object of
+            Python.
     """
     try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
-        return None if root is None else _construct(loader, root, set())
+        if yaml.AliasEvent in map(type, yaml.parse(text, _Loader)):
+            raise ValueError("an alias (*name): write the values out, or use the section optim")
+        return yaml.load(text, _Loader)
     except Exception as error:  # PyYAML raises many types for a value with a wrong tag
         raise yaml.YAMLError(str(error)) from error
-
-
-def _construct(loader: Any, node: Any, seen: set[int]) -> Any:
-    """Return the value of a node. An alias is a node that was ``seen`` before."""
-    if id(node) in seen:
-        raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
-    seen.add(id(node))
-    if isinstance(node, yaml.ScalarNode):
-        return loader.construct_object(node)
-    if node.tag == "tag:yaml.org,2002:seq":
-        return [_construct(loader, part, seen) for part in node.value]
-    if node.tag != "tag:yaml.org,2002:map":
-        raise yaml.YAMLError(f"{node.tag}: not a plain value")
-    found: dict[Any, Any] = {}
-    for key, part in node.value:
-        name = _construct(loader, key, seen)
-        if name in found:
-            raise yaml.YAMLError(f"{name}: twice in one section")
-        found[name] = _construct(loader, part, seen)
-    return found
 
 
 def describe_type(kind: Any) -> str:
@@ -153,7 +143,7 @@ def is_path(text: str) -> bool:
         return False
 
 
-def expand_path(key: str, path: str | os.PathLike[str]) -> Path:
+def expand_path(key: str, path: Place) -> Path:
     """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
     path, empty or not printable, or there is no such user."""
     text = os.fspath(path)

@@ -225,7 +225,7 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --flow.kind energy --sinkhorn.blur 1", "sinkhorn.blur: has no effect"),
     ("train", "--exp 2d --sinkhorn.scaling 0.9", "sinkhorn.scaling: has no effect with flow.kind"),
     ("train", "--exp nope", "exp = nope: must be one of 2d, "),
-    ("train", "--exp 2d --method nsfg", "did you mean nsgf?"),
+    ("train", "--exp 2d --method nsfg", "method = nsfg: must be one of 1rf, "),
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),
     ("train", "", "--exp NAME"),
     ("train", "--exp 2d --resume --resume-phase 2", "--resume-phase: not allowed"),

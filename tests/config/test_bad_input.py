@@ -117,7 +117,7 @@ FILES = [  # content of a file, words of the message
     (b"exp: a\nnsgf:\n  lr: .nan\n", "nsgf.lr"),
     (b"exp: mnist\ndata:\n  root: ''\n", "data.root"),
     (b"exp: a\nout_dir: null\n", "out_dir = null: must have a value"),
-    (b"exp: a\nmethods: {nsgf: 3}\n", "methods.nsgf = 3"),
+    (b"exp: a\nmethods: {nsgf: 3}\n", "methods = "),
     (b"exp: a\nmethods: {nsgf: {nsfg: {lr: 1}}}\n", "methods.nsgf.nsfg"),
 ]
 
