@@ -27,7 +27,8 @@ VALUES = {
     Tensor: [torch.zeros(0), torch.tensor(3), torch.full((3, 2), math.nan), torch.eye(3).bool()],
 }
 """Values by type, most of them out of every range."""
-X, Y = torch.randn(6, 2), torch.randn(5, 2)
+X = torch.randn(6, 2)
+Y = torch.randn(5, 2)
 SOLVER = {"x": X, "y": Y, "blur": 0.5, "tolerance": 1e-3, "max_iterations": 50}
 SIZES = {"num_batches": 2, "batch_size": 4, "device": "cpu"}
 COMPARED = {"exp": "2d", "methods": {"mine": max}, "against": ["nsgf"], "nfe": [2], "seeds": 1}

@@ -118,8 +118,10 @@ class Run:
             way = find_way(config, self.networks.__contains__)
             config = way.choose_calls(config, nfe)
         source = build_source(config.data, config.seed, "sample")
-        sampler, count = self.sampler.with_settings(config), config.sampling.num_samples
-        samples = generate(sampler, source, count, self.device, progress=False)
+        sampler = self.sampler.with_settings(config)
+        samples = generate(
+            sampler, source, config.sampling.num_samples, self.device, progress=False
+        )
         return in_units(config.data, samples.x, raw=raw)
 
     def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:

@@ -187,10 +187,12 @@ def request_with_data(
         kind = settings.get("exp") or _kind_of_data(path, {**base, **settings}.get("data.key"))
         own = {} if "run" in files else _own_layer(kind, files, settings)
         return resolve(command, {**own, "data.path": str(path), **settings}, files)
-    arrays, digest = _arrays(data, labels), hashlib.sha256()
+    arrays = _arrays(data, labels)
+    digest = hashlib.sha256()
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
-    name, resumed = next(iter(arrays)), files.get("run")
+    name = next(iter(arrays))
+    resumed = files.get("run")
     own = _own_layer(name, files, settings)
     own |= {} if resumed else {"data.conditional": "labels" in arrays}
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)

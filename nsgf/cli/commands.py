@@ -157,7 +157,8 @@ def _report(request: Request) -> list[str]:
     from nsgf.comparison.page import report_comparison
     from nsgf.report.page import report_run
 
-    config, kind = request.config, request.options.get("figures", "png")
+    config = request.config
+    kind = request.options.get("figures", "png")
     if "compare" in request.options:
         page, *figures = report_comparison(request.options["compare"], config.out_dir, kind)
     else:
@@ -178,7 +179,8 @@ def _compare(request: Request) -> Iterator[str]:
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import take_card
 
-    config, is_first = request.config, launched_rank() == 0
+    config = request.config
+    is_first = launched_rank() == 0
     stop = StopRequest(config.train.max_hours)
     if is_launched():
         take_card(config.device)

@@ -80,19 +80,23 @@ def _explain(
 ) -> dict[str, Any]:
     """Return text, placeholder and choices of a flag that sets ``keys``, as arguments of
     ``add_argument``. ``is_full``: the text also says what is allowed, and the default."""
-    if not keys:
-        _, kind, metavar, text = OPTIONS[name.replace("-", "_")]
-    else:
-        key, item = keys[0], KEYS[keys[0]]
-        text = docs[f"optim.{key.rpartition('.')[2]}" if is_inherited(key) else key]
-        kind, allowed = item.kind, describe_type(item.kind)
+    if keys:
+        key = keys[0]
+        item = KEYS[key]
+        kind = item.kind
+        allowed = describe_type(kind)
         marks = [mark for begin, mark in METAVARS.items() if allowed.startswith(begin)]
         metavar = "PATH" if item.is_path else (*marks, "NAME")[0]
-        text += " It holds for every phase." if key.startswith("optim.") and name != key else ""
-        text += f" It sets {' and '.join(keys)}." if is_full and name != key else ""
-        allowed += f", {item.range}".removesuffix(f" and <= {schema.MANY}") if item.range else ""
-        default = format_value(item.default)
-        text += f" ({allowed}{f'; default: {default}' if default else ''})" if is_full else ""
+        text = docs[f"optim.{key.rpartition('.')[2]}" if is_inherited(key) else key]
+        if key.startswith("optim.") and name != key:
+            text += " It holds for every phase."
+        if is_full and name != key:
+            text += f" It sets {' and '.join(keys)}."
+        if is_full:
+            limits = f", {item.range}".removesuffix(f" and <= {schema.MANY}") if item.range else ""
+            text += f" ({allowed}{limits}; default: {format_value(item.default) or 'none'})"
+    else:
+        _, kind, metavar, text = OPTIONS[name.replace("-", "_")]
     names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, tuple)())
     if any(each not in text for each in names):
         text += f" Choices: {', '.join(names)}."

@@ -166,7 +166,8 @@ def find_contradictions(
         is_frozen = section in frozen or key in frozen
         is_frozen |= section == running and name != "iterations"
         if is_frozen and not item.is_free:
-            before, value = look_up(saved, key, item.default), item.get(config)
+            before = look_up(saved, key, item.default)
+            value = item.get(config)
             if before != value:
                 texts.append(f"{key}: the checkpoint has {before}, this command {value}")
     return texts

@@ -43,7 +43,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         for name, count in names.most_common(1):
             if count > 1:
                 raise ValueError(f"{name}: twice in one section")
-        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+        return super().construct_mapping(node, deep)
 
 
 _INTEGER = r"[-+]?(0|[1-9](_?[0-9])*)"

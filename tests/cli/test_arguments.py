@@ -126,7 +126,8 @@ def test_every_method_trains_on_every_shipped_set(method):
 
 def test_layers_win_in_their_order(tmp_path):
     """Defaults, method, experiment, its section for the method, flags."""
-    method, file = tmp_path / "mine.yaml", tmp_path / "set.yaml"
+    method = tmp_path / "mine.yaml"
+    file = tmp_path / "set.yaml"
     method.write_text("phases: [nsgf]\nnsgf: {lr: 0.1}\nflow: {steps: 2, eta: 0.1}\n")
     file.write_text(
         f"exp: set\ndata: {{name: moons}}\nmethod: {method}\n"

@@ -19,7 +19,8 @@ from nsgf.system.errors import UserError, one_line
 from tests.conftest import shipped
 
 NAMES = ("2d", "cifar10", "digits", "mnist")
-KEYS, SECTIONS = [*SETTINGS], sorted({*CLASSES} - {""})
+KEYS = [*SETTINGS]
+SECTIONS = sorted({*CLASSES} - {""})
 EXECUTES = "!!python/object/apply:os.system ['touch executed']"
 TEXTS = [
     *("", "x", "1e3", "1e-4", "no", "²", "null", "true", "5.0", "0x10", "010"),

@@ -24,7 +24,8 @@ RESUMED = [  # flags, arguments of the comparison with a checkpoint of digits, b
 @pytest.mark.parametrize(("flags", "how", "text"), RESUMED)
 def test_settings_that_change_earlier_results_must_agree(flags, how, text):
     exp = "mnist" if "data.root" in flags else "digits"
-    now, saved = shipped(exp, *flags.split()), nest(values(shipped(exp)))
+    now = shipped(exp, *flags.split())
+    saved = nest(values(shipped(exp)))
     found = find_contradictions(saved, now, **{"frozen": FROZEN, "running": "nsgf", **how})
     assert len(found) == bool(text)
     assert "".join(found).startswith(text)
