@@ -2,8 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import SETTINGS, Layer
@@ -35,8 +34,8 @@ NEEDS = (
 )
 """Settings that have an effect only with this value of another one."""
 
-Rule = tuple[bool, str, str]
-"""Whether a setting is wrong, its key, and the message after ``KEY = VALUE:``."""
+Rule = tuple[str, str]
+"""Key of a wrong setting, and the message after ``KEY = VALUE:``."""
 
 
 def check(config: Config) -> None:
@@ -59,159 +58,177 @@ def check_training(config: Config) -> None:
 
 def check_values(config: Config) -> None:
     """Raise UserError if a value is outside of its range, whatever the other settings are."""
-    wrong = []
+    wrong: list[Rule] = []
     for key, item in SETTINGS.items():
-        value, allowed = item.get(config), item.range
+        value = item.get(config)
         for number in value if isinstance(value, list) else (value,):
-            if allowed and isinstance(number, int | float) and number not in allowed:
-                wrong.append((True, key, f"must be {allowed}"))
+            if item.range and isinstance(number, int | float) and number not in item.range:
+                wrong.append((key, f"must be {item.range}"))
         if isinstance(value, str) and not value.isprintable():
-            wrong.append((True, key, "must be printable characters"))
+            wrong.append((key, "must be printable characters"))
         if item.is_path and value is not None and not is_path(value):
-            wrong.append((True, key, "must be a path (~NAME of an existing user)"))
+            wrong.append((key, "must be a path (~NAME of an existing user)"))
     if not EXP.fullmatch(config.exp):
-        wrong.append((True, "exp", "must be 1 to 100 letters, digits, '-' and '_'"))
+        wrong.append(("exp", "must be 1 to 100 letters, digits, '-' and '_'"))
     _refuse(config, wrong)
 
 
-def _refuse(config: Config, rules: Iterable[Rule]) -> None:
-    wrong = [(key.partition("."), must) for is_wrong, key, must in rules if is_wrong]
-    phases = config.phases or ()
-    trained = {name for (section, _, name), _ in wrong if section in phases}
-    untrained = {*OF_PHASES} - {*phases}  # --lr sets these too; do not repeat the same error
-    lines = [
-        f"{name_setting(''.join(key), format_value(SETTINGS[''.join(key)].get(config)))}: {must}"
-        for key, must in wrong
-        if key[0] not in untrained or key[2] not in trained
-    ]
+def _refuse(config: Config, wrong: list[Rule]) -> None:
+    trained = {key.partition(".")[2] for key, _ in wrong if key.startswith((*config.phases,))}
+    lines = []
+    for key, must in wrong:
+        section, _, name = key.partition(".")
+        # --lr sets every phase: do not repeat the same error for those that are not trained
+        if section not in OF_PHASES or section in config.phases or name not in trained:
+            value = format_value(SETTINGS[key].get(config))
+            lines.append(f"{name_setting(key, value)}: {must}")
     if lines:
         raise UserError("; ".join(lines))
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:
-    ways = [way for way in WAYS if way.names == config.phases]
+    phases = config.phases
+    ways = [way for way in WAYS if way.names == phases]
     if not ways:
         wanted = ", ".join(dict.fromkeys(format_value(way.names) for way in WAYS))
-        yield True, "phases", f"must be one of {wanted}"
+        yield "phases", f"must be one of {wanted}"
     misfits = [way.misfits(config) for way in ways if not find_ways(config)]
     for key, allowed in min(misfits, key=len, default={}).items():
-        yield True, key, f"must be {allowed} with phases {format_value(config.phases)}"
-    yield not DEVICE.fullmatch(config.device), "device", "must be auto, cpu, cuda or cuda:N"
-
+        yield key, f"must be {allowed} with phases {format_value(phases)}"
+    if not DEVICE.fullmatch(config.device):
+        yield "device", "must be auto, cpu, cuda or cuda:N"
     for key, other, needed in NEEDS:
-        useless = SETTINGS[key].get(config) is not None and SETTINGS[other].get(config) != needed
-        yield useless, key, f"must be null unless {other} is {needed}"
-    if config.nsf.source == "affine" and "nsf" in config.phases:
-        yield config.nsf.init != "random", "nsf.init", "must be random with nsf.source affine"
-        wrong = config.flow.schedule == "constant" and config.flow.eta > 1
-        yield wrong, "flow.eta", "must be <= 1 with nsf.source affine"
-        wrong = config.data.source != NOISE
-        yield wrong, "nsf.source", f"must not be affine with data.source {config.data.source}"
+        if SETTINGS[key].get(config) is not None and SETTINGS[other].get(config) != needed:
+            yield key, f"must be null unless {other} is {needed}"
+    if config.nsf.source == "affine" and "nsf" in phases:
+        if config.nsf.init != "random":
+            yield "nsf.init", "must be random with nsf.source affine"
+        if config.flow.schedule == "constant" and config.flow.eta > 1:
+            yield "flow.eta", "must be <= 1 with nsf.source affine"
+        if config.data.source != NOISE:
+            yield "nsf.source", f"must not be affine with data.source {config.data.source}"
         size = math.prod(data_shape(config.data))
-        few = f"must not be affine for samples of {size} values, more than {MOST_VALUES}"
-        yield size > MOST_VALUES, "nsf.source", few
-    peer, generator = config.peer, config.generator
-    yield peer.method == "sbcfm" and peer.sigma == 0, "peer.sigma", "must be > 0 for sbcfm"
-
-    for key, values in (("methods", config.compare.methods), ("nfe", config.compare.nfe)):
-        wrong = not values or len(set(values)) < len(values)
-        yield wrong, f"compare.{key}", "must name at least one, and none twice"
-    targets = config.compare.targets
-    yield len(set(targets)) < len(targets), "compare.targets", "must name none twice"
-
-    sizes = {phase: getattr(config, phase).batch_size for phase in config.phases}
-    phase, least = min(sizes.items(), key=lambda item: item[1], default=("", math.inf))
+        if size > MOST_VALUES:
+            few = f"samples of {size} values, more than {MOST_VALUES}"
+            yield "nsf.source", f"must not be affine for {few}"
+    if config.peer.method == "sbcfm" and config.peer.sigma == 0:
+        yield "peer.sigma", "must be > 0 for sbcfm"
+    compare = config.compare
+    for key, values in (("methods", compare.methods), ("nfe", compare.nfe)):
+        if not values or len(set(values)) < len(values):
+            yield f"compare.{key}", "must name at least one, and none twice"
+    if len(set(compare.targets)) < len(compare.targets):
+        yield "compare.targets", "must name none twice"
     split = config.train.accumulate
-    yield split > least, "train.accumulate", f"must be <= {phase}.batch_size = {least}"
-    if "generator" in config.phases:
-        whole = "must be 1 with phase generator, whose transport problems need the whole batch"
-        yield split > 1, "train.accumulate", whole
-        yield generator.batch_size < 4, "generator.batch_size", "must be >= 4, two halves"
-        yield not generator.blurs, "generator.blurs", "must have at least one"
+    least = min((getattr(config, phase).batch_size for phase in phases), default=split)
+    if split > least:
+        yield "train.accumulate", f"must be <= {least}, the smallest batch_size of a phase"
+    if "generator" in phases:
+        if split > 1:
+            whole = "must be 1 with phase generator, whose transport problems need the whole batch"
+            yield "train.accumulate", whole
+        if config.generator.batch_size < 4:
+            yield "generator.batch_size", "must be >= 4, two halves"
+        if not config.generator.blurs:
+            yield "generator.blurs", "must have at least one"
 
 
 def _data_rules(config: Config) -> Iterator[Rule]:
-    data, target = config.data, target_set(config.data)
+    data = config.data
+    target = target_set(data)
     source = DATA_SETS.get(data.source)
-    if "source" in target.uses:
-        wrong = source is not None and source.shape != target.shape
-        wanted = f"must be {NOISE} for {target.name}, which has another number of coordinates"
-        yield wrong, "data.source", wanted
-    yield data.source == data.name, "data.source", "must differ from data.name"
+    if "source" in target.uses and source and source.shape != target.shape:
+        other = "which has another number of coordinates"
+        yield "data.source", f"must be {NOISE} for {target.name}, {other}"
+    if data.source == data.name:
+        yield "data.source", "must differ from data.name"
     files = ("path", "size", "skip_broken", "header", "columns", "held_out", "key")
     for name in ("root", "source", "fake", "flip", *files):
         usual = SETTINGS[f"data.{name}"].default
-        useless = name not in target.uses and getattr(data, name) != usual
-        yield useless, f"data.{name}", f"must be {format_value(usual)} for {data.name}"
-    has_features = config.evaluation.features not in ("auto", "none")
-    points = f"must be auto or none for {data.name}, which are points"
-    yield has_features and not isinstance(target, ImageSet), "evaluation.features", points
+        if name not in target.uses and getattr(data, name) != usual:
+            yield f"data.{name}", f"must be {format_value(usual)} for {data.name}"
+    if config.evaluation.features not in ("auto", "none") and not isinstance(target, ImageSet):
+        yield "evaluation.features", f"must be auto or none for {data.name}, which are points"
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:
     """Yield the rules for the UNet and for the time predictor for images."""
-    unet, channels = config.model.unet, config.model.predictor_channels
+    unet = config.model.unet
+    channels = config.model.predictor_channels
     height, width = data_shape(config.data)[1:]
-    size, both = min(height, width), f"{height} x {width}"
-    layers = f"must have 1 to {int(math.log2(size))} layers, each halves {both} pixels"
-    yield not channels or size >> len(channels) < 1, "model.predictor_channels", layers
+    size = min(height, width)
+    both = f"{height} x {width} pixels"
+    if not channels or size >> len(channels) < 1:
+        layers = f"must have 1 to {int(math.log2(size))} layers, each halves {both}"
+        yield "model.predictor_channels", layers
     parts = 2 ** max(0, len(unet.mult) - 1)
-    levels = f"must have 1 level or more that halve the image's {both} pixels evenly"
-    yield not unet.mult or bool(height % parts or width % parts), "model.unet.mult", levels
-    groups = f"must be a multiple of {GROUPS} (GroupNorm)"
-    yield bool(unet.channels % GROUPS), "model.unet.channels", groups
+    if not unet.mult or height % parts or width % parts:
+        yield "model.unet.mult", f"must have 1 level or more that halve {both} evenly"
+    if unet.channels % GROUPS:
+        yield "model.unet.channels", f"must be a multiple of {GROUPS} (GroupNorm)"
     sides = {height >> level: unet.channels * mult for level, mult in enumerate(unet.mult)}
-    unknown = not set(unet.attention) <= set(sides)
-    yield unknown, "model.unet.attention", f"must be out of {list(sides)} (pixels of height)"
+    if not set(unet.attention) <= set(sides):
+        yield "model.unet.attention", f"must be out of {list(sides)} (pixels of height)"
     # the middle block, on the lowest level, always has attention
     widths = {sides[side] for side in (*unet.attention, *list(sides)[-1:]) if side in sides}
-    uneven = any(width % unet.heads for width in widths)
-    yield uneven, "model.unet.heads", f"must divide the attention widths {sorted(widths)}"
+    if any(width % unet.heads for width in widths):
+        yield "model.unet.heads", f"must divide the attention widths {sorted(widths)}"
 
 
 def _class_rules(config: Config) -> Iterator[Rule]:
-    """Return the rules of networks that are given classes, and of those that are not."""
-    data, label, sampling = config.data, config.sampling.label, config.sampling
+    """Yield the rules of networks that are given classes, and of those that are not."""
+    data = config.data
+    sampling = config.sampling
     if not data.conditional:
         unused = "has no effect unless the run is trained with data.conditional"
-        yield label is not None, "sampling.label", unused
-        yield sampling.guidance != 1, "sampling.guidance", unused
+        if sampling.label is not None:
+            yield "sampling.label", unused
+        if sampling.guidance != 1:
+            yield "sampling.guidance", unused
         return
-    classes, names, key = data_classes(data), list_names(class_names(data)), "data.conditional"
-    yield not classes, key, f"must be false for {data.name}, which has no classes"
-    yield data.fake, key, "must be false with data.fake, whose images have no classes"
+    classes = data_classes(data)
+    if not classes:
+        yield "data.conditional", f"must be false for {data.name}, which has no classes"
+    if data.fake:
+        yield "data.conditional", "must be false with data.fake, whose images have no classes"
     for phase in get_phases(config.phases):
-        wanted = f"must be false with phase {phase.name}, whose network knows no classes"
-        yield not phase.takes_classes, key, wanted
-    yield sampling.omega is not None, "sampling.omega", "must be null with data.conditional"
-    wrong = label is not None and bool(classes) and class_number(data, label) is None
-    number = f"if no name is a number, its number, 0 to {classes - 1}"
-    wanted = f"must be a class ({names}) or, {number}; null: all"
-    yield wrong, "sampling.label", wanted
-    wrong = "nsgf" in config.phases and config.pool.num_batches < classes and not config.smoke
-    yield wrong, "pool.num_batches", f"must be >= {classes}, a flow for each class"
+        if not phase.takes_classes:
+            wanted = f"must be false with phase {phase.name}, whose network knows no classes"
+            yield "data.conditional", wanted
+    if sampling.omega is not None:
+        yield "sampling.omega", "must be null with data.conditional"
+    if classes and sampling.label is not None and class_number(data, sampling.label) is None:
+        number = f"if no name is a number, its number, 0 to {classes - 1}"
+        names = list_names(class_names(data))
+        yield "sampling.label", f"must be a class ({names}) or, {number}; null: all"
+    if "nsgf" in config.phases and config.pool.num_batches < classes and not config.smoke:
+        yield "pool.num_batches", f"must be >= {classes}, a flow for each class"
     for key, value in _for_classes(config).items():
-        wanted = f"must be {format_value(value)} for {classes} classes, which it must not mix"
-        yield SETTINGS[key].get(config) != value, key, wanted
+        if SETTINGS[key].get(config) != value:
+            wanted = f"must be {format_value(value)} for {classes} classes, which it must not mix"
+            yield key, wanted
 
 
-def _for_classes(config: Config) -> dict[str, Any]:
+def _for_classes(config: Config) -> Layer:
     """Return the nearest settings with which classes are not mixed and have equal shares."""
-    classes, nsf, own = data_classes(config.data), config.nsf, config.generator
-    wanted: dict[str, Any] = {}
-    if classes and "nsf" in config.phases:
+    classes = data_classes(config.data)
+    phases = config.phases if classes else []
+    nsf = config.nsf
+    wanted: Layer = {}
+    if "nsf" in phases:
         wanted["nsf.coupling"] = "independent"
         wanted["nsf.starts"] = nsf.starts and nearest_multiple(nsf.starts, classes)
         if nsf.coupling != "independent":
             wanted["nsf.coupling_batch"] = None
-    if classes and "peer" in config.phases:
+    if "peer" in phases:
         wanted["peer.coupling_batch"] = None
-    if classes and "reflow" in config.phases:
+    if "reflow" in phases:
         wanted["reflow.pairs"] = nearest_multiple(config.reflow.pairs, classes)
-    if classes and "generator" in config.phases:
+    if "generator" in phases:
         unit = 2 * count_groups(config)
-        for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
-            wanted[f"generator.{key}"] = count and nearest_multiple(count, unit)
+        for name in ("batch_size", "targets"):
+            count = getattr(config.generator, name)
+            wanted[f"generator.{name}"] = count and nearest_multiple(count, unit)
     return wanted
 
 
@@ -219,6 +236,8 @@ def fit_to_classes(config: Config) -> tuple[Layer, tuple[str, ...]]:
     """Return settings that replace those unfit for ``data.conditional``, and a note."""
     wanted = _for_classes(config)
     chosen = {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}
-    told = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
-    told = f"method {config.method}: chosen for {data_classes(config.data)} classes: {told}"
-    return chosen, (told,) if chosen else ()
+    if not chosen:
+        return chosen, ()
+    shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
+    note = f"method {config.method}: chosen for {data_classes(config.data)} classes: {shown}"
+    return chosen, (note,)

@@ -24,7 +24,7 @@ from nsgf.config.files import (
     read_experiment,
 )
 from nsgf.config.schema import OF_PHASES, Config
-from nsgf.config.settings import Layer, build, spread_optim
+from nsgf.config.settings import Layer, build, change, spread_optim
 from nsgf.config.values import expand_path, format_value
 from nsgf.system.errors import UserError, list_names, suggest
 
@@ -35,13 +35,24 @@ WITHOUT_RUN = ("compare", "preflight")
 ON_EXPORTS = ("sample", "evaluate")
 """Commands that also take exported runs."""
 SMOKE: Layer = {
-    **{"optim.iterations": 5, "optim.batch_size": 4, "reflow.pairs": 16},
-    **{"pool.num_batches": 2, "sinkhorn.batch_size": 8, "sinkhorn.target_batch": None},
+    "optim.iterations": 5,
+    "optim.batch_size": 4,
+    "reflow.pairs": 16,
+    "pool.num_batches": 2,
+    "sinkhorn.batch_size": 8,
+    "sinkhorn.target_batch": None,
     "nsf.coupling_batch": None,
-    **{"train.log_every": 1, "train.checkpoint_every": 3, "train.accumulate": 1},
-    **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
-    **{"evaluation.w2_samples": 4, "evaluation.features": "none"},
-    **{"compare.seeds": 1, "compare.nfe": [1, 2, 4], "compare.updates": []},
+    "train.log_every": 1,
+    "train.checkpoint_every": 3,
+    "train.accumulate": 1,
+    "sampling.num_samples": 4,
+    "sampling.straight_steps": 2,
+    "evaluation.num_samples": 4,
+    "evaluation.w2_samples": 4,
+    "evaluation.features": "none",
+    "compare.seeds": 1,
+    "compare.nfe": [1, 2, 4],
+    "compare.updates": [],
 }
 """What --smoke sets in a new run besides ``smoke``; explicit flags win."""
 LEAST_FLOWS = 16
@@ -56,7 +67,7 @@ class Request:
     config: Config
     run: "RunFolder | None" = None
     """The run that the command works on; None: a new one, or none."""
-    methods: tuple[Config, ...] = ()
+    methods: Sequence[Config] = ()
     """Settings of each method of a comparison; ``config`` has those of the experiment's method."""
     notes: list[str] = field(default_factory=list)
     """Lines for the user."""
@@ -93,18 +104,41 @@ def resolve(
     Raises:
         UserError: a setting or an option is wrong, or a file or run is missing or damaged.
     """
-    given, notes = spread_optim(given), list[str]()
-    if command == "compare" and {"data.name", "data.source"} & given.keys():
-        given = {"compare.targets": [], **given}
-    options = _check_options(command, options)
+    # options and flags
+    given = spread_optim(given)
+    notes: list[str] = []
     if command == "list":  # takes only out_dir, and the checks load torch
         return Request(command, build(given))
-    top = own = Experiment({}, {}, {})
+    if command == "export" and "to" not in options:
+        raise UserError("export needs --to DIR, the folder that it writes")
+    if command == "compare" and {"data.name", "data.source"} & given.keys():
+        given = {"compare.targets": [], **given}
+    options = dict(options)
+    if shipped := options.pop("pretrained", None):
+        if shipped not in pretrained_runs():
+            must = f"must be one of {', '.join(pretrained_runs())}"
+            raise UserError(f"pretrained = {shipped}: {must}")
+        options["run"] = pretrained_runs()[shipped]
+    for key in {"run", "config", "compare", "to"} & options.keys():
+        options[key] = expand_path(key, options[key])
+
+    # the experiment: the file of --config, on top of the shipped one that has its name
+    top = Experiment({}, {}, {})
     if "config" in options:
         top = read_experiment(options["config"])
     on_top = spread_optim(top.settings)
+    named = on_top.get("exp")
+    exp = given.get("exp", named)
+    own = top
     if run is None and "run" not in options:
-        own = _start_from_shipped(top, given)
+        if named not in (None, exp):
+            raise UserError(f"exp = {exp}: the file of config has exp {named}; leave one out")
+        if exp in experiments():
+            own = lay_over(read_experiment(config_folder() / f"{exp}.yaml"), top)
+        elif exp and not on_top:
+            raise UserError(f"exp = {exp}: must be one of {', '.join(experiments())}")
+
+    # the run that the command works on, or the data of a new one
     run = run or _find_run(command, options, given, own.settings, notes)
     if run:
         own = Experiment(_settings_of_run(command, run, options, given, on_top, notes), {}, {})
@@ -112,22 +146,25 @@ def resolve(
         out_dir = os.path.dirname(os.path.abspath(options["compare"]))
         own = Experiment({"out_dir": out_dir}, {}, {})
     elif not {"exp", "data.name"} <= {**own.settings, **given}.keys():
-        exp, file = suggest("exp", "NAME"), suggest("config", "FILE")
+        flag = suggest("exp", "NAME")
+        file = suggest("config", "FILE")
         names = ", ".join(experiments())
         own_name = "has one of these as exp, or its own exp and data.name"
-        raise UserError(f"use {exp} ({names}), or {file} that {own_name}")
+        raise UserError(f"use {flag} ({names}), or {file} that {own_name}")
+
+    # one checked configuration, and for a comparison one for each method
+    from nsgf.checks import check_training
+
     method = given.pop("method", None) if run is None else None
     fits_pool = command != "compare" and "pool.num_batches" not in on_top
     config = _configure(own, method, given, run is None, keeps_total, notes, fits_pool)
-    from nsgf.checks import check_training
-
     if command in ("train", "preflight"):
         check_training(config)
-    methods: tuple[Config, ...] = ()
+    methods: list[Config] = []
     for name in config.compare.methods if command == "compare" else ():
         lines: list[str] = []
         try:
-            methods += (_configure(own, name, given, True, keeps_total, lines),)
+            methods.append(_configure(own, name, given, True, keeps_total, lines))
             check_training(methods[-1])
         except UserError as error:
             raise UserError(f"{error} (method {name})") from error
@@ -137,35 +174,6 @@ def resolve(
 
         require_tracker(config)
     return Request(command, config, run, methods, notes, options)
-
-
-def _check_options(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with paths in full. Raise UserError if one is missing or wrong."""
-    if command == "export" and "to" not in options:
-        raise UserError("export needs --to DIR, the folder that it writes")
-    found = dict(options)
-    if shipped := found.pop("pretrained", None):
-        if shipped not in pretrained_runs():
-            must = f"must be one of {', '.join(pretrained_runs())}"
-            raise UserError(f"pretrained = {shipped}: {must}")
-        found["run"] = pretrained_runs()[shipped]
-    for key in {"run", "config", "compare", "to"} & found.keys():
-        found[key] = expand_path(key, found[key])
-    return found
-
-
-def _start_from_shipped(top: Experiment, given: Layer) -> Experiment:
-    """Return the shipped experiment that ``given`` settings or a file name, with the settings of
-    the file on top, or only those if it has a name of its own. Raise UserError if both differ."""
-    named = top.settings.get("exp")
-    exp = given.get("exp", named)
-    if named not in (None, exp):
-        raise UserError(f"exp = {exp}: the file of config has exp {named}; leave one of them out")
-    if exp in experiments():
-        return lay_over(read_experiment(config_folder() / f"{exp}.yaml"), top)
-    if exp and not top.settings:
-        raise UserError(f"exp = {exp}: must be one of {', '.join(experiments())}")
-    return top
 
 
 def _find_run(
@@ -190,8 +198,13 @@ def _find_run(
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     config = build({**spread_optim(own), **given})
     check_values(config)
-    method, resume, place = given.get("method"), command == "train", Path(config.out_dir)
-    run, line = newest_run(place, config.exp, smoke=config.smoke, method=method, resume=resume)
+    run, line = newest_run(
+        Path(config.out_dir),
+        config.exp,
+        smoke=config.smoke,
+        method=given.get("method"),
+        resume=command == "train",
+    )
     notes.append(line)
     return run
 
@@ -208,7 +221,8 @@ def _settings_of_run(
     those that its file may not decide. Raise UserError if ``given`` settings do not fit the run."""
     from nsgf.run.folder import drop_unsafe_settings
 
-    saved, by_user = spread_optim(run.read_settings()), {**on_top, **given}
+    saved = spread_optim(run.read_settings())
+    by_user = {**on_top, **given}
     for key, wanted in (("exp", by_user.get("exp")), ("method", given.get("method"))):
         if wanted not in (None, saved.get(key)):
             raise UserError(f"{key} = {wanted}: {run.path} has {key} {saved.get(key)}")
@@ -220,12 +234,11 @@ def _settings_of_run(
     if command == "train" and key not in by_user and safe.get(key) != tracker:
         add = suggest(key, tracker)
         notes.append(f"the run's tracker {tracker} is not used: add {add} to use it")
+    home = (run.path.resolve() if run.path.name == ".." else run.path).parent
     if run.results_name is None:  # where it is now
-        path = run.path.resolve() if run.path.name == ".." else run.path
-        safe["out_dir"] = str(path.parent)
-    home = os.path.dirname(os.path.abspath(run.path))
-    out = os.path.abspath(os.path.expanduser(given.get("out_dir", home)))
-    if command == "train" and "run" in options and out != home:
+        safe["out_dir"] = str(home)
+    out = Path(given.get("out_dir", home)).expanduser()
+    if command == "train" and "run" in options and out.resolve() != home.resolve():
         raise UserError(f"out_dir = {out}: the run stays in {run.path}; omit out_dir")
     return safe
 
@@ -250,14 +263,20 @@ def _configure(
     from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS
 
     below, own = method_layers(experiment, method) if is_new else ({}, experiment.settings)
+    pool = "pool.num_batches"
+
+    # own data are inspected first: settings follow from them
     chosen: Layer = {}
-    if is_new and {**own, **given}.get("data.name") in INSPECTORS:
-        draft = build({**below, **own, **given})
+    layer = {**below, **own, **given}
+    if is_new and layer.get("data.name") in INSPECTORS:
+        draft = build(layer)
         check_values(draft)
         chosen, found, lines = choose_for_own_data(draft)
         given |= found
         notes += lines
-    base, pool = {**below, **chosen, **own}, "pool.num_batches"
+    base = {**below, **chosen, **own}
+
+    # settings that follow from others
     smoke = spread_optim(SMOKE) if given.get("smoke") and is_new else {}
     config = build({**base, **smoke, **given})
     if method and method.endswith((".yaml", ".yml")):
@@ -270,32 +289,40 @@ def _configure(
             notes.append(f"method {method}: experiment or flags win: {list_names(lost)}")
     if is_new and (smoke or "data.conditional" in given):
         fitted, lines = fit_to_classes(config)
-        config = build({**base, **smoke, **fitted, **given})
+        config = change(config, {**fitted, **given})
         notes += lines
-    if keeps_total and not (smoke or pool in given):
+    if not (smoke or pool in given):
         before = build(base)
-        particles, flows = before.sinkhorn.batch_size, before.pool.num_batches
-        config.pool.num_batches = -(-particles * flows // max(1, config.sinkhorn.batch_size))
-        notes.append(
-            f"{pool} {flows} -> {config.pool.num_batches} keeps the pool's total of "
-            f"{particles * flows} trajectories (use {suggest(pool)} for another)"
-        )
+        flows = before.pool.num_batches
+        if keeps_total:
+            total = flows * before.sinkhorn.batch_size
+            flows = -(-total // max(1, config.sinkhorn.batch_size))
+            notes.append(
+                f"{pool} {before.pool.num_batches} -> {flows} keeps the pool's total of {total} "
+                f"trajectories (use {suggest(pool)} for another)"
+            )
+        updates = config.nsgf.iterations
+        is_free = fits_pool if pool in own else pool in chosen
+        if is_new and is_free and updates < before.nsgf.iterations and "nsgf" in config.phases:
+            wanted = -(-flows * updates // before.nsgf.iterations)  # each pair is drawn as often
+            fewer = min(flows, max(wanted, LEAST_FLOWS, data_classes(config.data)))
+            notes.append(
+                f"{pool} {flows} -> {fewer} for {updates} updates in place of "
+                f"{before.nsgf.iterations} (use {suggest(pool)} for another)"
+            )
+            flows = fewer
+        config = change(config, {pool: flows})
+
     check(config)
-    recipe = base.get("nsgf.iterations", config.nsgf.iterations)
-    is_free = (fits_pool if pool in own else pool in chosen) and not (smoke or pool in given)
-    if is_new and is_free and config.nsgf.iterations < recipe and "nsgf" in config.phases:
-        flows = config.pool.num_batches
-        wanted = -(-flows * config.nsgf.iterations // recipe)  # each pair is drawn as often
-        least = max(LEAST_FLOWS, data_classes(config.data))
-        config.pool.num_batches = min(flows, max(wanted, least))
-        what = f"{pool} {flows} -> {config.pool.num_batches} for {config.nsgf.iterations} updates"
-        notes.append(f"{what} in place of {recipe} (use {suggest(pool)} for another)")
     kind = config.flow.kind
-    for name in FLOW_SETTINGS - {*FLOWS[kind].uses}:
-        if f"sinkhorn.{name}" in given:
-            raise UserError(f"sinkhorn.{name}: has no effect with flow.kind {kind}; leave it out")
-    if "data.download" in given and "download" not in target_set(config.data).uses:
-        raise UserError(f"data.download: has no effect for {config.data.name}; leave it out")
-    if config.data.path is not None:  # later commands may start in another folder
-        config.data.path = str(data_path(config.data).absolute())
-    return config
+    name = config.data.name
+    useless = {f"sinkhorn.{each}": f"flow.kind {kind}" for each in FLOW_SETTINGS}
+    useless["data.download"] = f"data.name {name}"
+    used = {f"sinkhorn.{each}" for each in FLOWS[kind].uses}
+    used |= {f"data.{each}" for each in target_set(config.data).uses}
+    for key in (useless.keys() - used) & given.keys():
+        raise UserError(f"{key}: has no effect with {useless[key]}; leave it out")
+    if config.data.path is None:
+        return config
+    # later commands may start in another folder
+    return change(config, {"data.path": str(data_path(config.data).absolute())})

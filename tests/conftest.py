@@ -38,14 +38,9 @@ STYLE = {"text.usetex": True, "axes.facecolor": "black"}
 """Settings of matplotlib that a user may have."""
 
 
+@functools.cache  # parsing takes longer than most tests
 def shipped(name: str, *flags: str) -> Config:
     """The configuration of ``--exp NAME`` with flags; ``NAME/METHOD`` names the method too."""
-    return copy.deepcopy(_parsed(name, *flags))
-
-
-@functools.cache
-def _parsed(name: str, *flags: str) -> Config:
-    """Parsed once: that takes longer than most tests."""
     return parse(["train", *experiment(name), *flags]).config
 
 

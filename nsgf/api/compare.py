@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from nsgf.comparison import compare as comparing
 from nsgf.comparison.page import report_comparison
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.config.files import from_arguments
-from nsgf.resolve import resolve
+from nsgf.config.values import Place
 from nsgf.run.stop import stop_of_caller
 from nsgf.system.errors import UserError
 from nsgf.system.output import show, silence
@@ -47,7 +46,7 @@ def compare(
     dataset: str | None = None,
     nfe: Sequence[int] | None = None,
     seeds: int | None = None,
-    out_dir: str | PathLike[str] | None = None,
+    out_dir: Place | None = None,
     overrides: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Compared:
@@ -84,20 +83,13 @@ def compare(
     exp, data = split_data(exp, data)
     named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
-    methods = {} if methods is None else methods
+    methods = methods or {}
     settings = from_arguments(named, overrides)
-    if data is None:
-        wanted = resolve("compare", settings, {})
-    else:
-        wanted = request_with_data("compare", data, None, {}, settings)
+    wanted = request_with_data("compare", data, None, {}, settings)
     comparison = Comparison.of(wanted.config, wanted.methods)
-    if not isinstance(methods, Mapping):
-        must = "must be a dictionary of functions; name methods of the package in against"
-        raise UserError(f"methods: {must}")
     taken = [*comparison.methods, *map(method_title, comparison.methods)]
     for name, draw in methods.items():
-        is_name = isinstance(name, str) and NAME.fullmatch(name) and name not in taken
-        if not callable(draw) or not is_name:
+        if not callable(draw) or not NAME.fullmatch(name) or name in taken:
             must = f"must be a function draw(noise, nfe), its name {NAMES}, none of {taken}"
             raise UserError(f'methods["{name}"]: {must}')
     cards = range(torch.cuda.device_count())

@@ -73,9 +73,14 @@ class SinkhornPool:
         seed: int = 0,
     ) -> None:
         settings = {
-            **{"sinkhorn.blur": blur, "sinkhorn.batch_size": batch_size, "seed": seed},
-            **{"sinkhorn.target_batch": target_batch, "pool.num_batches": num_batches},
-            **{"flow.steps": steps, "flow.eta": eta, "flow.schedule": schedule},
+            "sinkhorn.blur": blur,
+            "sinkhorn.batch_size": batch_size,
+            "sinkhorn.target_batch": target_batch,
+            "pool.num_batches": num_batches,
+            "flow.steps": steps,
+            "flow.eta": eta,
+            "flow.schedule": schedule,
+            "seed": seed,
             "device": device_name(device),
         }
         with naming({key: key.rpartition(".")[2] for key in settings}):

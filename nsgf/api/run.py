@@ -7,19 +7,18 @@ import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config, PhaseName
-from nsgf.config.settings import Layer, build, values
-from nsgf.config.values import expand_path, to_plain
+from nsgf.config.settings import Layer, change
+from nsgf.config.values import Place, expand_path
 from nsgf.data import axes_of, build_source, data_classes, data_shape, in_units, target_set
 from nsgf.data.images import data_root, to_unit_range
 from nsgf.data.own_images import image_bytes
@@ -111,15 +110,16 @@ class Run:
             "sampling.label": label,
             "sampling.batch_size": batch_size,
         }
-        given = from_arguments(changes)
-        config = build({**values(self.config), **given})
+        config = change(self.config, from_arguments(changes))
         check(config)
         if nfe is not None:
             way = find_way(config, self.networks.__contains__)
-            config = way.choose_calls(config, to_plain(nfe))
+            config = way.choose_calls(config, nfe)
         source = build_source(config.data, config.seed, "sample")
-        sampler, count = self.sampler.with_settings(config), config.sampling.num_samples
-        samples = generate(sampler, source, count, self.device, progress=False)
+        sampler = self.sampler.with_settings(config)
+        samples = generate(
+            sampler, source, config.sampling.num_samples, self.device, progress=False
+        )
         return in_units(config.data, samples.x, raw=raw)
 
     def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:
@@ -139,8 +139,7 @@ class Run:
     @from_python({})
     def to(self, device: str | torch.device) -> "Run":
         """Open the run again on another device, such as ``cuda:1``, with the same settings."""
-        given = from_arguments({"device": device_name(device)}, None)
-        config = build({**values(self.config), **given})
+        config = change(self.config, from_arguments({"device": device_name(device)}))
         check(config)
         return _open(config, self.folder)
 
@@ -151,7 +150,7 @@ class Run:
         return evaluate_run(self.config, self.folder)[1]
 
     @from_python({})
-    def report(self, file: str | PathLike[str]) -> Path:
+    def report(self, file: Place) -> Path:
         """Write the page of ``nsgf report``, and return its path; errors as for the command. Raise
         UserError if the file does not end in .html."""
         copy = expand_path("file", file)
@@ -163,7 +162,7 @@ class Run:
         return copy
 
     @from_python({})
-    def export(self, to: str | PathLike[str]) -> Path:
+    def export(self, to: Place) -> Path:
         """Write the folder of ``nsgf export``, which must be new or empty, and return its path;
         errors as for the command."""
         folder = expand_path("to", to)
@@ -171,7 +170,7 @@ class Run:
         return folder
 
     @from_python({})
-    def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
+    def save_images(self, file: Place, samples: Tensor | ArrayLike) -> Path:
         """Write images as a grid into one PNG file, and return its path. They are as for training:
         (N, C, H, W) or (N, H, W, C), of floats in [-1, 1] or bytes. Raise UserError for others, or
         a file that does not end in .png."""
@@ -194,7 +193,7 @@ class Run:
 
 @from_python({"run": "path"})
 def load(
-    path: str | PathLike[str],
+    path: Place,
     *,
     device: str | torch.device | None = None,
     network: OwnNetwork | None = None,
@@ -218,7 +217,7 @@ def load(
     run.network = network
     config = resolve("sample", {**settings, **class_name(network)}, {}, run=run).config
     if "root" in target_set(config.data).uses:  # the caller may change the working directory
-        config.data.root = str(data_root(config.data).absolute())
+        config = change(config, {"data.root": str(data_root(config.data).absolute())})
     return _open(config, run)
 
 
@@ -243,24 +242,21 @@ def class_name(network: OwnNetwork | None) -> Layer:
         return {}
     try:
         with keep_random_numbers():
-            made = make_own(network) if callable(network) else network
+            return {"model.network": type(make_own(network)).__name__}
     except Exception as error:  # a caller's code may raise any type
         raise UserError(f"network: cannot be made or copied ({one_line(error)})") from error
-    if not isinstance(made, nn.Module):
-        raise UserError(f"network: {type(made).__name__}, must be a torch.nn.Module")
-    return {"model.network": type(made).__name__}
 
 
 def check_network(
     network: OwnNetwork, config: Config, device: torch.device, *, trains: bool = True
 ) -> None:
-    """Raise UserError unless a caller's network fits the data, and can be saved and sampled with,
-    with ``trains`` also trained."""
-    shape, classes = data_shape(config.data), data_classes(config.data)
-    x = torch.randn(2, *shape, generator=make_generator(0))
-    inputs = {"x": x, "t": torch.tensor([0.25, 0.5])}
+    """Raise UserError unless a caller's network maps its inputs to x's shape and leaves them and
+    itself as they were, and unless its state is finite; with ``trains`` it must have gradients."""
+    classes = data_classes(config.data)
+    x = torch.randn(2, *data_shape(config.data), generator=make_generator(0))
+    inputs = [x.to(device), torch.tensor([0.25, 0.5], device=device)]
     if classes:  # a class and, as in training, `classes` for "no class"
-        inputs["labels"] = torch.tensor([0, classes], dtype=torch.int32)
+        inputs.append(torch.tensor([0, classes], dtype=torch.int32, device=device))
     try:
         with keep_random_numbers([device] if device.type == "cuda" else []):
             model = make_own(network).to(device)
@@ -269,40 +265,24 @@ def check_network(
                     "forward(t, x) must be forward(x, t); wrap it in a module whose "
                     "forward(self, x, t) returns self.network(t, x)"
                 )
-            weights = dict(model.named_parameters(remove_duplicate=False))
-            for name, part in model.state_dict().items():  # as a checkpoint and an export hold it
-                if part.dtype == torch.float16 or (name in weights and part.dtype != torch.float32):
-                    raise ValueError(f"{name} is {part.dtype}, must be torch.float32")
-                if name not in weights and not part.isfinite().all():
-                    raise ValueError(f"{name} is not finite; register it with persistent=False")
             before = copy.deepcopy(model.state_dict())
             for is_training in (True, False) if trains else (False,):
-                _check_call(model.train(is_training), inputs, device)
-        for name, part in model.state_dict().items():
+                given = [part.clone() for part in inputs]
+                with torch.set_grad_enabled(is_training):
+                    answer = model.train(is_training)(*given)
+                if answer.shape != x.shape:
+                    raise ValueError(f"returns {list(answer.shape)}, must return x's shape")
+                if not all(map(torch.equal, given, inputs)):
+                    raise ValueError("a call changes its inputs; it must leave them as they are")
+                if is_training:
+                    weights = [part for part in model.parameters() if part.requires_grad]
+                    torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
+        for name, part in model.state_dict().items():  # as a checkpoint and an export hold it
+            if not part.isfinite().all():
+                raise ValueError(f"{name} is not finite; register it with persistent=False")
             if name not in before or not part.equal(before[name]):
                 raise ValueError(f"a call changes {name}; use no BatchNorm nor lazy parts")
         model.load_state_dict(before)  # fails for expanded buffers
     except Exception as error:
-        shown = ", ".join(f"{k} {list(v.shape)} {v.dtype}" for k, v in inputs.items())
-        raise UserError(f"network: fails with {shown}: {one_line(error)}") from error
-
-
-def _check_call(model: nn.Module, inputs: dict[str, Tensor], device: torch.device) -> None:
-    """Call a network in training mode as training does, else as sampling does. Raise ValueError if
-    its output is wrong, or if it changes its inputs."""
-    given = {name: part.to(device, copy=True) for name, part in inputs.items()}
-    with torch.set_grad_enabled(model.training):
-        answer = model(*given.values())
-    if not isinstance(answer, Tensor) or answer.shape != inputs["x"].shape:
-        its = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        raise ValueError(f"returns {its}, must be a tensor of x's shape")
-    for name, part in inputs.items():
-        if not given[name].equal(part.to(device)):
-            raise ValueError(f"a call changes {name}; it must leave its inputs as they are")
-    if model.training:
-        weights = [part for part in model.parameters() if part.requires_grad]
-        if not weights:
-            raise ValueError("no weight requires a gradient")
-        if not answer.requires_grad:
-            raise ValueError("its answer has no gradient; use no no_grad, detach or numpy")
-        torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
+        shown = ", ".join(f"{list(part.shape)} {part.dtype}" for part in inputs)
+        raise UserError(f"network: fails with inputs {shown}: {one_line(error)}") from error

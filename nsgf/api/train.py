@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout, suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,8 +21,8 @@ from nsgf import experiment
 from nsgf.api.run import Run, check_network, class_name, load
 from nsgf.config.files import experiments, from_arguments, read_experiment
 from nsgf.config.schema import Config, DataConfig
-from nsgf.config.settings import Layer
-from nsgf.config.values import expand_path
+from nsgf.config.settings import Layer, change
+from nsgf.config.values import Place, expand_path
 from nsgf.data import INSPECTORS
 from nsgf.data.own import ARRAYS, check_same_data, load_arrays
 from nsgf.data.own_images import image_bytes
@@ -36,7 +37,7 @@ from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import from_python, keep_random_numbers
 
-Samples = Tensor | ArrayLike | Dataset[Any] | str | PathLike[str]
+Samples = Tensor | ArrayLike | Dataset[Any] | Place
 """Points or images, or the path of a file or folder that holds them."""
 _NAMES = {"data.name": "dataset", "data.path": "data", "run": "resume"}
 _NAMES |= {f"optim.{name}": name for name in ("iterations", "batch_size", "lr")}
@@ -62,14 +63,14 @@ def train(
     data: Samples | None = None,
     labels: ArrayLike | None = None,
     network: OwnNetwork | None = None,
-    method: str | PathLike[str] | None = None,
+    method: Place | None = None,
     iterations: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
     dataset: str | None = None,
-    config: str | PathLike[str] | None = None,
-    resume: str | PathLike[str] | None = None,
-    out_dir: str | PathLike[str] | None = None,
+    config: Place | None = None,
+    resume: Place | None = None,
+    out_dir: Place | None = None,
     device: str | torch.device | None = None,
     seed: int | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -127,16 +128,7 @@ def train(
     settings = from_arguments(named, overrides) | class_name(network)
     given = {"run": resume, "config": config}
     files = {key: expand_path(key, file) for key, file in given.items() if file is not None}
-    if data is not None:
-        wanted = request_with_data("train", data, labels, files, settings)
-    elif labels is not None:
-        raise UserError("labels: belong to data, which is missing")
-    else:
-        wanted = resolve("train", settings, files)
-
-    def how_to_resume(folder: Path | None) -> str:
-        own = "" if network is None else ", network=..."
-        return f"continue with nsgf.train(resume={str(folder)!r}{own})"
+    wanted = request_with_data("train", data, labels, files, settings)
 
     def call_back(phase: str, step: int, loss: float | None, save: Callable[[], Path]) -> None:
         assert callback is not None
@@ -147,12 +139,16 @@ def train(
     cards = [place] if place.type == "cuda" else []
     on_log = None if callback is None else call_back
     stdout = sys.stdout
+    own = "" if network is None else ", network=..."
     with silence() if quiet else nullcontext(), keep_random_numbers(cards):
         if network is not None:
             check_network(network, wanted.config, place)
         for note in wanted.notes:
             show(note)
-        with stop_of_caller(wanted.config.train.max_hours, how_to_resume) as stop:
+        with stop_of_caller(
+            wanted.config.train.max_hours,
+            lambda folder: f"continue with nsgf.train(resume={str(folder)!r}{own})",
+        ) as stop:
             run = experiment.train(
                 wanted.config, wanted.run, stop=stop, network=network, on_log=on_log
             )
@@ -173,25 +169,29 @@ def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | No
 
 def request_with_data(
     command: str,
-    data: Samples,
+    data: Samples | None,
     labels: ArrayLike | None,
     files: dict[str, Path],
     settings: Layer,
 ) -> Request:
-    """Return the request of a command on data. Samples are written to
+    """Return the request of a command, on data if there are some. Samples are written to
     ``OUT_DIR/.data/NAME-CHECKSUM.npz``, which a refused request does not leave."""
+    if labels is not None and isinstance(data, str | PathLike | None):
+        raise UserError("labels: belong to samples; the folder or file of data has the classes")
+    if data is None:
+        return resolve(command, settings, files)
     base = read_experiment(files["config"]).settings if "config" in files else {}
     if isinstance(data, str | PathLike):
-        if labels is not None:
-            raise UserError("labels: belong to samples; the folder or file of data has the classes")
         path = expand_path("data", data)
         kind = settings.get("exp") or _kind_of_data(path, {**base, **settings}.get("data.key"))
         own = {} if "run" in files else _own_layer(kind, files, settings)
         return resolve(command, {**own, "data.path": str(path), **settings}, files)
-    arrays, digest = _arrays(data, labels), hashlib.sha256()
+    arrays = _arrays(data, labels)
+    digest = hashlib.sha256()
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
-    name, resumed = next(iter(arrays)), files.get("run")
+    name = next(iter(arrays))
+    resumed = files.get("run")
     own = _own_layer(name, files, settings)
     own |= {} if resumed else {"data.conditional": "labels" in arrays}
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
@@ -207,10 +207,11 @@ def request_with_data(
             check_same_data(section, INSPECTORS[name](section)[0].checksum)
         place.replace(file)
         sync_folder(folder)
-    for config in (wanted.config, *wanted.methods):
-        config.data.path = str(file)
-    wanted.notes = [note.replace(str(place), str(file)) for note in wanted.notes]
-    return wanted
+    config, *methods = [
+        change(one, {"data.path": str(file)}) for one in (wanted.config, *wanted.methods)
+    ]
+    notes = [note.replace(str(place), str(file)) for note in wanted.notes]
+    return replace(wanted, config=config, methods=methods, notes=notes)
 
 
 def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:

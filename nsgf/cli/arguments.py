@@ -44,7 +44,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
 """Short flags with a value, and the settings that each changes. They win over ``--optim.KEY``."""
 FLAG_NAMES = {keys[0]: flag for flag, keys in SHORT_FLAGS.items()}
 """Short flags by the key of their setting, for messages."""
-OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
+OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
 WITH_RUN = tuple(name for name in COMMANDS if name not in (*WITHOUT_RUN, "list"))
 HAS_SETTINGS = tuple(name for name in COMMANDS if name != "list")
@@ -69,13 +69,6 @@ ONE_OF = {"pretrained": "run", "resume_phase": "resume"}
 """Options that exclude another."""
 
 
-def short_flags(command: str) -> dict[str, tuple[str, ...]]:
-    """Return the short flags of a command, with the settings that each changes."""
-    if command == "compare":
-        return {**SHORT_FLAGS, "--methods": ("compare.methods",)}
-    return {**SHORT_FLAGS, **(OF_SAMPLING if command in ON_SAMPLES else {})}
-
-
 _TRAINING = " ".join({key.partition(".")[0] for key in KEYS} - {"evaluation", "compare"})
 _RUN = "exp method smoke seed device out_dir data.root data.path data.download train.precision "
 USES = {
@@ -98,13 +91,34 @@ def is_used(command: str, key: str) -> bool:
 
 
 def flags_of(command: str) -> dict[str, tuple[str, ...]]:
-    """Return the flags that a command uses, without dashes, and the settings that each changes:
-    none for an option that is no setting."""
-    options = [name.replace("_", "-") for name in OPTIONS if command in OPTIONS[name][0]]
-    flags = {flag[2:]: keys for flag, keys in short_flags(command).items()}
-    flags |= {"fake-data": ("data.fake",), **{key: (key,) for key in KEYS if key != "out_dir"}}
-    flags = {name: keys for name, keys in flags.items() if is_used(command, keys[0])}
-    return {**dict.fromkeys(options, ()), **flags}
+    """Return all flags of a command, without dashes, and the settings that each changes: none for
+    an option that is no setting."""
+    options = [
+        name.replace("_", "-") for name, (owners, *_) in OPTIONS.items() if command in owners
+    ]
+    flags = {flag[2:]: keys for flag, keys in SHORT_FLAGS.items()}
+    flags["fake-data"] = ("data.fake",)
+    if command in ON_SAMPLES:
+        flags |= OF_SAMPLING
+    if command == "compare":
+        flags["methods"] = ("compare.methods",)
+    return {**dict.fromkeys(options, ()), **flags, **{key: (key,) for key in KEYS}}
+
+
+def used_flags(command: str) -> dict[str, tuple[str, ...]]:
+    """Return the flags that have an effect on a command."""
+    return {
+        name: keys
+        for name, keys in flags_of(command).items()
+        if not keys or (is_used(command, keys[0]) and name != "out_dir")
+    }
+
+
+def form_of(name: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return how a parser reads the value of a flag, which may need none."""
+    if name == "fake-data" or (not keys and OPTIONS[name.replace("-", "_")][1] is bool):
+        return {"action": "store_true"}
+    return {"nargs": "?", "const": True} if name in ("smoke", "help") else {}
 
 
 class _Parser(ArgumentParser):
@@ -115,26 +129,6 @@ class _Parser(ArgumentParser):
         if stray != message:
             raise UserError(f"{stray}: must follow a flag, as in --exp 2d; lists have commas: 5,10")
         raise UserError(message.removeprefix("argument "))
-
-
-def command_parser(command: str) -> ArgumentParser:
-    """Return the parser of a command. Values stay texts. The name of each is its setting, its
-    short flag, or ``@NAME`` for an option that is no setting."""
-    parser = _Parser(allow_abbrev=False, argument_default=SUPPRESS, add_help=False)
-    for key in KEYS:
-        how: dict[str, Any] = {"nargs": "?", "const": True} if key == "smoke" else {}
-        parser.add_argument(f"--{key}", dest=key, **how)
-    either = dict[str, Any]()
-    for name, (commands, kind, *_) in OPTIONS.items():
-        if command in commands:
-            place = ONE_OF.get(name, name)
-            place = either.setdefault(place, parser.add_mutually_exclusive_group())
-            action = "store_true" if kind is bool else "store"
-            place.add_argument(f"--{name.replace('_', '-')}", dest=f"@{name}", action=action)
-    for flag in short_flags(command):
-        parser.add_argument(flag, dest=flag)
-    parser.add_argument("--fake-data", dest="data.fake", action="store_true")
-    return parser
 
 
 @naming(FLAG_NAMES, are_flags=True)
@@ -149,30 +143,37 @@ def parse(argv: list[str]) -> Request:
         named = repr(argv[0]) if argv else "missing"
         raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
     command, *words = argv
-    parser = command_parser(command)
-    known = parser._option_string_actions
-    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-    for flag in flags:
-        if flag not in known:
-            refuse_unknown(flag, flags_of(command), command)
-        if flags.count(flag) > 1:
-            raise UserError(f"{flag}: given twice")
-    short, fanned, settings, options = short_flags(command), Layer(), Layer(), Layer()
+    flags = flags_of(command)
+    parser = _Parser(allow_abbrev=False, argument_default=SUPPRESS, add_help=False)
+    given = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    for name in given:
+        if name not in flags:
+            refuse_unknown(f"--{name}", used_flags(command), command)
+        if given.count(name) > 1:
+            raise UserError(f"--{name}: given twice")
+        parser.add_argument(f"--{name}", dest=name, **form_of(name, flags[name]))
+    fanned = Layer()
+    settings = Layer()
+    options = Layer()
     for name, text in vars(parser.parse_args(words)).items():
-        if name.startswith("@"):
-            flag = name[1:].replace("_", "-")
-            options[name[1:]] = read_value(flag, OPTIONS[name[1:]][1], text)
-        elif name in short:
-            value = read_value(name[2:], KEYS[short[name][0]].kind, text)
-            fanned |= spread_optim(dict.fromkeys(short[name], value))
+        keys = flags[name]
+        if keys:
+            value = read_value(name, KEYS[keys[0]].kind, text)
+            layer = settings if name in KEYS else fanned
+            layer |= dict.fromkeys(keys, value)
         else:
-            settings[name] = read_value(name, KEYS[name].kind, text)
+            option = name.replace("-", "_")
+            options[option] = read_value(name, OPTIONS[option][1], text)
+    for option, other in ONE_OF.items():
+        if {option, other} <= options.keys():
+            raise UserError(f"--{option.replace('_', '-')}: not allowed with --{other}")
     name = "report --compare" if "compare" in options else command
     for key in {**fanned, **settings, **options} if name in STRICT else ():
         if not is_used(name, key):
             takes = ", ".join(USES[name].split())
             raise UserError(f"{key}: has no effect on {name}, which takes only {takes}")
-    keeps_total = "--sinkhorn-batch" in flags
-    request = resolve(command, {**fanned, **settings}, options, keeps_total=keeps_total)
+    keeps_total = "sinkhorn-batch" in given
+    given_settings = {**spread_optim(fanned), **settings}
+    request = resolve(command, given_settings, options, keeps_total=keeps_total)
     request.words = words
     return request

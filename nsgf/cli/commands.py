@@ -4,16 +4,15 @@ Each command imports what it needs when it runs, so that help and errors do not 
 """
 
 import os
+import re
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from itertools import chain
-from pathlib import Path
+from itertools import chain, pairwise
 
 from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, parse
-from nsgf.cli.help import completion, help_parser, help_topic
 from nsgf.resolve import Request
 from nsgf.system.errors import UserError, naming
 from nsgf.system.output import (
@@ -70,16 +69,26 @@ def _run(words: list[str]) -> int:
 
 def _explains(words: list[str]) -> bool:
     """Print help, the version or completions if the command line asks for one of them."""
-    if not words or words[0] in ("-h", "--help"):
+    command = words[0] if words else "--help"
+    topics = [  # KEY of --help KEY or --help=KEY, empty without a key
+        (word.partition("=")[2] or after).removeprefix("--")
+        for word, after in pairwise([*words, ""])
+        if word.partition("=")[0] in ("-h", "--help")
+    ]
+    if command in ("-h", "--help"):
         lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
         lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
         show("\n".join([*lines, "", "nsgf COMMAND --help lists the flags of a command."]))
-    elif words[0] == "--version":
+    elif command == "--version":
         show(__version__)
-    elif words[0] in COMMANDS and (topic := help_topic(words)) is not None:
-        show(help_parser(words[0], topic).format_help().strip("\n"))
-    elif words[0].startswith("--print-completion"):
-        show(completion(words[0].partition("=")[2] or " ".join(words[1:])))
+    elif command in COMMANDS and topics:
+        from nsgf.cli.help import help_parser
+
+        show(help_parser(command, topics[0]).format_help().strip("\n"))
+    elif command.startswith("--print-completion"):
+        from nsgf.cli.help import completion
+
+        show(completion(command.partition("=")[2] or " ".join(words[1:])))
     else:
         return False
     return True
@@ -87,10 +96,13 @@ def _explains(words: list[str]) -> bool:
 
 def _train(request: Request) -> Iterator[str]:
     from nsgf.experiment import train
+    from nsgf.run.folder import IN_FOLDER
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import join
 
-    config, run, first = request.config, request.run, None
+    config = request.config
+    run = request.run
+    first = None
     number = request.options.get("resume_phase")
     if number is not None:
         if not 0 < number <= len(config.phases):
@@ -105,30 +117,21 @@ def _train(request: Request) -> Iterator[str]:
         except Stopped as stopped:
             if world.is_main:
                 yield f"stopped ({stop.reason}), {stopped}; continue with:"
-                folder = Path(stopped.folder or "")
-                yield f"    {_resume_command(folder, world.size, config.tracking.tracker)}"
+                runner = "python -m nsgf"
+                if world.size > 1:  # the user replaces ... by the address where machines meet
+                    here = local_processes(world.size)
+                    nodes = f"--nnodes {world.size // here} ... " if world.size > here else ""
+                    # without -- torchrun reads --run as short for its --run-path
+                    runner = f"torchrun {nodes}--nproc-per-node {here} -m nsgf --"
+                command = f"{runner} train --run {shlex.quote(str(stopped.folder))} --resume"
+                tracker = config.tracking.tracker
+                if tracker not in IN_FOLDER:  # saved settings may not start a service
+                    command += f" --tracker {tracker}"
+                yield f"    {command}"
             return
         if world.is_main:
             for command in ("sample", "evaluate", "report"):
                 yield f"next: python -m nsgf {command} --run {shlex.quote(str(run.path))}"
-
-
-def _resume_command(folder: Path, processes: int, tracker: str) -> str:
-    """Return the shell command that resumes a run.
-
-    The user replaces the ... by the address where machines meet. Without the -- torchrun reads
-    --run as short for its --run-path. ``--tracker`` is repeated, because a run's saved settings
-    may not start a service.
-    """
-    from nsgf.run.folder import IN_FOLDER
-
-    runner = "python -m nsgf"
-    if processes > 1:
-        here = local_processes(processes)
-        nodes = f"--nnodes {processes // here} ... " if processes > here else ""
-        runner = f"torchrun {nodes}--nproc-per-node {here} -m nsgf --"
-    command = f"{runner} train --run {shlex.quote(str(folder))} --resume"
-    return command if tracker in IN_FOLDER else f"{command} --tracker {tracker}"
 
 
 def _sample(request: Request) -> Iterator[str]:
@@ -155,7 +158,8 @@ def _report(request: Request) -> list[str]:
     from nsgf.comparison.page import report_comparison
     from nsgf.report.page import report_run
 
-    config, kind = request.config, request.options.get("figures", "png")
+    config = request.config
+    kind = request.options.get("figures", "png")
     if "compare" in request.options:
         page, *figures = report_comparison(request.options["compare"], config.out_dir, kind)
     else:
@@ -176,7 +180,8 @@ def _compare(request: Request) -> Iterator[str]:
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import take_card
 
-    config, is_first = request.config, launched_rank() == 0
+    config = request.config
+    is_first = launched_rank() == 0
     stop = StopRequest(config.train.max_hours)
     if is_launched():
         take_card(config.device)
@@ -201,14 +206,8 @@ def _export(request: Request) -> list[str]:
 def _preflight(request: Request) -> Iterator[str]:
     from nsgf.preflight import preflight
 
-    # the command that starts the training
-    kept, own, is_value = [], {"--session-hours", "--max-hours", "--train.max_hours"}, False
-    for word in request.words:
-        flag, equals, _ = word.partition("=")
-        if not is_value and flag not in own:
-            kept.append(word)
-        is_value = flag in own and not equals
-    command = shlex.join(["python", "-m", "nsgf", "train", *kept])
+    words = shlex.join(["python", "-m", "nsgf", "train", *request.words])
+    command = re.sub(r" --(session-hours|max-hours|train\.max_hours)[ =]\S+", "", words)
     return preflight(request.config, request.options.get("session_hours", 12.0), command)
 
 

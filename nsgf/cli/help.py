@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
-from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, flags_of
+from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, flags_of, form_of, used_flags
 from nsgf.config import schema
 from nsgf.config.files import experiments, methods, pretrained_runs, refuse_unknown
 from nsgf.config.settings import KEYS, SECTIONS, is_inherited
@@ -39,22 +39,14 @@ class _Formatter(HelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-def help_topic(words: list[str]) -> str | None:
-    """Return KEY of ``--help KEY``, empty without a key; None if the words ask for no help."""
-    for word, after in pairwise([*words, ""]):
-        flag, _, topic = word.partition("=")
-        if flag in ("-h", "--help"):
-            return (topic or after).removeprefix("--")
-    return None
-
-
 def help_parser(command: str, topic: str = "") -> ArgumentParser:
     """Return a parser that shows or completes flags, and parses nothing.
 
     ``topic``: empty for short flags and options; ``all`` for all settings too; or the name of a
     flag, a setting or a section to explain. Raise UserError if there is no such name.
     """
-    docs, flags = setting_docs(), flags_of(command)
+    docs = setting_docs()
+    flags = used_flags(command)
     words = ON_RUNS if command in (*ON_SAMPLES, "export") else ON_TRAINING
     # of --method and --methods in compare, people need the second
     first = [name for name in words.split() if name in flags and f"{name}s" not in flags]
@@ -64,7 +56,9 @@ def help_parser(command: str, topic: str = "") -> ArgumentParser:
         others = [name for name in flags if name not in first and (topic or "." not in name)]
         shown = first + [name for name in others if not is_inherited(name)]
     else:
-        about, first, flags = {"usage": SUPPRESS}, [], flags | {key: (key,) for key in KEYS}
+        about = {"usage": SUPPRESS}
+        first = []
+        flags = flags_of(command)
         begin = f"{topic}."
         shown = [name for name in flags if topic in (name, *flags[name]) or name.startswith(begin)]
         if not shown:
@@ -86,27 +80,28 @@ def _explain(
 ) -> dict[str, Any]:
     """Return text, placeholder and choices of a flag that sets ``keys``, as arguments of
     ``add_argument``. ``is_full``: the text also says what is allowed, and the default."""
-    if not keys:
-        _, kind, metavar, text = OPTIONS[name.replace("-", "_")]
-    else:
-        key, item = keys[0], KEYS[keys[0]]
-        text = docs[f"optim.{key.rpartition('.')[2]}" if is_inherited(key) else key]
-        kind, allowed = item.kind, describe_type(item.kind)
+    if keys:
+        key = keys[0]
+        item = KEYS[key]
+        kind = item.kind
+        allowed = describe_type(kind)
         marks = [mark for begin, mark in METAVARS.items() if allowed.startswith(begin)]
         metavar = "PATH" if item.is_path else (*marks, "NAME")[0]
-        text += " It holds for every phase." if key.startswith("optim.") and name != key else ""
-        text += f" It sets {' and '.join(keys)}." if is_full and name != key else ""
-        allowed += f", {item.range}".removesuffix(f" and <= {schema.MANY}") if item.range else ""
-        default = format_value(item.default)
-        text += f" ({allowed}{f'; default: {default}' if default else ''})" if is_full else ""
+        text = docs[f"optim.{key.rpartition('.')[2]}" if is_inherited(key) else key]
+        if key.startswith("optim.") and name != key:
+            text += " It holds for every phase."
+        if is_full and name != key:
+            text += f" It sets {' and '.join(keys)}."
+        if is_full:
+            limits = f", {item.range}".removesuffix(f" and <= {schema.MANY}") if item.range else ""
+            text += f" ({allowed}{limits}; default: {format_value(item.default) or 'none'})"
+    else:
+        _, kind, metavar, text = OPTIONS[name.replace("-", "_")]
     names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, tuple)())
     if any(each not in text for each in names):
         text += f" Choices: {', '.join(names)}."
-    if name == "fake-data" or (kind is bool and not keys):
-        return {"action": "store_true", "help": text}
-    number = "?" if name in ("smoke", "help") else None
-    text = text.replace("%", "%%")
-    return {"metavar": metavar, "nargs": number, "choices": names or None, "help": text}
+    form = {**form_of(name, keys), "help": text.replace("%", "%%")}
+    return form if "action" in form else {**form, "metavar": metavar, "choices": names or None}
 
 
 def completion(shell: str) -> str:

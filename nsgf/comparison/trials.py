@@ -7,7 +7,7 @@ trains as many updates again after 1-RF, unless ``compare.updates`` is set.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -81,7 +81,7 @@ class Comparison:
     """A caller's own methods, by name. They are measured but not trained."""
 
     @classmethod
-    def of(cls, config: Config, methods: tuple[Config, ...]) -> "Comparison":
+    def of(cls, config: Config, methods: Sequence[Config]) -> "Comparison":
         """Return the comparison of these methods with the updates that each trains.
 
         Raises:
@@ -220,7 +220,8 @@ class Trial:
             data = {"name": self.target, "source": NOISE}
         config = replace(config, seed=self.seed, data=replace(config.data, **data))
         precision = pick_precision(config, pick_device(config.device))
-        config.train = replace(config.train, preview=False, precision=precision)
+        train = replace(config.train, preview=False, precision=precision)
+        config = replace(config, train=train)
         check(config)
         return config
 

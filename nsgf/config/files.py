@@ -1,6 +1,7 @@
 """Read files of experiments, methods and runs as layers of settings, with dotted keys."""
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
-from nsgf.config.values import load_yaml, read_value, to_plain
+from nsgf.config.values import load_yaml, read_value
 from nsgf.system.errors import UserError, cause, one_line, suggest
 
 FACTS_FILE = "facts.json"
@@ -57,12 +58,12 @@ def read_experiment(file: Path) -> Experiment:
     plain = read_plain(file)
     sections = plain.pop("methods", {})
     settings = read_layer(plain)
-    if not isinstance(sections, dict):
-        raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
     own = {}
+    if not isinstance(sections, dict) or not all(
+        isinstance(one, dict) for one in sections.values()
+    ):
+        raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
     for name, section in sections.items():
-        if not isinstance(section, dict):
-            raise UserError(f"config {file}: methods.{name} = {section!r}: must be a section")
         try:
             own[str(name)] = read_layer(section)
         except UserError as error:
@@ -132,9 +133,7 @@ def method_layers(experiment: Experiment, method: str | None = None) -> tuple[La
     if not is_file and name not in methods():
         if "phases" in base:
             return {}, spread_optim(base)
-        near = difflib.get_close_matches(name, methods(), 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        must = f"must be one of {', '.join(methods())}, or a YAML file{hint}"
+        must = f"must be one of {', '.join(methods())}, or a YAML file"
         raise UserError(f"method = {name}: {must}")
     file = Path(wanted).expanduser() if is_file else config_folder() / "methods" / f"{name}.yaml"
     below = read_layer(read_plain(file))
@@ -170,35 +169,44 @@ def from_arguments(
     """Return the arguments of a Python call that are not None, by dotted key, over ``overrides``.
     Raise UserError for an unknown key or a wrong value."""
     given = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
-    for key in FACTS.keys() & given.keys():
-        refuse_unknown(key, KEYS)
-    return read_layer({key: to_plain(value) for key, value in given.items()})
+    plain = {}
+    for key, value in given.items():
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        plain[key] = text.tolist() if hasattr(text, "tolist") else text
+    if facts := FACTS.keys() & given.keys():
+        refuse_unknown(min(facts), KEYS)
+    return read_layer(plain)
 
 
 def refuse_unknown(name: str, known: Collection[str], command: str = "train") -> NoReturn:
     """Raise UserError for an unknown flag, which begins with dashes, or an unknown key of a file.
     ``known``: the flags that ``command`` uses, without dashes, or all keys."""
-    key, is_flag = name.removeprefix("--"), name.startswith("--")
+    key = name.removeprefix("--")
     section = key.rpartition(".")[0]
     begin = f"{section}." if section else ""
-    names: dict[str, list[str]] = {}  # possible spellings, the most likely last
-    for ours, others in read_plain(Path(__file__).with_name("other_names.yaml")).items():
+
+    # possible spellings, of other programs and of parts of our names; later ones win
+    spelled: dict[str, list[str]] = {}
+    others = read_plain(Path(__file__).with_name("other_names.yaml"))
+    for ours, theirs in reversed(others.items()):
         meant = [begin + each.rpartition(".")[2] if section else each for each in ours.split()]
         if meant := [each for each in meant if each in known]:
-            names = {_letters(begin + each): meant for each in others.split()} | names
-    parts = [each for each in known if not section and not is_inherited(each)]
-    parts.sort(key=lambda each: not each.startswith("optim."))
-    for each in parts:
-        last = each.rpartition(".")[2]
-        names[_letters(last)] = [one for one in parts if one.rpartition(".")[2] == last]
-    names |= {_letters(each): [each] for each in known}
-    if _letters(key) not in names and any(each.startswith(f"{key}.") for each in known):
+            spelled |= {_letters(begin + each): meant for each in theirs.split()}
+    parts: dict[str, list[str]] = {}
+    for each in sorted(known, key=lambda each: not each.startswith("optim.")):
+        if not section and not is_inherited(each):
+            parts.setdefault(_letters(each.rpartition(".")[2]), []).append(each)
+    spelled |= parts | {_letters(each): [each] for each in known}
+
+    if _letters(key) not in spelled and any(each.startswith(f"{key}.") for each in known):
         raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")
-    close = difflib.get_close_matches(_letters(key), names, 1, 0.82)
-    shown = [suggest(each) if is_flag else each for match in close for each in names[match]]
-    hint = f"did you mean {' or '.join(shown)}?"
-    hint = hint if shown else f"nsgf {command} --help all lists them"
-    raise UserError(f"{name}: unknown {'flag' if is_flag else 'key'}; {hint}")
+    close = difflib.get_close_matches(_letters(key), spelled, 1, 0.82)
+    shown = [each if name == key else suggest(each) for match in close for each in spelled[match]]
+    hint = (
+        f"did you mean {' or '.join(shown)}?" if shown else f"nsgf {command} --help all lists them"
+    )
+    kind = "key" if name == key else "flag"
+    raise UserError(f"{name}: unknown {kind}; {hint}")
 
 
 def _letters(name: str) -> str:

@@ -5,8 +5,8 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 """
 
 import math
-from dataclasses import InitVar, dataclass, field, fields
-from typing import Annotated, Any, Final, Literal
+from dataclasses import InitVar, dataclass, field
+from typing import Annotated, Any, Final, Literal, get_args
 
 MANY = 10**9
 """Largest value of a number for which the schema sets no maximum."""
@@ -27,9 +27,11 @@ class Range:
     below: float = math.inf
 
     def __contains__(self, number: float | None) -> bool:
-        if number is None:
-            return False
-        return self.minimum <= number <= self.maximum and self.above < number < self.below
+        return (
+            number is not None
+            and self.minimum <= number <= self.maximum
+            and self.above < number < self.below
+        )
 
     def __str__(self) -> str:
         maximum = self.maximum if self.below == math.inf else math.inf
@@ -55,7 +57,7 @@ class Facts:
     """Class of the network that nsgf.train was given in place of mlp or unet; None: none."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig(Facts):
     """Source mu0 and target mu*."""
 
@@ -95,10 +97,10 @@ class DataConfig(Facts):
     found: InitVar[dict[str, Any] | None] = None
 
     def __post_init__(self, found: dict[str, Any] | None) -> None:
-        self.found = found or {}
+        vars(self)["found"] = found or {}
 
 
-@dataclass
+@dataclass(frozen=True)
 class SinkhornConfig:
     """Samples of one flow. For the kinds sinkhorn and geomloss (flow.kind): entropic optimal
     transport between them, cost 1/2 |x - y|^2, eps = blur^2."""
@@ -121,7 +123,7 @@ class SinkhornConfig:
         return self.target_batch or self.batch_size
 
 
-@dataclass
+@dataclass(frozen=True)
 class FlowConfig:
     """The discretized gradient flow (Algorithm 1)."""
 
@@ -142,7 +144,7 @@ class FlowConfig:
         return self.eta if self.schedule == "constant" else None
 
 
-@dataclass
+@dataclass(frozen=True)
 class PoolConfig:
     """The trajectory pool."""
 
@@ -157,7 +159,7 @@ class PoolConfig:
     """Number of flows simulated together, halved if the card is full. Does not change results."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class MLPConfig:
     """Networks for points, with three hidden layers."""
 
@@ -165,7 +167,7 @@ class MLPConfig:
     """Units in each hidden layer."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class UNetConfig:
     """ADM-style UNet (Dhariwal and Nichol 2021) for images."""
 
@@ -183,7 +185,7 @@ class UNetConfig:
     """Dropout probability inside residual blocks."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelConfig(Facts):
     """Networks: mlp for points, unet for images."""
 
@@ -198,10 +200,10 @@ class ModelConfig(Facts):
     network: InitVar[str | None] = None
 
     def __post_init__(self, network: str | None) -> None:
-        self.network = network
+        vars(self)["network"] = network
 
 
-@dataclass
+@dataclass(frozen=True)
 class OptimConfig:
     """Adam, warm-up and EMA of every phase. A phase's own section wins, as nsf.lr over optim.lr."""
 
@@ -221,7 +223,7 @@ class OptimConfig:
     """Decay of the moving average of weights after its warm-up; 0: no average."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class NSFConfig(OptimConfig):
     """Phase 2, the straight flow (NSF)."""
 
@@ -240,7 +242,7 @@ class NSFConfig(OptimConfig):
     averaged weights)."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class PeerConfig(OptimConfig):
     """Phase peer: a flow-matching method to compare NSGF with."""
 
@@ -253,7 +255,7 @@ class PeerConfig(OptimConfig):
     """Number of samples paired together by otcfm; null: batch_size."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class ReflowConfig(OptimConfig):
     """Phase reflow: train the peer's network again, on the end points of its paths (2-RF)."""
 
@@ -261,7 +263,7 @@ class ReflowConfig(OptimConfig):
     """Number of paths whose end points are kept in memory."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class GeneratorConfig(OptimConfig):
     """Phase generator: one network call from noise to data, trained with Sinkhorn velocities
     inside each batch. With phases [nsgf, generator] it starts from the velocity network."""
@@ -278,7 +280,7 @@ class GeneratorConfig(OptimConfig):
     """Same as sinkhorn.tolerance, for this phase."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConfig:
     """Logs, checkpoints and hardware use, for all phases."""
 
@@ -301,7 +303,7 @@ class TrainConfig:
     """Save a picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrackingConfig:
     """Experiment tracker, in addition to the files in the run folder."""
 
@@ -311,7 +313,7 @@ class TrackingConfig:
     WANDB_ENTITY, WANDB_NAME and WANDB_RUN_GROUP."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SamplingConfig:
     """Sampling (Algorithms 2 and 4)."""
 
@@ -340,7 +342,7 @@ class SamplingConfig:
     """dopri5: relative and absolute tolerance of each step, over the whole batch."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluationConfig:
     """Measures that `nsgf evaluate` computes."""
 
@@ -356,7 +358,7 @@ class EvaluationConfig:
     """File with torch-fidelity's Inception weights. null: download them."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class CompareConfig:
     """Trials and measures of `nsgf compare`."""
 
@@ -379,7 +381,7 @@ class CompareConfig:
     heun needs one more. onecall and onecall+ are measured with 1 call only."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Config:
     """One experiment."""
 
@@ -416,9 +418,5 @@ class Config:
     compare: CompareConfig = field(default_factory=CompareConfig)
 
 
-OF_PHASES: tuple[PhaseName, ...] = tuple(
-    item.name  # type: ignore[misc]
-    for item in fields(Config)
-    if isinstance(item.type, type) and issubclass(item.type, OptimConfig)
-)
+OF_PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
 """All phases. Each has a section of its name, which inherits from ``optim``."""

@@ -39,7 +39,8 @@ def _walk(node: Any, section: str) -> dict[str, Setting]:
     SECTIONS[section] = type(node)
     nested = []
     for item in dataclasses.fields(node):
-        key, value = f"{section}.{item.name}".lstrip("."), getattr(node, item.name)
+        key = f"{section}.{item.name}".lstrip(".")
+        value = getattr(node, item.name)
         if dataclasses.is_dataclass(value):
             nested.append((value, key))
             continue
@@ -59,6 +60,8 @@ def _walk(node: Any, section: str) -> dict[str, Setting]:
 
 SETTINGS = _walk(Config(), "")
 """All settings of a configuration by dotted key."""
+PARTS = [*SECTIONS][1:]
+"""Keys of the sections of a configuration."""
 KEYS = {**SETTINGS, **_walk(OptimConfig(), "optim")}
 """All keys of files and flags: also those of ``optim``, which hold for all phases."""
 FACTS = {
@@ -81,13 +84,21 @@ def values(config: Config) -> Layer:
     return {key: item.get(config) for key, item in VALUES.items()}
 
 
-def build(layer: Layer) -> Config:
+def build(layer: Mapping[str, Any]) -> Config:
     """Return a configuration with these values, and defaults for the others."""
-    config = Config()
+    sections: dict[str, dict[str, Any]] = {section: {} for section in ("", *PARTS)}
     for key, value in layer.items():
         section, _, name = key.rpartition(".")
-        setattr(attrgetter(section)(config) if section else config, name, value)
-    return config
+        sections[section][name] = value
+    for section in reversed(PARTS):  # parts of a section stand behind it
+        parent, _, name = section.rpartition(".")
+        sections[parent][name] = SECTIONS[section](**sections[section])
+    return Config(**sections[""])
+
+
+def change(config: Config, layer: Mapping[str, Any]) -> Config:
+    """Return a configuration with other values of some settings."""
+    return build({**values(config), **layer})
 
 
 def nest(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +136,7 @@ def drop_machine_settings(config: Config) -> Config:
     usual = [key for key, item in SETTINGS.items() if item.is_path or key.startswith("tracking.")]
     found = {key: value for key, value in config.data.found.items() if key != "broken"}
     defaults = {key: SETTINGS[key].default for key in (*usual, "device")}
-    return build({**values(config), **defaults, "data.found": found})
+    return change(config, {**defaults, "data.found": found})
 
 
 def fixed_values(config: Config, sections: Collection[str]) -> Layer:
@@ -155,7 +166,8 @@ def find_contradictions(
         is_frozen = section in frozen or key in frozen
         is_frozen |= section == running and name != "iterations"
         if is_frozen and not item.is_free:
-            before, value = look_up(saved, key, item.default), item.get(config)
+            before = look_up(saved, key, item.default)
+            value = item.get(config)
             if before != value:
                 texts.append(f"{key}: the checkpoint has {before}, this command {value}")
     return texts

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
@@ -17,10 +18,14 @@ import yaml
 
 from nsgf.system.errors import UserError, name_setting
 
+Place = str | os.PathLike[str]
+"""A path of a caller."""
 NULL = ("null", "Null", "NULL", "~")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 NAMES[NoneType] = "null"
+WRONG = (ValueError, OverflowError, yaml.YAMLError)
+"""Errors of a value that has not the wanted type."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -33,8 +38,15 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = Counter(map(self.construct_object, dict(node.value)))
+        for name, count in names.most_common(1):
+            if count > 1:
+                raise ValueError(f"{name}: twice in one section")
+        return super().construct_mapping(node, deep)
 
-_INTEGER = r"[-+]?(0|[1-9](_?[0-9]){0,30})"
+
+_INTEGER = r"[-+]?(0|[1-9](_?[0-9])*)"
 _NUMBER = r"[-+]?(\.[0-9]+|(0|[1-9](_?[0-9])*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
 for _place, _kind, _pattern in (
     (_Loader, "null", rf"{'|'.join(NULL)}|"),
@@ -56,35 +68,15 @@ def load_yaml(text: str) -> Any:
     """Return the plain values of a YAML text.
 
     Raises:
-        yaml.YAMLError: the text is not YAML, or has an alias, a repeated key or a tag that is not
-            a plain value.
+        yaml.YAMLError: the text is not YAML, or has an alias, a repeated key or an object of
+            Python.
     """
     try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
-        return None if root is None else _construct(loader, root, set())
+        if yaml.AliasEvent in map(type, yaml.parse(text, _Loader)):
+            raise ValueError("an alias (*name): write the values out, or use the section optim")
+        return yaml.load(text, _Loader)
     except Exception as error:  # PyYAML raises many types for a value with a wrong tag
         raise yaml.YAMLError(str(error)) from error
-
-
-def _construct(loader: Any, node: Any, seen: set[int]) -> Any:
-    """Return the value of a node. An alias is a node that was ``seen`` before."""
-    if id(node) in seen:
-        raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
-    seen.add(id(node))
-    if isinstance(node, yaml.ScalarNode):
-        return loader.construct_object(node)
-    if node.tag == "tag:yaml.org,2002:seq":
-        return [_construct(loader, part, seen) for part in node.value]
-    if node.tag != "tag:yaml.org,2002:map":
-        raise yaml.YAMLError(f"{node.tag}: not a plain value")
-    found: dict[Any, Any] = {}
-    for key, part in node.value:
-        name = _construct(loader, key, seen)
-        if name in found:
-            raise yaml.YAMLError(f"{name}: twice in one section")
-        found[name] = _construct(loader, part, seen)
-    return found
 
 
 def describe_type(kind: Any) -> str:
@@ -109,7 +101,7 @@ def read_value(key: str, kind: Any, value: Any) -> Any:
     YAML, as on the command line. Raise UserError for a wrong type."""
     try:
         return _convert(kind, value)
-    except (ValueError, OverflowError, yaml.YAMLError):
+    except WRONG:
         must = f"must be {describe_type(kind)}" if value is not None else "must have a value"
         shown = "null" if value is None else value
         raise UserError(f"{name_setting(key, shown)}: {must}") from None
@@ -117,39 +109,30 @@ def read_value(key: str, kind: Any, value: Any) -> Any:
 
 def _convert(kind: Any, value: Any) -> Any:
     parts = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
         if NoneType in parts and (value is None or (value in NULL and str not in parts)):
             return None  # a text may be the name of something
         for part in parts:
-            with suppress(ValueError, OverflowError, yaml.YAMLError):
+            with suppress(*WRONG):
                 return _convert(part, value)
         raise ValueError
-    is_text = isinstance(value, str)
-    if get_origin(kind) is Literal or kind is str:
-        if is_text and (kind is str or value in parts):
-            return value
-        raise ValueError
-    if is_text and get_origin(kind) is list and not value.startswith("["):
-        value = f"[{value}]"
-    if is_text:
-        value = WORDS.get(value.lower()) if kind is bool else load_yaml(value)
-    if get_origin(kind) is list and isinstance(value, list):
+    if origin is Literal or kind is str:
+        if not isinstance(value, str) or (parts and value not in parts):
+            raise ValueError
+        return value
+    if isinstance(value, str) and kind is bool:
+        value = WORDS.get(value.lower())
+    elif isinstance(value, str):
+        is_bare = origin is list and not value.startswith("[")
+        value = load_yaml(f"[{value}]" if is_bare else value)
+    if origin is list and isinstance(value, list | tuple):
         return [_convert(parts[0], part) for part in value]
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind or value is None or not math.isfinite(value):
         raise ValueError
     return value
-
-
-def to_plain(value: Any) -> Any:
-    """Return a caller's value for a setting: paths become texts, numbers and arrays of numpy and
-    torch those of Python."""
-    if isinstance(value, list | tuple):
-        return [to_plain(part) for part in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def is_path(text: str) -> bool:
@@ -160,7 +143,7 @@ def is_path(text: str) -> bool:
         return False
 
 
-def expand_path(key: str, path: str | os.PathLike[str]) -> Path:
+def expand_path(key: str, path: Place) -> Path:
     """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
     path, empty or not printable, or there is no such user."""
     text = os.fspath(path)

@@ -102,7 +102,7 @@ def available_bytes() -> int:
             with suppress(OSError, ValueError, KeyError):
                 most = int((folder / limit).read_text())
                 lines = (folder / "memory.stat").read_text().splitlines()
-                stat = dict(line.split() for line in lines)
+                stat = dict(map(str.split, lines))
                 used = int((folder / usage).read_text()) - int(stat[cached])
                 available = min(available, max(0, most - used))
     return available

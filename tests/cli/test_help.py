@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli import main
-from nsgf.cli.arguments import COMMANDS, SHORT_FLAGS, short_flags
+from nsgf.cli.arguments import COMMANDS, SHORT_FLAGS, flags_of
 from nsgf.cli.help import setting_docs
 from nsgf.config.files import experiments, methods
 from nsgf.config.settings import KEYS, is_inherited
@@ -34,7 +34,7 @@ def test_help_of_a_command_has_whole_descriptions_and_choices(command, shown):
     assert flags[0] == ("--out-dir" if command == "list" else "--exp")
     docs = setting_docs()
     for flag in flags:
-        (key, *_) = short_flags(command).get(flag, [flag[2:]])
+        (key, *_) = flags_of(command)[flag[2:]] or [flag[2:]]
         assert key not in KEYS or docs[key] in words
     names = {"--exp": experiments(), "--method": methods(), "--dataset": ["moons", "mnist"]}
     for flag in names.keys() & {*flags}:

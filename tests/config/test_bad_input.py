@@ -19,7 +19,8 @@ from nsgf.system.errors import UserError, one_line
 from tests.conftest import shipped
 
 NAMES = ("2d", "cifar10", "digits", "mnist")
-KEYS, SECTIONS = [*SETTINGS], sorted({*CLASSES} - {""})
+KEYS = [*SETTINGS]
+SECTIONS = sorted({*CLASSES} - {""})
 EXECUTES = "!!python/object/apply:os.system ['touch executed']"
 TEXTS = [
     *("", "x", "1e3", "1e-4", "no", "²", "null", "true", "5.0", "0x10", "010"),
@@ -117,7 +118,7 @@ FILES = [  # content of a file, words of the message
     (b"exp: a\nnsgf:\n  lr: .nan\n", "nsgf.lr"),
     (b"exp: mnist\ndata:\n  root: ''\n", "data.root"),
     (b"exp: a\nout_dir: null\n", "out_dir = null: must have a value"),
-    (b"exp: a\nmethods: {nsgf: 3}\n", "methods.nsgf = 3"),
+    (b"exp: a\nmethods: {nsgf: 3}\n", "methods = "),
     (b"exp: a\nmethods: {nsgf: {nsfg: {lr: 1}}}\n", "methods.nsgf.nsfg"),
 ]
 

@@ -1,7 +1,7 @@
 import pytest
 
 from nsgf.config.files import read_layer
-from nsgf.config.settings import find_contradictions, nest, values
+from nsgf.config.settings import change, find_contradictions, nest, values
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
 from tests.conftest import shipped
@@ -24,7 +24,8 @@ RESUMED = [  # flags, arguments of the comparison with a checkpoint of digits, b
 @pytest.mark.parametrize(("flags", "how", "text"), RESUMED)
 def test_settings_that_change_earlier_results_must_agree(flags, how, text):
     exp = "mnist" if "data.root" in flags else "digits"
-    now, saved = shipped(exp, *flags.split()), nest(values(shipped(exp)))
+    now = shipped(exp, *flags.split())
+    saved = nest(values(shipped(exp)))
     found = find_contradictions(saved, now, **{"frozen": FROZEN, "running": "nsgf", **how})
     assert len(found) == bool(text)
     assert "".join(found).startswith(text)
@@ -35,7 +36,7 @@ def test_facts_must_agree_and_missing_settings_count_as_defaults():
     del saved["sinkhorn"]["target_batch"], saved["model"]
     assert find_contradictions(saved, shipped("digits"), ["sinkhorn"]) == []
     now = shipped("digits", "--sinkhorn.target_batch=9", "--model.unet.channels=64")
-    now.data.found, now.model.network = {"samples": 3}, "Mine"
+    now = change(now, {"data.found": {"samples": 3}, "model.network": "Mine"})
     frozen = ["sinkhorn", "model.unet.channels", "data", "model.network"]
     assert find_contradictions(saved, now, frozen) == [
         "sinkhorn.target_batch: the checkpoint has None, this command 9",

@@ -58,7 +58,8 @@ NO_NUMBERS = ("010", "08", "0x10", "0b11", "1__0", "1_", "1:30", "11:30:00", "²
 @pytest.mark.parametrize("text", NO_NUMBERS)
 def test_one_rule_for_numbers_in_flags_files_and_python(key, text, tmp_path):
     is_list = key == "compare.nfe"
-    file, shown = tmp_path / "c.yaml", f"[{text}]" if is_list else text
+    file = tmp_path / "c.yaml"
+    shown = f"[{text}]" if is_list else text
     file.write_text(f"exp: a\n{key.replace('.', ': {')}: {shown}{'}' * key.count('.')}")
     reads = [
         lambda: parse(["train", "--exp=2d", f"--{key}={shown}"]),

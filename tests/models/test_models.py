@@ -53,7 +53,8 @@ def test_every_accepted_architecture_works(
     config, shape = shipped(name), DATA_SETS[name].shape
     attention = [shape[1] >> level for level in attended]
     unet = UNetConfig(32, res_blocks, mult, attention, heads)
-    config.model = replace(config.model, unet=unet, predictor_channels=predictor)
+    model = replace(config.model, unet=unet, predictor_channels=predictor)
+    config = replace(config, model=model)
     try:
         check(config)
     except UserError:
