@@ -17,13 +17,13 @@ from nsgf.config.settings import build
 from nsgf.config.values import expand_path
 from nsgf.data import (
     Data,
-    axes_of,
     build_source,
     class_names,
     class_number,
     data_shape,
     in_units,
     is_image_set,
+    target_set,
 )
 from nsgf.method import time_step
 from nsgf.phases import Phase, find_preview, find_way, load_sampler
@@ -164,7 +164,7 @@ def _image_name(number: int, label: str = "") -> str:
 
 def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bool = False) -> None:
     """Write samples as .npz, as .csv with a line of names, as a moving picture, or as PNG files."""
-    axes = axes_of(config.data)
+    axes = target_set(config.data).axes
     if path.suffix == ".npz" and not is_folder:
         _save_arrays(config, samples, path)
     elif path.suffix in MOVING and not is_folder:
@@ -201,7 +201,7 @@ def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: s
     states = [in_units(config, state.cpu()) for state in samples.path]
     target = data.reference(stream).sample(len(samples.x)) if data else None
     title = f"Samples after {words_of_calls(samples.nfe)}"
-    return draw_points(states, target, title, axes_of(config), samples.marks)
+    return draw_points(states, target, title, target_set(config).axes, samples.marks)
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:
