@@ -15,8 +15,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
-from nsgf.models import OwnNetwork, time_network
-from nsgf.models.affine import AffineStartNetwork
+from nsgf.models import AffineStartNetwork, OwnNetwork, time_network
 from nsgf.phases.base import Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.system.errors import UserError, name_setting, one_line
+from nsgf.system.errors import UserError, name_setting
 
 Array = Tensor | np.ndarray[Any, Any]
 """Points that a caller of the Python functions may pass."""
@@ -112,11 +112,11 @@ class Particles:
 
 
 def to_tensor(name: str, points: Array) -> Tensor:
-    """Return the argument ``name`` as a tensor. Raise UserError if it holds no numbers."""
+    """Return the argument ``name`` as a tensor. Raise UserError if it has masked values."""
     try:
         return points if isinstance(points, Tensor) else torch.tensor(to_array(points))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{name}: must be a tensor or an array ({one_line(error)})") from error
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
 
 
 def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
