@@ -12,8 +12,10 @@ from nsgf.data import INSPECTORS
 from nsgf.data.own import read_found, split_rows
 from nsgf.system.errors import UserError, suggest
 
-POOL_VALUES, START_VALUES = 2**29, 2**28
-"""Largest numbers of values in a pool and in cached starts: 2 and 1 GiB in float32."""
+POOL_VALUES = 2**29
+"""Largest number of values in a pool: 2 GiB in float32."""
+START_VALUES = 2**28
+"""Largest number of values in cached starts: 1 GiB."""
 MANY = 10_000
 """Smallest number of images for networks as large as for the shipped sets of this image size."""
 LARGEST_END = 16
@@ -78,9 +80,12 @@ def for_images(samples: int, channels: int, height: int, width: int) -> dict[str
             f"{what}: can only be halved to {end} x {areas[end] // end} pixels, must come to "
             f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
         )
-    size, n, values = max(height, width), min(128, samples), channels * height * width
+    n = min(128, samples)
+    values = channels * height * width
     # small sets get narrow networks, which overfit later
-    wide, many = (32 if size < 32 else 64 if size < 64 else 128), samples >= MANY
+    size = max(height, width)
+    wide = 32 if size < 32 else 64 if size < 64 else 128
+    many = samples >= MANY
     wide = wide if many else max(32, wide // 2)
     return {
         "optim.batch_size": n,

@@ -361,7 +361,8 @@ def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
     images = np.ascontiguousarray(fitting[0])
     if images.dtype == np.uint8:
         return images
-    low, high = images.min(), images.max()
+    low = images.min()
+    high = images.max()
     if not (-1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
         raise ValueError(
             f"values from {low:g} to {high:g}, floats must be in [-1, 1] with some below 0; for "

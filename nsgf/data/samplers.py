@@ -142,18 +142,15 @@ class LabelDropout:
         self._classes = classes
         self._coins = PointSampler(TIMES, seed)
 
-    def at(self, positions: range) -> tuple[Tensor, ...]:
-        """Return labels of the samples at these positions, (n,), where sample i has class i mod K;
-        nothing without classes."""
+    def at(self, positions: range, labels: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the labels of the samples at these positions, (n,), each replaced by K, no class,
+        with probability DROPPED; which ones follows from seed and position. ``labels`` None: sample
+        i has class i mod K. Return nothing without classes."""
         if not self._classes:
             return ()
-        return (self(class_labels(positions, self._classes), positions),)
-
-    def __call__(self, labels: Tensor, positions: range) -> Tensor:
-        """Return the labels of the samples at these positions, each replaced by K, no class, with
-        probability DROPPED; which ones follows from seed and position.  (n,) -> (n,)"""
+        labels = class_labels(positions, self._classes) if labels is None else labels
         dropped = self._coins.at(positions) < DROPPED
-        return labels.masked_fill(dropped, self._classes)
+        return (labels.masked_fill(dropped, self._classes),)
 
 
 def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:

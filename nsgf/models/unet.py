@@ -17,7 +17,8 @@ from nsgf.config.schema import UNetConfig
 from nsgf.models.mlp import time_features
 
 GROUPS = 32
-FASTEST, SLOWEST = 1000.0, 0.1
+FASTEST = 1000.0
+SLOWEST = 0.1
 
 
 def zero_init(layer: nn.Module) -> nn.Module:

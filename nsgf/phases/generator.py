@@ -52,8 +52,11 @@ class Drift:
         (B, M, *shape); 0 for the last sample if N is odd. Raise ValueError if samples are not
         finite, or a blur is too small for float32."""
         unit = mean_cost(made, real).sqrt()
-        x = _halves(made.float() / unit)
-        y = _halves(real.float() / unit)
+        # (2B, N/2, *shape): all first halves, then all second halves
+        x, y = (
+            torch.cat((each.float() / unit)[:, : each.shape[1] // 2 * 2].chunk(2, dim=1))
+            for each in (made, real)
+        )
         other = x.roll(len(x) // 2, dims=0)
         total = torch.zeros_like(x)
         for solver in self._solvers:
@@ -69,11 +72,6 @@ class Drift:
         velocity = torch.zeros_like(made, dtype=torch.float32)
         velocity[:, : 2 * x.shape[1]] = torch.cat(halves, dim=1)
         return velocity
-
-
-def _halves(samples: Tensor) -> Tensor:
-    """Reshape (B, N, *shape) to (2B, N/2, *shape): all first halves, then all second halves."""
-    return torch.cat(samples[:, : samples.shape[1] // 2 * 2].chunk(2, dim=1))
 
 
 def mean_cost(x: Tensor, y: Tensor) -> Tensor:
@@ -163,10 +161,9 @@ class Generator(Phase):
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
             if count and (count % unit if groups > 1 else count < unit):
                 raise UserError(
-                    f"generator.{key} = {count}: must be "
-                    f"{'a multiple of' if groups > 1 else '>='} {unit}: two halves, for "
-                    f"{groups - 1} classes and for no class, in each of {world.size} processes; "
-                    f"the nearest is {nearest_multiple(count, unit)}"
+                    f"generator.{key} = {count}: must be {unit} or a multiple of it: two halves, "
+                    f"for {groups - 1} classes and for no class, in each of {world.size} "
+                    f"processes; the nearest is {nearest_multiple(count, unit)}"
                 )
         return "", 0
 

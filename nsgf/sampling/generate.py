@@ -61,14 +61,24 @@ def generate(
     shown: dict[str, Any] = {}
     size = sampler.config.sampling.batch_size
     cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
-    # identifies weights, settings and noise of a batch file
-    origin = f"{folder.parent.name}/{folder.name} {_fingerprint(sampler)}" if folder else ""
-    for number in range(len(cuts)) if folder and world.is_main else ():
-        batch = store.find(folder / f"{number}.pt", dict, lambda _: None)  # type: ignore[operator]
-        if batch and batch.pop("origin", None) == f"{origin} {number}":
-            done[number] = batch
+    # batches of an earlier command with the same weights, settings and noise
+    origin = ""
+    if folder:
+        digest = hashlib.sha256(json.dumps(versions()).encode())
+        for leg in sampler.legs:
+            if isinstance(leg.network, InferenceNetwork):
+                for name, tensor in leg.network.state_dict().items():
+                    digest.update(name.encode())
+                    content = tensor.cpu().flatten().view(torch.uint8)  # numpy has no bfloat16
+                    digest.update(content.numpy())
+        origin = f"{folder.parent.name}/{folder.name} {digest.hexdigest()}"
+        for number in range(len(cuts)) if world.is_main else ():
+            batch = store.find(folder / f"{number}.pt", dict, lambda _: None)
+            if batch and batch.pop("origin", None) == f"{origin} {number}":
+                done[number] = batch
     if done:
         show(f"sample: {len(done)} of {len(cuts)} batches are reused from an earlier command")
+    # each process draws its share of the others
     missing = world.agree([number for number in range(len(cuts)) if number not in done])
     own = missing[world.rank :: world.size]
     for number in count_progress(own, "sample", "batch") if progress and world.is_main else own:
@@ -92,6 +102,7 @@ def generate(
             if not store.keep(folder / f"{number}.pt", kept):
                 show("an interruption would lose all samples")
                 folder = None
+    # all batches together
     for others in world.gather({} if world.is_main else done):
         done |= others
     if not world.is_main:
@@ -116,14 +127,3 @@ def batch_folder(
     wanted = [settings, config.evaluation.num_samples, keep, device.type]
     digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode())
     return samples / f".drawn-{digest.hexdigest()[:16]}"
-
-
-def _fingerprint(sampler: FlowSampler) -> str:
-    """Return the SHA-256 of the package versions and of the networks' weights after casting."""
-    digest = hashlib.sha256(json.dumps(versions()).encode())
-    for leg in sampler.legs:
-        if isinstance(leg.network, InferenceNetwork):
-            for name, tensor in leg.network.state_dict().items():
-                digest.update(name.encode())
-                digest.update(tensor.cpu().flatten().view(torch.uint8).numpy())  # numpy has no bf16
-    return digest.hexdigest()

@@ -64,18 +64,16 @@ class GeomlossSolver(Flow):
         return self._text
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([self._single(*clouds) for clouds in zip(x, y, strict=True)])
-
-    def _single(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the velocity of particles (N, D) towards targets (M, D)."""
-        self.report.solves += 1
-        if float(box_diameter(x, y)) == 0.0:  # all points are equal
-            return torch.zeros_like(x)
-        with torch.enable_grad():
-            x = x.detach().requires_grad_(True)
-            potential, _ = self._loss(x, y.detach())
-            (gradient,) = torch.autograd.grad(potential.sum(), x)
-        return -gradient
+        velocity = torch.zeros_like(x)
+        for particles, targets, out in zip(x.detach(), y.detach(), velocity, strict=True):
+            self.report.solves += 1
+            if box_diameter(particles, targets) > 0:  # else all points are equal
+                with torch.enable_grad():
+                    own = particles.requires_grad_()
+                    potential, _ = self._loss(own, targets)
+                    (gradient,) = torch.autograd.grad(potential.sum(), own)
+                out.copy_(-gradient)
+        return velocity
 
 
 FLOWS: dict[str, type[Flow]] = {

@@ -154,15 +154,6 @@ def refuse_masks(values: Any) -> None:
         raise ValueError("has masked values; leave them out, or pass x.filled(VALUE)")
 
 
-@contextmanager
-def as_user_error() -> Iterator[None]:
-    """Context in which a ValueError becomes a UserError, for arguments of public functions."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Return particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M, D). Raise
     ValueError if they are empty, not finite or of different shapes."""

@@ -167,10 +167,10 @@ def test_class_without_images_is_one_line(monkeypatch):
 
 def test_labels_are_left_out_by_seed_and_position():
     labels = class_labels(range(4000), 10)
-    kept = LabelDropout(10, 0)(labels, range(4000))
+    (kept,) = LabelDropout(10, 0).at(range(4000), labels)
     dropped = kept == 10
     assert torch.equal(kept[~dropped], labels[~dropped])
     assert float(dropped.float().mean()) == pytest.approx(DROPPED, abs=0.02)
-    again = LabelDropout(10, 0)(labels[100:120], range(100, 120))
+    (again,) = LabelDropout(10, 0).at(range(100, 120), labels[100:120])
     assert torch.equal(again, kept[100:120])
-    assert not torch.equal(LabelDropout(10, 1)(labels, range(4000)), kept)
+    assert not torch.equal(LabelDropout(10, 1).at(range(4000), labels)[0], kept)
