@@ -61,7 +61,7 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
         "sinkhorn.batch_size": n,
         # distances grow with sqrt(dim); 0.1 in standardised units is 0.25 in the shipped 2D sets
         "sinkhorn.blur": round(0.07 * dim**0.5, 3),
-        "pool.num_batches": _flows(102_400, n, 11 * dim),
+        "pool.num_batches": -(-min(102_400, POOL_VALUES // (11 * dim)) // n),
         "model.mlp.width": 256 if dim <= 16 else 512 if dim <= 128 else 1024,
     }
 
@@ -91,7 +91,7 @@ def for_images(samples: int, channels: int, height: int, width: int) -> dict[str
         "optim.batch_size": n,
         "sinkhorn.batch_size": n,
         "sinkhorn.blur": 0.5 if size < 32 else 1.0,
-        "pool.num_batches": _flows(25_600, n, 3 * values),
+        "pool.num_batches": -(-min(25_600, POOL_VALUES // (3 * values)) // n),
         "model.unet.channels": wide,
         "model.unet.res_blocks": 2 if many and size >= 32 else 1,
         "model.unet.mult": [1, *[2] * (levels - 1)],
@@ -102,9 +102,3 @@ def for_images(samples: int, channels: int, height: int, width: int) -> dict[str
         "nsf.starts": min(65_536, START_VALUES // values),
         "peer.coupling_batch": min(1024, samples),
     }
-
-
-def _flows(trajectories: int, particles: int, values: int) -> int:
-    """Return the number of flows for a pool of ``trajectories`` (fewer if POOL_VALUES requires it);
-    each trajectory has ``values`` numbers."""
-    return max(1, -(-min(trajectories, POOL_VALUES // values) // particles))

@@ -7,7 +7,7 @@ settings in configs/.
 import gzip
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,19 +56,16 @@ class ImageSet(Target):
     def images(self, config: DataConfig) -> Tensor:
         """Return the training images, uint8, (N, C, H, W); raise UserError if their files are
         missing, damaged or of another shape."""
-        return self._read(self.read_images, config)
-
-    def test_images(self, config: DataConfig) -> Tensor | None:
-        """Return the test images, as :meth:`images`; None if the set has none."""
-        return None if self.read_test is None else self._read(self.read_test, config)
-
-    def _read(self, read: Callable[[DataConfig], Tensor], config: DataConfig) -> Tensor:
         with self._in_one_line(config):
-            images = read(config)
+            images = self.read_images(config)
             if images.shape[1:] != self.shape or images.dtype != torch.uint8 or not len(images):
                 what = f"{tuple(images.shape)} of {images.dtype}"
                 raise ValueError(f"images {what}, must be (N, {self.shape}) of torch.uint8")
         return images
+
+    def test_images(self, config: DataConfig) -> Tensor | None:
+        """Return the test images, as :meth:`images`; None if the set has none."""
+        return replace(self, read_images=self.read_test).images(config) if self.read_test else None
 
     def labels(self, config: DataConfig, count: int, *, test: bool = False) -> Tensor:
         read = self.read_test_labels if test else self.read_labels

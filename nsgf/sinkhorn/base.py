@@ -97,18 +97,18 @@ class Flow(ABC):
         return Particles(self, x, y)
 
 
+@dataclass
 class Particles:
     """The particles of B flows on their way. A flow may keep more, to start its next solve."""
 
-    def __init__(self, flow: Flow, x: Tensor, y: Tensor) -> None:
-        self._flow = flow
-        self._x = x
-        self._y = y
+    flow: Flow
+    x: Tensor
+    y: Tensor
 
     def move(self, eta: float) -> Tensor:
         """Move the particles to X + eta v(X), and return these positions.  (B, N, D)"""
-        self._x = self._x + eta * self._flow.velocity(self._x, self._y)
-        return self._x
+        self.x = self.x + eta * self.flow.velocity(self.x, self.y)
+        return self.x
 
 
 def to_tensor(name: str, points: Array) -> Tensor:
