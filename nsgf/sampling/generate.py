@@ -85,17 +85,22 @@ def generate(
         if world.size > 1 and stop.reason:
             raise UserError(f"sampling: {stop.reason}; repeat the command")
         cut = cuts[number]
-        how = {"keep_path": True} if path and number == 0 else {}
-        part = sampler(source.at(cut).to(device), sampler.labels(cut), **how)
-        if part.path:
-            shown |= {"path": [x[:path].cpu() for x in part.path], "marks": part.marks}
-        floats = None if keep is None else max(0, keep - cut.start)
-        pixels = None if keep is None else to_bytes(part.x)
-        tensors = {"x": part.x[:floats], "tau": part.tau, "labels": part.labels, "pixels": pixels}
-        done[number] = {
-            "finite": part.x.isfinite().all().cpu(),
+        has_path = path > 0 and number == 0
+        part = sampler(source.at(cut).to(device), sampler.labels(cut), keep_path=has_path)
+        if has_path:
+            shown = {"path": [x[:path].cpu() for x in part.path], "marks": part.marks}
+        tensors = {
+            "x": part.x,
+            "tau": part.tau,
+            "labels": part.labels,
+            "finite": part.x.isfinite().all(),
             "evaluations": torch.tensor(part.nfe * len(part.x), dtype=torch.float64),
-            **{name: each.cpu().clone() for name, each in tensors.items() if each is not None},
+        }
+        if keep is not None:
+            tensors["x"] = part.x[: max(0, keep - cut.start)]
+            tensors["pixels"] = to_bytes(part.x)
+        done[number] = {
+            name: each.cpu().clone() for name, each in tensors.items() if each is not None
         }
         if folder:
             kept = {"origin": f"{origin} {number}", **done[number]}
