@@ -17,7 +17,7 @@ from nsgf.data import (
     data_shape,
     target_set,
 )
-from nsgf.models.affine import MOST_VALUES
+from nsgf.models import MOST_VALUES
 from nsgf.models.unet import GROUPS
 from nsgf.phases import WAYS, find_way, find_ways, get_phases
 from nsgf.phases.generator import count_groups, nearest_multiple

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from nsgf.sinkhorn import BatchedSolver, Flow
-from nsgf.sinkhorn.base import as_clouds, as_user_error, full_precision, positive_number
+from nsgf.sinkhorn.base import as_clouds, full_precision, positive_number
+from nsgf.system.errors import UserError
 
 Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
 
@@ -141,8 +142,10 @@ class SinkhornFlowMatcher:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw a step of each particle: return
         t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut over [0, 1] is the flow."""
-        with as_user_error():
+        try:
             positions = run_flow(self._flow, x0.unsqueeze(0), x1.unsqueeze(0), self._etas)[0]
+        except ValueError as error:
+            raise UserError(str(error)) from error
         particles = torch.arange(len(x0), device=x0.device)
         step = torch.randint(len(self._etas), (len(x0),), device=x0.device)
         xt, ut, t = flow_pairs(positions, particles, step, 1 / len(self._etas))

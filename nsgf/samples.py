@@ -17,13 +17,13 @@ from nsgf.config.settings import build
 from nsgf.config.values import expand_path
 from nsgf.data import (
     Data,
-    axes_of,
     build_source,
     class_names,
     class_number,
     data_shape,
     in_units,
     is_image_set,
+    target_set,
 )
 from nsgf.method import time_step
 from nsgf.phases import Phase, find_preview, find_way, load_sampler
@@ -171,16 +171,17 @@ def _image_name(number: int, label: str = "") -> str:
 
 def _write_output(config: Config, samples: Samples, path: Path, suffix: str | None) -> None:
     """Write samples as .npz, as .csv with a line of names, as a moving picture, or as PNG files."""
+    axes = target_set(config.data).axes
     if suffix == ".npz":
         _save_arrays(config, samples, path)
     elif suffix in MOVING:
         if not samples.finite:
             raise UserError("the samples are not finite: training has diverged")
         states = [in_units(config.data, state) for state in samples.path]
-        save_animation(replace(samples, path=states), path, axes_of(config.data))
+        save_animation(replace(samples, path=states), path, axes)
     elif suffix == ".csv":
         x = in_units(config.data, samples.x)
-        columns = axes_of(config.data) or [f"x{number}" for number in range(1, x.shape[1] + 1)]
+        columns = axes or [f"x{number}" for number in range(1, x.shape[1] + 1)]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([columns, *x.tolist()])
         write_text(path, text.getvalue())
@@ -208,7 +209,7 @@ def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: s
     states = [in_units(config, state.cpu()) for state in samples.path]
     target = data.reference(stream).sample(len(samples.x)) if data else None
     title = f"Samples after {words_of_calls(samples.nfe)}"
-    return draw_points(states, target, title, axes_of(config), samples.marks)
+    return draw_points(states, target, title, target_set(config).axes, samples.marks)
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:

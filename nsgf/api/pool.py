@@ -11,8 +11,7 @@ from nsgf.config.files import from_arguments
 from nsgf.config.settings import build
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
 from nsgf.method import time_step
-from nsgf.pool import PoolBatch, TrajectoryPool, flow_groups, plan_pool
-from nsgf.pool.build import simulate
+from nsgf.pool import PoolBatch, TrajectoryPool, flow_groups, plan_pool, simulate
 from nsgf.sinkhorn import build_flow
 from nsgf.sinkhorn.base import Array, positive_number, to_tensor
 from nsgf.system.errors import UserError, naming

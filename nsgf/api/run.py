@@ -19,7 +19,7 @@ from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import Layer, change
 from nsgf.config.values import Place, expand_path
-from nsgf.data import axes_of, build_source, data_classes, data_shape, in_units, target_set
+from nsgf.data import build_source, data_classes, data_shape, in_units, target_set
 from nsgf.data.images import data_root, to_unit_range
 from nsgf.data.own_images import image_bytes
 from nsgf.metrics.evaluate import evaluate_run
@@ -134,7 +134,7 @@ class Run:
         display: a grid of images, or a plot of the first two coordinates of points. ``n`` is 64
         images or 2,000 points by default."""
         n = (64 if len(self.shape) == 3 else 2000) if n is None else n
-        return draw_samples(self.sample(n, seed, **how), axes_of(self.config.data))
+        return draw_samples(self.sample(n, seed, **how), target_set(self.config.data).axes)
 
     @from_python({})
     def to(self, device: str | torch.device) -> "Run":

@@ -22,7 +22,7 @@ from nsgf.config.files import method_layers, read_experiment
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build, fixed_values
 from nsgf.config.values import dump_yaml, format_value
-from nsgf.data import DATA_SETS, NOISE, from_units
+from nsgf.data import DATA_SETS, NOISE, target_set
 from nsgf.metrics.features import SIDE
 from nsgf.phases import find_way, find_ways, load_sampler
 from nsgf.run.folder import RunFolder, folder_stem
@@ -321,7 +321,7 @@ class FunctionLeg(Leg):
                 f"{self._name}: returned {tuple(x.shape)} at nfe = {self._nfe}: must be finite "
                 f"numbers in the noise's shape {tuple(noise.shape)}"
             )
-        samples.x = from_units(self.config.data, x).to(noise)
+        samples.x = target_set(self.config.data).from_units(x).to(noise)
         self.evaluations += self._nfe * len(x)
         if observe:
             observe(samples.x)

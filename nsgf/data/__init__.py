@@ -1,31 +1,23 @@
 """The data sets, and samplers of the source mu0 and of the target mu*.
 
-Each set states its properties in one record: a :class:`PointSet` in points.py, an :class:`ImageSet`
-in images.py; the records of a user's own data follow from what was found at ``data.path``. All
-other code uses the records and knows no set by its name.
+Each set states its properties in one record, a :class:`Target`: a :class:`PointSet` in points.py,
+an :class:`ImageSet` in images.py; the records of a user's own data follow from what was found at
+``data.path``. All other code uses the records and knows no set by its name.
 """
 
 from collections.abc import Callable
 from copy import copy
+from typing import get_args
 
-import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig
-from nsgf.data.images import IMAGE_SETS, ImageSet, to_unit_range
-from nsgf.data.own import (
-    Inspection,
-    TableSet,
-    inspect_points,
-    read_found,
-    read_table,
-    split_rows,
-)
+from nsgf.config.schema import DataConfig, ImageName
+from nsgf.data.images import IMAGE_SETS, ImageSet
+from nsgf.data.own import Inspection, TableSet, inspect_points, read_found
 from nsgf.data.own_images import file_state, image_set, inspect_images
-from nsgf.data.points import INDICES, POINT_SETS, TIMES, Gaussian, PointSet
+from nsgf.data.points import INDICES, POINT_SETS, TIMES, PointSet, Target, gaussian
 from nsgf.data.samplers import (
     ClassSampler,
-    ImageSampler,
     LabelDropout,
     PointSampler,
     RowSampler,
@@ -33,11 +25,10 @@ from nsgf.data.samplers import (
     class_labels,
 )
 from nsgf.system.errors import UserError, name_setting
-from nsgf.system.seeding import derive_seed, make_generator
+from nsgf.system.seeding import derive_seed
 
-__all__ = ["ClassSampler", "ImageSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler"]
-__all__ += ["INDICES", "TIMES", "ImageSet", "PointSet", "TableSet"]
-__all__ += ["class_labels", "from_units", "in_units"]
+__all__ = ["ClassSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler", "class_labels"]
+__all__ += ["INDICES", "TIMES", "ImageSet", "PointSet", "TableSet", "Target", "gaussian"]
 
 DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
 """The shipped data sets by ``data.name``."""
@@ -50,7 +41,7 @@ NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
 
 
-def target_set(config: DataConfig) -> PointSet | ImageSet | TableSet:
+def target_set(config: DataConfig) -> Target:
     """Return the record of the set that the section ``data`` names; raise UserError for own data
     that were not inspected."""
     if config.name == "images":
@@ -60,7 +51,7 @@ def target_set(config: DataConfig) -> PointSet | ImageSet | TableSet:
 
 def is_image_set(name: str) -> bool:
     """Whether the set holds images; else points."""
-    return name == "images" if name in INSPECTORS else isinstance(DATA_SETS[name], ImageSet)
+    return name in ("images", *get_args(ImageName))
 
 
 def data_shape(config: DataConfig) -> tuple[int, ...]:
@@ -70,9 +61,7 @@ def data_shape(config: DataConfig) -> tuple[int, ...]:
 
 def class_names(config: DataConfig) -> tuple[str, ...]:
     """Return the names of the classes that networks are given, without loading them."""
-    target = target_set(config)
-    has_labels = isinstance(target, ImageSet) and target.read_labels is not None
-    return target.class_names if config.conditional and has_labels else ()  # type: ignore[union-attr]
+    return target_set(config).class_names if config.conditional else ()
 
 
 def data_classes(config: DataConfig) -> int:
@@ -92,26 +81,9 @@ def class_number(config: DataConfig, label: str | int | None) -> int | None:
 def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
     """Return samples of networks in the units of the data; images are clamped to [-1, 1], unless
     ``raw``.  (N, *shape)"""
-    target = target_set(config)
-    if isinstance(target, TableSet):
-        return target.in_units(samples)
-    return samples.clamp(-1, 1) if samples.ndim == 4 and not raw else samples
-
-
-def from_units(config: DataConfig, samples: Tensor) -> Tensor:
-    """Return samples in the units of the data as networks see them: own points standardised, bytes
-    of images in [-1, 1].  (N, *shape)"""
-    target = target_set(config)
-    if isinstance(target, TableSet):
-        return target.standardised(samples.double())
-    is_bytes = isinstance(target, ImageSet) and samples.dtype == torch.uint8
-    return to_unit_range(samples) if is_bytes else samples
-
-
-def axes_of(config: DataConfig) -> tuple[str, ...] | None:
-    """Return the names of the coordinates of own points; None for other sets."""
-    target = target_set(config)
-    return tuple(target.found.names or ()) if isinstance(target, TableSet) else None
+    if is_image_set(config.name) and not raw:
+        return samples.clamp(-1, 1)
+    return target_set(config).in_units(samples)
 
 
 class Data:
@@ -119,36 +91,41 @@ class Data:
 
     def __init__(self, config: DataConfig, seed: int) -> None:
         """Raise UserError if the target's files are missing or damaged, or a class is empty."""
-        target = target_set(config)
-        self._config, self._seed, self._target = config, seed, target
-        self.shape: tuple[int, ...] = target.shape
-        self.images: Tensor | None = None
-        """The training images, uint8, (N, C, H, W); None for points."""
-        self.points: Tensor | None = None
-        """The user's own points that are trained on, in the units of their file, float64, (N, D);
-        None for others."""
+        self._config = config
+        self._seed = seed
+        self._target = target_set(config)
+        self._file_state = file_state(config)  # before the samples are read
+        self._samples = self._target.load(config, seed)
+        self.shape = self._target.shape
+        self.axes = self._target.axes
+        """Names of the coordinates of own points; None for other sets."""
         self.classes = data_classes(config)
         """Number of classes K; 0: networks take no labels."""
         self.labels: Tensor | None = None
         """Classes of the images that networks are given, int64, (N,); None: no classes."""
-        if isinstance(target, TableSet):
-            rows = torch.from_numpy(read_table(config)[0])
-            self.points, self._held_out = (rows[part] for part in split_rows(config, len(rows)))
-            self._rows = target.standardised(self.points)
-        elif isinstance(target, ImageSet):
-            generator = make_generator(seed, "fake")
-            self._file_state = file_state(config)  # before the images are read
-            self.images = target.fake_images(generator) if config.fake else target.images(config)
-            if self.classes:
-                self.labels = target.labels(config, len(self.images))
-                if empty := self.classes - len(self.labels.unique()):
-                    held = (
-                        f" besides data.held_out = {config.held_out:g}" if config.held_out else ""
-                    )
-                    raise UserError(
-                        f"data.conditional = true: {empty} classes of {config.name} have no "
-                        f"images{held}; use false"
-                    )
+        if self._samples is not None and self.classes:
+            self.labels = self._target.labels(config, len(self._samples))
+            if empty := self.classes - len(self.labels.unique()):
+                raise UserError(
+                    f"data.conditional = true: {empty} classes of {config.name} have no images to "
+                    f"train on with data.held_out = {config.held_out:g}; use false"
+                )
+
+    @property
+    def images(self) -> Tensor | None:
+        """The training images, uint8, (N, C, H, W); None for points."""
+        return self._samples if is_image_set(self._config.name) else None
+
+    @property
+    def points(self) -> Tensor | None:
+        """The user's own points that are trained on, in the units of their file, float64, (N, D);
+        None for others."""
+        return None if is_image_set(self._config.name) else self._samples
+
+    @property
+    def count(self) -> int | None:
+        """Number of samples in the target, without mirrored ones; None: unlimited."""
+        return None if self._samples is None else len(self._samples)
 
     def source(self, *stream: str) -> Sampler:
         """Return a sampler of mu0 with a random stream of its own."""
@@ -156,13 +133,22 @@ class Data:
 
     def target(self, *stream: str) -> Sampler:
         """Return a sampler of mu* as networks see it, with a random stream of its own."""
-        seed = derive_seed(self._seed, "target", *stream)
         if isinstance(self._target, PointSet):
-            return PointSampler(self._target, seed)
-        if self.points is not None:
-            return RowSampler(self._rows, seed)
-        assert self.images is not None
-        return ImageSampler(self.images, seed, flip=self._config.flip, check=self._check)
+            return PointSampler(self._target, derive_seed(self._seed, "target", *stream))
+        return self._rows(None, *stream)
+
+    def _rows(self, chosen: Tensor | None, *stream: str | int) -> RowSampler:
+        """Return a sampler of some rows of a finite target, as networks see them; None: of all."""
+        assert self._samples is not None
+        seed = derive_seed(self._seed, "target", *stream)
+        return RowSampler(
+            self._samples,
+            seed,
+            self._target.from_units,
+            flip=self._config.flip,
+            chosen=chosen,
+            check=self._check,
+        )
 
     def _check(self) -> None:
         """Raise UserError if a file has changed that images are read from."""
@@ -178,16 +164,12 @@ class Data:
         ``mixed`` a group with samples of all classes follows class K - 1. Without classes return
         :meth:`target`.
         """
-        if not self.classes:
+        if self.labels is None:
             return self.target(*stream)
-        assert self.images is not None
-        assert self.labels is not None
-        streams: list[Sampler] = []
-        own_rows = self.labels.argsort(stable=True).split(self.labels.bincount().tolist())
-        for label, own in enumerate(own_rows):
-            seed = derive_seed(self._seed, "target", *stream, "class", label)
-            how = {"flip": self._config.flip, "chosen": own, "check": self._check}
-            streams.append(ImageSampler(self.images, seed, **how))
+        rows = self.labels.argsort(stable=True).split(self.labels.bincount().tolist())
+        streams: list[Sampler] = [
+            self._rows(own, *stream, "class", label) for label, own in enumerate(rows)
+        ]
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
 
     def reference(self, *stream: str) -> Sampler:
@@ -202,15 +184,12 @@ class Data:
         if not self._config.held_out:
             return self
         other = copy(self)
-        if isinstance(self._target, TableSet):
-            other.points, other._rows = self._held_out, self._target.standardised(self._held_out)
-        elif isinstance(self._target, ImageSet):
-            other.images = self._target.test_images(self._config)
+        other._samples = self._target.load(self._config, self._seed, held_out=True)
         return other
 
     def in_units(self, samples: Tensor) -> Tensor:
         """Return samples of networks in the units of :meth:`reference`.  (N, *shape)"""
-        return in_units(self._config, samples, raw=True)
+        return self._target.in_units(samples)
 
     def with_seed(self, seed: int) -> "Data":
         """Return the same data with the random streams of another seed."""
@@ -218,24 +197,10 @@ class Data:
         other._seed = seed
         return other
 
-    @property
-    def count(self) -> int | None:
-        """Number of samples in the target, without mirrored ones; None: unlimited."""
-        rows = self.images if self.points is None else self.points
-        return None if rows is None else len(rows)
-
-    def at_most_half(self, n: int) -> int:
-        """Return ``n``, at most half of a finite target, so that two draws can be disjoint."""
-        return n if self.count is None else min(n, self.count // 2)
-
-    @property
-    def axes(self) -> tuple[str, ...] | None:
-        """Names of the coordinates of own points; None for other sets."""
-        return axes_of(self._config)
-
 
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
     """Return a sampler of mu0 with a random stream of its own; needs no files of the target."""
-    law = Gaussian(data_shape(config)) if config.source == NOISE else DATA_SETS[config.source]
-    assert not isinstance(law, ImageSet)
+    shape = data_shape(config)
+    law = gaussian(shape) if config.source == NOISE else DATA_SETS[config.source]
+    assert isinstance(law, PointSet)
     return PointSampler(law, derive_seed(seed, "source", *stream))

@@ -12,8 +12,10 @@ from nsgf.data import INSPECTORS
 from nsgf.data.own import read_found, split_rows
 from nsgf.system.errors import UserError, suggest
 
-POOL_VALUES, START_VALUES = 2**29, 2**28
-"""Largest numbers of values in a pool and in cached starts: 2 and 1 GiB in float32."""
+POOL_VALUES = 2**29
+"""Largest number of values in a pool: 2 GiB in float32."""
+START_VALUES = 2**28
+"""Largest number of values in cached starts: 1 GiB."""
 MANY = 10_000
 """Smallest number of images for networks as large as for the shipped sets of this image size."""
 LARGEST_END = 16
@@ -59,7 +61,7 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
         "sinkhorn.batch_size": n,
         # distances grow with sqrt(dim); 0.1 in standardised units is 0.25 in the shipped 2D sets
         "sinkhorn.blur": round(0.07 * dim**0.5, 3),
-        "pool.num_batches": _flows(102_400, n, 11 * dim),
+        "pool.num_batches": -(-min(102_400, POOL_VALUES // (11 * dim)) // n),
         "model.mlp.width": 256 if dim <= 16 else 512 if dim <= 128 else 1024,
     }
 
@@ -78,15 +80,18 @@ def for_images(samples: int, channels: int, height: int, width: int) -> dict[str
             f"{what}: can only be halved to {end} x {areas[end] // end} pixels, must come to "
             f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
         )
-    size, n, values = max(height, width), min(128, samples), channels * height * width
+    n = min(128, samples)
+    values = channels * height * width
     # small sets get narrow networks, which overfit later
-    wide, many = (32 if size < 32 else 64 if size < 64 else 128), samples >= MANY
+    size = max(height, width)
+    wide = 32 if size < 32 else 64 if size < 64 else 128
+    many = samples >= MANY
     wide = wide if many else max(32, wide // 2)
     return {
         "optim.batch_size": n,
         "sinkhorn.batch_size": n,
         "sinkhorn.blur": 0.5 if size < 32 else 1.0,
-        "pool.num_batches": _flows(25_600, n, 3 * values),
+        "pool.num_batches": -(-min(25_600, POOL_VALUES // (3 * values)) // n),
         "model.unet.channels": wide,
         "model.unet.res_blocks": 2 if many and size >= 32 else 1,
         "model.unet.mult": [1, *[2] * (levels - 1)],
@@ -97,9 +102,3 @@ def for_images(samples: int, channels: int, height: int, width: int) -> dict[str
         "nsf.starts": min(65_536, START_VALUES // values),
         "peer.coupling_batch": min(1024, samples),
     }
-
-
-def _flows(trajectories: int, particles: int, values: int) -> int:
-    """Return the number of flows for a pool of ``trajectories`` (fewer if POOL_VALUES requires it);
-    each trajectory has ``values`` numbers."""
-    return max(1, -(-min(trajectories, POOL_VALUES // values) // particles))

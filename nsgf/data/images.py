@@ -7,7 +7,7 @@ settings in configs/.
 import gzip
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +15,19 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
+from nsgf.data.points import Target
 from nsgf.system.errors import UserError, one_line, suggest
+from nsgf.system.seeding import make_generator
 
 FAKE_IMAGES = 512
+DIGITS = tuple("0123456789")
 
 
 @dataclass(frozen=True)
-class ImageSet:
+class ImageSet(Target):
     """A set of images. A method may train on all of them but the test images."""
 
     name: str
-    """``data.name``."""
     shape: tuple[int, int, int]
     """(C, H, W)."""
     read_images: Callable[[DataConfig], Tensor]
@@ -36,48 +38,44 @@ class ImageSet:
     """Test images, uint8, (N, C, H, W), if the set has some; may raise any exception."""
     read_test_labels: Callable[[DataConfig], Tensor] | None = None
     """Their labels, as ``read_labels``."""
-    class_names: tuple[str, ...] = tuple("0123456789")
+    class_names: tuple[str, ...] = ()
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
-    """Settings of the section ``data`` that have an effect, besides ``name``; ``root`` if the set
-    reads files, ``download`` if they can be fetched."""
+    """``root`` if the set reads files, ``download`` if they can be fetched."""
 
-    @property
-    def classes(self) -> int:
-        """Number of classes K."""
-        return len(self.class_names)
+    def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:
+        if config.fake:
+            shape = (FAKE_IMAGES, *self.shape)
+            generator = make_generator(seed, "fake")
+            return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+        return self.test_images(config) if held_out else self.images(config)
+
+    def from_units(self, samples: Tensor) -> Tensor:
+        """Return bytes as floats in [-1, 1]."""
+        return to_unit_range(samples) if samples.dtype == torch.uint8 else samples
 
     def images(self, config: DataConfig) -> Tensor:
         """Return the training images, uint8, (N, C, H, W); raise UserError if their files are
         missing, damaged or of another shape."""
-        return self._read(self.read_images, config)
-
-    def test_images(self, config: DataConfig) -> Tensor | None:
-        """Return the test images, as :meth:`images`; None if the set has none."""
-        return None if self.read_test is None else self._read(self.read_test, config)
-
-    def _read(self, read: Callable[[DataConfig], Tensor], config: DataConfig) -> Tensor:
         with self._in_one_line(config):
-            images = read(config)
+            images = self.read_images(config)
             if images.shape[1:] != self.shape or images.dtype != torch.uint8 or not len(images):
                 what = f"{tuple(images.shape)} of {images.dtype}"
                 raise ValueError(f"images {what}, must be (N, {self.shape}) of torch.uint8")
         return images
 
+    def test_images(self, config: DataConfig) -> Tensor | None:
+        """Return the test images, as :meth:`images`; None if the set has none."""
+        return replace(self, read_images=self.read_test).images(config) if self.read_test else None
+
     def labels(self, config: DataConfig, count: int, *, test: bool = False) -> Tensor:
-        """Return the labels of the ``count`` training or test images, in their order, int64,
-        (count,); raise UserError as :meth:`images`."""
         read = self.read_test_labels if test else self.read_labels
         assert read is not None
+        classes = len(self.class_names)
         with self._in_one_line(config):
             labels = read(config).long()
-            if labels.shape != (count,) or not (labels < self.classes).all() or labels.min() < 0:
-                raise ValueError(f"labels are not {count} numbers from 0 to {self.classes - 1}")
+            if labels.shape != (count,) or not set(labels.tolist()) <= set(range(classes)):
+                raise ValueError(f"labels are not {count} numbers from 0 to {classes - 1}")
         return labels
-
-    def fake_images(self, generator: torch.Generator) -> Tensor:
-        """Return random images of the set's shape, for trials.  uint8, (N, C, H, W)"""
-        shape = (FAKE_IMAGES, *self.shape)
-        return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
 
     @contextmanager
     def _in_one_line(self, config: DataConfig) -> Iterator[None]:
@@ -167,6 +165,7 @@ IMAGE_SETS = (
         shape=(1, 8, 8),
         read_images=lambda _: _digits()[0],
         read_labels=lambda _: _digits()[1],
+        class_names=DIGITS,
         uses=frozenset({"fake", "flip"}),
     ),
     ImageSet(
@@ -176,6 +175,7 @@ IMAGE_SETS = (
         read_labels=lambda config: _mnist(config, "train-labels-idx1-ubyte"),
         read_test=lambda config: _mnist(config, "t10k-images-idx3-ubyte").unsqueeze(1),
         read_test_labels=lambda config: _mnist(config, "t10k-labels-idx1-ubyte"),
+        class_names=DIGITS,
         uses=frozenset({"root", "download", "fake", "flip"}),
     ),
     ImageSet(

@@ -6,9 +6,8 @@ Shapes: N points, D coordinates.
 import csv
 import hashlib
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, get_type_hints
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.config.values import read_value
+from nsgf.data.points import Target
 from nsgf.data.tables import Table, column_names, read_file
 from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 from nsgf.system.seeding import make_generator
@@ -62,7 +62,8 @@ def read_found(config: DataConfig) -> Found:
     was, or the description is damaged."""
     if not config.found:
         raise UserError(f"data.path = {config.path}: name the {config.name} to train on")
-    kinds, axes = get_type_hints(Found), 3 if config.name == "images" else 1
+    kinds = get_type_hints(Found)
+    axes = 3 if config.name == "images" else 1
     try:
         found = Found(**{key: read_value(key, kinds[key], it) for key, it in config.found.items()})
         columns = () if axes == 3 else (found.names, found.mean, found.scale)
@@ -100,37 +101,38 @@ def data_path(config: DataConfig) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class TableSet:
+class TableSet(Target):
     """The points of a file. Networks see them with mean 0 and standard deviation 1 in each
     coordinate."""
 
-    found: Found
-    name: ClassVar[str] = "points"
-    """``data.name``."""
-    uses: ClassVar[frozenset[str]] = frozenset({"path", "header", "columns", "held_out", "key"})
-    """Settings of the section ``data`` that have an effect, besides ``name``."""
+    name = "points"
+    uses = frozenset({"path", "header", "columns", "held_out", "key"})
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(D,)."""
-        return tuple(self.found.shape)
+    def __init__(self, found: Found) -> None:
+        self.shape = tuple(found.shape)
+        self.axes = tuple(found.names or ())
+        self._mean = found.mean
+        self._scale = found.scale
 
-    def standardised(self, points: Tensor) -> Tensor:
-        """Return points of the file as networks see them.  (N, D), float64 -> float32"""
-        mean, scale = points.new_tensor(self.found.mean), points.new_tensor(self.found.scale)
-        return ((points - mean) / scale).float()
+    def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor:
+        values = torch.from_numpy(read_table(config).values)
+        return values[split_rows(config, len(values))[held_out]]
+
+    def from_units(self, samples: Tensor) -> Tensor:
+        """Return points of the file as networks see them.  (N, D) -> float32"""
+        wide = samples.double()
+        return ((wide - wide.new_tensor(self._mean)) / wide.new_tensor(self._scale)).float()
 
     def in_units(self, samples: Tensor) -> Tensor:
         """Return samples of networks in the units of the file.  (N, D) -> float64"""
         wide = samples.double()
-        return wide * wide.new_tensor(self.found.scale) + wide.new_tensor(self.found.mean)
+        return wide * wide.new_tensor(self._scale) + wide.new_tensor(self._mean)
 
 
 def inspect_points(config: DataConfig) -> Inspection:
     """Read the points of ``data.path``, and describe those that are trained on; errors as for
     :func:`read_table`, or if they are constant in a column."""
-    values, names, place, note = _read_points(config)
+    values, names, place, note = read_table(config)
     count, dim = values.shape
     trained = split_rows(config, count)[0].numpy()
     rows = values[trained]
@@ -178,29 +180,23 @@ def _checksum(values: np.ndarray) -> str:
     return digest.hexdigest()[:12]
 
 
-def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the points of ``data.path``, float64, (N, D), and the names of their coordinates.
-    Raise UserError unless the file has one table with enough points, all of them finite, and those
-    that the run was begun with."""
-    table = _read_points(config)
-    return table.values, tuple(table.names)
-
-
-def _read_points(config: DataConfig) -> Table:
-    """Return the chosen columns of ``data.path``."""
+def read_table(config: DataConfig) -> Table:
+    """Return the chosen columns of the points of ``data.path``, all finite. Raise UserError unless
+    the file has one table with enough points, and those that the run was begun with."""
     file = data_path(config)
     suffix = file.suffix.lower()
     try:
         if not file.is_file() or suffix not in SUFFIXES:
             raise ValueError(
-                f"{f'ends in {suffix!r}' if file.is_file() else 'no such file'}, must be a file "
-                f"ending in {', '.join(SUFFIXES)}; save a table as .csv, or name a folder of "
-                f"images with {suggest('exp', 'images')}"
+                f"no such file, or it does not end in {', '.join(SUFFIXES)}; save a table as .csv, "
+                f"or name a folder of images with {suggest('exp', 'images')}"
             )
+        # all columns
         if suffix in ARRAYS:
             array = load_arrays(config)[0]
-            names = column_names(array.dtype.names or [""] * math.prod(array.shape[1:]))
-            array = structured_to_unstructured(array) if array.dtype.names else array
+            fields = array.dtype.names
+            names = column_names(fields or [""] * math.prod(array.shape[1:]))
+            array = structured_to_unstructured(array) if fields else array
             table = Table(array.astype(np.float64, casting="same_kind"), names)
         else:
             table = read_file(file, config.header)
@@ -210,9 +206,19 @@ def _read_points(config: DataConfig) -> Table:
                 f"an array of shape {shape}, must be (N, D) with N >= {LEAST}: a row for each "
                 "point, a column for each coordinate"
             )
-        chosen = _choose(config.columns, table.names)
-        values = np.ascontiguousarray(table.values[:, chosen])
-        names = [table.names[number] for number in chosen]
+        # chosen columns
+        names = table.names
+        (wanted,) = csv.reader([config.columns or ""], skipinitialspace=True)
+        chosen = [n for one in wanted for n, name in enumerate(names) if one in (name, str(n + 1))]
+        if len({*chosen}) != len(wanted) or len({one in names for one in wanted}) > 1:
+            raise ValueError(
+                f"data.columns = {config.columns}: must be different columns of "
+                f"{list_names(names)}, all by name or all by number, and none may be the name of "
+                "one and the number of another"
+            )
+        if chosen:
+            names = [names[number] for number in chosen]
+        values = np.ascontiguousarray(table.values[:, chosen or slice(None)])
         for row, column in np.argwhere(~(np.abs(values) <= LARGEST)):
             raise ValueError(
                 f"{table.place(row + 1)}, {names[column]}: missing, no number or more than "
@@ -224,18 +230,6 @@ def _read_points(config: DataConfig) -> Table:
     if config.found:
         check_same_data(config, _checksum(values))
     return table._replace(values=values, names=names)
-
-
-def _choose(columns: str | None, names: list[str]) -> list[int]:
-    """Return the indices of the chosen columns, all given by name or all by number; None: all."""
-    (wanted,) = csv.reader([columns or ""], skipinitialspace=True)
-    chosen = [n for one in wanted for n, name in enumerate(names) if one in (name, str(n + 1))]
-    if len({*chosen}) != len(wanted) or len({one in names for one in wanted}) > 1:
-        raise ValueError(
-            f"data.columns = {columns}: must be different columns of {list_names(names)}, all by "
-            "name or all by number, and none may be the name of one and the number of another"
-        )
-    return chosen or [*range(len(names))]
 
 
 def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from io import BytesIO
 from itertools import chain
@@ -24,6 +24,7 @@ from torch import Tensor
 from nsgf.config.schema import DataConfig
 from nsgf.data.images import ImageSet, to_bytes
 from nsgf.data.own import (
+    ARRAYS,
     LEAST,
     Found,
     Inspection,
@@ -44,51 +45,49 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF
 """Formats that Pillow may read; it would start programs for some of the others."""
 GREY = "1LI"
 """First letters of Pillow's modes without colour; those with an I hold 16 bits a pixel."""
-CHANNELS, LEAST_SIDE = range(1, 5), 4
-"""Numbers of channels of images in a file, and the least pixels of a side."""
+CHANNELS = range(1, 5)
+"""Numbers of channels of images in a file."""
+LEAST_SIDE = 4
+"""Least number of pixels of a side of images in a file."""
 SLACK = 1e-3
 """Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
 
 def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], Counter[str]]:
     """Return the images below a folder, relative to it and sorted, without hidden and broken ones,
-    and the number of all other files by ending. Raise UserError if there is no such folder, or too
-    few images in it. Links are followed, except to a folder that they lie in."""
+    and the number of all other files by ending. Raise UserError if there are too few images. Links
+    are followed, except to a folder that they lie in."""
     from PIL import Image
 
-    if not root.is_dir():
-        wrong = "is no folder" if root.exists() else "no such folder"
-        raise UserError(
-            f"{name_setting('data.path', root)}: {wrong}; name a folder of images or a file "
-            f".npz or .npy, or a file of points with {suggest('exp', 'points')}"
-        )
     home = root.resolve()
     endings = {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
     images = list[Path]()
     others = Counter[str]()
     for base, folders, names in os.walk(home, followlinks=True):
         place = Path(base)
-        above = {os.path.realpath(one) for one in (place, *place.parents)} if folders else set()
+        above = {os.path.realpath(one) for one in (place, *place.parents)}
         shown = [name for name in folders if not name.startswith(".")]
         folders[:] = [name for name in shown if os.path.realpath(place / name) not in above]
         files = [place / name for name in names if not name.startswith(".")]
         for file in filter(Path.is_file, files):
-            if file.suffix.lower() in endings:
-                images.append(file.relative_to(home))
-            else:
-                others[file.suffix.lower() or "without ending"] += 1
-    images = [one for one in images if one_line(one.as_posix()) not in broken]
+            ending = file.suffix.lower()
+            own = file.relative_to(home)
+            if ending not in endings:
+                others[ending or "without ending"] += 1
+            elif one_line(own.as_posix()) not in broken:
+                images.append(own)
     if len(images) < LEAST:
         raise UserError(
-            f"{name_setting('data.path', root)}: {len(images)} images in it, must be at least "
-            f"{LEAST} of {', '.join(FORMATS)}; name a folder with more"
+            f"{name_setting('data.path', root)}: {len(images)} images, must be a folder with "
+            f"{LEAST} or more of {', '.join(FORMATS)}, or a file .npz or .npy; a file of points "
+            f"needs {suggest('exp', 'points')}"
         )
     return sorted(images, key=lambda file: file.parts), others
 
 
 def is_array(config: DataConfig) -> bool:
     """Whether ``data.path`` is a file of arrays; else it is a folder."""
-    return data_path(config).suffix.lower() in (".npz", ".npy")
+    return data_path(config).suffix.lower() in ARRAYS
 
 
 def inspect_images(config: DataConfig) -> Inspection:
@@ -99,6 +98,7 @@ def inspect_images(config: DataConfig) -> Inspection:
     """
     inspect = _inspect_array if is_array(config) else _inspect_folder
     found, different, notes = inspect(config)
+    channels = found.shape[0]
     shape = " x ".join(map(str, found.shape))
     memory = format_bytes(found.samples * math.prod(found.shape))
     if broken := found.broken:
@@ -106,7 +106,7 @@ def inspect_images(config: DataConfig) -> Inspection:
     if different < found.samples:
         notes.append(f"{found.samples - different} images are copies of others")
     notes.append(f"{found.samples} images of {config.path}, {shape}, {memory}")
-    if (channels := found.shape[0]) in (2, 4):
+    if channels in (2, 4):
         notes.append(
             f"pictures and features show only the first {channels - 1} of {channels} channels"
         )
@@ -115,11 +115,11 @@ def inspect_images(config: DataConfig) -> Inspection:
     return found, tuple(f"data: {note}" for note in notes)
 
 
-def _refuse_plain(config: DataConfig, parts: Iterator[Tensor]) -> None:
-    """Raise UserError if all pixels of all images, (n, C, H, W) in each part, are equal."""
-    first = next(parts)
-    colour = first[:1, :, :1, :1]
-    if all(bool((part == colour).all()) for part in chain([first], parts)):
+def _refuse_plain(config: DataConfig, images: Iterator[Any]) -> None:
+    """Raise UserError if all pixels of all images, each (C, H, W), are equal."""
+    first = next(images)
+    colour = first[:, :1, :1]
+    if all((image == colour).all() for image in chain([first], images)):
         where = name_setting("data.path", config.path)
         raise UserError(f"{where}: all pixels of all images are equal")
 
@@ -130,10 +130,9 @@ def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
     count, *shape = images.shape
     if config.size not in (None, shape[1]):
         raise UserError(f"data.size = {config.size}: must be {shape[1]}, as in {config.path}")
-    _refuse_plain(config, (images[i : i + 1] for i in range(count)))
-    different = len({hash(image.tobytes()) for image in images.numpy()})
-    found = Found(count, shape, checksum, len(names), class_names=names)
-    return found, different, []
+    _refuse_plain(config, iter(images))
+    different = len({hash(image.tobytes()) for image in images})
+    return Found(count, shape, checksum, len(names), class_names=names), different, []
 
 
 def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
@@ -141,22 +140,25 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
     root = data_path(config)
     digest = hashlib.sha256()
     side = config.size or 32
-    broken, notes = list[str](), list[str]()
-    seen = list[tuple[bool, int, tuple[int, int], int]]()
+    broken = list[str]()
+    notes = list[str]()
+    seen = list[tuple[bool, int, bool, int]]()
 
-    decode = partial(_pixels, channels=3, size=side)
+    def decode(image: Any) -> Tensor:
+        return _pixels(image, 3, side)
 
-    def inspect(image: Any) -> tuple[bool, int, tuple[int, int]]:
+    def inspect(image: Any) -> tuple[bool, int, bool]:
         """Return whether Pillow's image has no colour, its largest value of 16 bits, else 0, and
-        its size; raise ValueError for pixels without a known range."""
+        whether it is small; raise ValueError for pixels without a known range."""
         if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
             raise ValueError("its pixels are floats, signed or of 32 bits; save 8 or 16 bits")
         highest = int(np.max(image)) if image.mode[0] == "I" else 0
-        about = image.mode[0] in GREY, highest, image.size
+        about = image.mode[0] in GREY, highest, min(image.size) < side
         if config.skip_broken:
             decode(image)
         return about
 
+    # describe each file
     files, others = find_images(root)
     for file in files:
         try:
@@ -168,21 +170,34 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
             broken.append(one_line(file.as_posix()))
     if broken:
         files, _ = find_images(root, broken)
-    _refuse_plain(config, (_decode(root, file, digest.copy(), decode)[0][None] for file in files))
-    greys, levels, sizes, contents = zip(*seen, strict=True)
+    _refuse_plain(config, (_decode(root, file, digest.copy(), decode)[0] for file in files))
+    # lines for the user
+    greys, levels, are_small, contents = zip(*seen, strict=True)
+    highest = max(levels)
     if others:
         counts = [f"{count} {ending}" for ending, count in others.most_common()]
         notes.append(f"left out {others.total()} other files: {list_names(counts)}")
-    if small := sum(min(size) < side for size in sizes):
+    if small := sum(are_small):
         notes.append(f"{small} images are enlarged, as a side has fewer than {side} pixels")
-    if 0 < max(levels) < 2**15:
-        wider = (2**16 - 1) // max(levels)
-        notes.append(f"16-bit values up to {max(levels)}: dark images; multiply them by {wider}")
-    classes, lines = _find_classes(root, files)
+    if 0 < highest < 2**15:
+        wider = (2**16 - 1) // highest
+        notes.append(f"16-bit values up to {highest}: dark images; multiply them by {wider}")
+    # subfolders are classes if each has enough images
+    counts_of = Counter(file.parts[0] for file in files if len(file.parts) > 1)
+    outside = len(files) - counts_of.total()
+    classes = [repr(name)[1:-1] for name in sorted(counts_of)]  # printable
+    least = min(counts_of, key=counts_of.__getitem__, default="")
+    if classes and (len(classes) == 1 or counts_of[least] < LEAST_OF_CLASS or outside):
+        classes = []
+        notes.append(
+            f"subfolders are not used as classes: must be 2 or more of {LEAST_OF_CLASS} or more "
+            f"images ({least} has {counts_of[least]}) and no image outside ({outside} are); for "
+            f"classes in {least} say {suggest('data.path', root / least)}"
+        )
     shape = [1 if all(greys) else 3, side, side]
     checksum = digest.hexdigest()[:12]
     found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=broken)
-    return found, len(set(contents)), notes + lines
+    return found, len(set(contents)), notes
 
 
 def _usable(config: DataConfig) -> list[Path]:
@@ -191,21 +206,6 @@ def _usable(config: DataConfig) -> list[Path]:
     if broken is None and config.skip_broken:
         broken = _inspect_folder(config)[0].broken
     return find_images(data_path(config), broken or ())[0]
-
-
-def _find_classes(root: Path, files: list[Path]) -> tuple[list[str], list[str]]:
-    """Return the names of the classes, and a line if subfolders are not used as classes."""
-    counts = Counter(file.parts[0] for file in files if len(file.parts) > 1)
-    outside = len(files) - counts.total()
-    least = min(counts, key=counts.__getitem__, default="")
-    if len(counts) > 1 and counts[least] >= LEAST_OF_CLASS and not outside:
-        return [repr(name)[1:-1] for name in sorted(counts)], []  # printable
-    why = (
-        f"subfolders are not used as classes: must be 2 or more of {LEAST_OF_CLASS} or more images "
-        f"({least} has {counts[least]}) and no image outside ({outside} are); for classes in "
-        f"{least} say {suggest('data.path', root / least)}"
-    )
-    return [], [why] if counts else []
 
 
 def image_set(config: DataConfig) -> ImageSet:
@@ -219,7 +219,7 @@ def image_set(config: DataConfig) -> ImageSet:
         name=config.name,
         shape=(channels, height, width),
         read_images=read_images,
-        read_labels=read_labels if found.classes else None,
+        read_labels=read_labels,
         read_test=partial(read_images, held_out=True) if config.held_out else None,
         read_test_labels=partial(read_labels, held_out=True),
         class_names=tuple(map(str, found.class_names or range(found.classes))),
@@ -234,26 +234,34 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
     Raises:
         UserError: one is broken, or they are not those that the run was begun with.
     """
+    found = read_found(config)
+    chosen = split_rows(config, found.samples)[held_out]
+    stays_in_file = is_array(config) and not config.held_out
+    needed = len(chosen) * math.prod(found.shape)
+    free = available_bytes()
+    if needed > free and not stays_in_file:
+        raise UserError(
+            f"data.size = {config.size}, data.held_out = {config.held_out:g}: {len(chosen)} images "
+            f"need {format_bytes(needed)} of main memory, {format_bytes(free)} are free; use a "
+            "smaller size of a folder, or hold out 0 of a file .npy"
+        )
     if is_array(config):
         arrays, *_, checksum = _read_arrays(config)
         check_same_data(config, checksum)
-        if not config.held_out:
-            return arrays
-        rows = split_rows(config, len(arrays))[held_out]
-        _check_memory(f"data.held_out = {config.held_out:g}", len(rows), arrays.shape[1:], "use 0")
-        return arrays[rows]
-    found, root, digest = read_found(config), data_path(config), hashlib.sha256()
-    files, (channels, size, _) = _usable(config), found.shape
-    chosen = split_rows(config, len(files))[held_out].tolist()
-    _check_memory(f"data.size = {config.size}", len(chosen), found.shape, "use a smaller one")
+        images = torch.from_numpy(arrays)
+        return images if stays_in_file else images[chosen]
+    channels, size, _ = found.shape
+    root = data_path(config)
+    digest = hashlib.sha256()
     images = torch.empty(len(chosen), *found.shape, dtype=torch.uint8)
-    places = dict(zip(chosen, images, strict=True))
-    for number, file in enumerate(files):
-        if number in places:
-            pixels, _ = _decode(root, file, digest, lambda image: _pixels(image, channels, size))
-            places[number].copy_(pixels)
-        else:
-            _decode(root, file, digest, lambda _: None)
+    places = dict(zip(chosen.tolist(), images, strict=True))
+
+    def keep(image: Any, place: Tensor | None) -> None:
+        if place is not None:
+            place.copy_(_pixels(image, channels, size))
+
+    for number, file in enumerate(_usable(config)):
+        _decode(root, file, digest, partial(keep, place=places.get(number)))
     check_same_data(config, digest.hexdigest()[:12])
     return images
 
@@ -268,21 +276,12 @@ def file_state(config: DataConfig) -> tuple[int, float] | None:
     return (file.stat().st_size, file.stat().st_mtime) if is_mapped else None
 
 
-def _check_memory(setting: str, count: int, shape: Sequence[int], remedy: str) -> None:
-    """Raise UserError if images do not fit into the free memory."""
-    needed, free = count * math.prod(shape), available_bytes()
-    if needed > free:
-        raise UserError(
-            f"{setting}: {count} images need {format_bytes(needed)} of main memory, "
-            f"{format_bytes(free)} are free; {remedy}"
-        )
-
-
 def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
     """Return the class of each image of :func:`read_images`; classes are numbered in the order of
     their names.  (N,)"""
-    labels = _read_arrays(config)[1] if is_array(config) else None
-    if labels is None:
+    if is_array(config):
+        labels: Any = _read_arrays(config)[1]
+    else:
         folders = [file.parts[0] for file in _usable(config)]
         labels = np.unique(folders, return_inverse=True)[1]
     return torch.from_numpy(labels)[split_rows(config, len(labels))[held_out]]
@@ -290,7 +289,7 @@ def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
 
 def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> tuple[T, int]:
     """Return ``read(image)``, where Pillow has not decoded ``image`` yet, and a hash of the file's
-    content; add name and content to a digest. Raise UserError for a file that cannot be read."""
+    content; add name and content to a digest."""
     from PIL import Image
 
     try:
@@ -324,13 +323,16 @@ def _pixels(image: Any, channels: int, size: int) -> Tensor:
     return torch.from_numpy(np.array(image, np.uint8).reshape(size, size, -1)).permute(2, 0, 1)
 
 
-def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[str], str]:
+def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, list[str], str]:
     """Return the images of a file, uint8, (N, C, H, W), their classes, (N,), the names of these,
     and the checksum of images and classes."""
     try:
         images, labels = load_arrays(config)
         images = image_bytes(images)
-        names, classes = ([], None) if labels is None else class_numbers(labels, len(images))
+        names = list[str]()
+        classes = None
+        if labels is not None:
+            names, classes = class_numbers(labels, len(images))
     except Exception as error:  # numpy raises many types for damaged and foreign files
         where = name_setting("data.path", data_path(config))
         raise UserError(f"{where}: {one_line(error)}") from error
@@ -338,27 +340,29 @@ def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[st
     for image in images:  # may be larger than memory
         digest.update(image.tobytes())
     digest.update(b"" if classes is None else classes.tobytes())
-    return torch.from_numpy(images), classes, names, digest.hexdigest()[:12]
+    return images, classes, names, digest.hexdigest()[:12]
 
 
 def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
     """Return images (N, C, H, W), (N, H, W, C) or (N, H, W), of bytes or of floats in [-1, 1], as
     bytes, (N, C, H, W); raise ValueError for another shape, type or range, or N < ``least``."""
-    shape = images.shape
-    if images.ndim == 3:
-        images = images[:, None]
-    elif images.ndim == 4 and not (shape[1] in CHANNELS and min(shape[2:]) >= LEAST_SIDE):
-        images = np.ascontiguousarray(np.moveaxis(images, 3, 1))
-    is_right = images.ndim == 4 and len(images) >= least and images.shape[1] in CHANNELS
-    is_right = is_right and min(images.shape[2:]) >= LEAST_SIDE
-    if not is_right or (images.dtype != np.uint8 and images.dtype.kind != "f"):
+    layouts = [images, np.moveaxis(images, -1, 1)] if images.ndim == 4 else [images[:, None]]
+    fitting = [
+        one
+        for one in layouts
+        if one.ndim == 4 and one.shape[1] in CHANNELS and min(one.shape[2:]) >= LEAST_SIDE
+    ]
+    is_known = images.dtype == np.uint8 or images.dtype.kind == "f"
+    if not fitting or not is_known or len(images) < least:
         raise ValueError(
-            f"images {shape} of {images.dtype}, must be (N, C, H, W) or (N, H, W, C), "
+            f"images {images.shape} of {images.dtype}, must be (N, C, H, W) or (N, H, W, C), "
             f"N >= {least}, C 1 to 4, H and W >= {LEAST_SIDE}, of uint8 or floats in [-1, 1]"
         )
+    images = np.ascontiguousarray(fitting[0])
     if images.dtype == np.uint8:
         return images
-    low, high = images.min(), images.max()
+    low = images.min()
+    high = images.max()
     if not (-1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
         raise ValueError(
             f"values from {low:g} to {high:g}, floats must be in [-1, 1] with some below 0; for "

@@ -1,40 +1,68 @@
-"""Distributions with unlimited draws: the Gaussian source and the sets of points.
+"""What all data sets have in common, and those with unlimited draws: the sets of points.
 
-Shapes: n points, D coordinates.
+Shapes: n points, N samples, D coordinates, *shape one sample.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-
-class Gaussian:
-    """Standard Gaussian mu0 of any shape."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-
-    def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        return torch.randn((n, *self.shape), generator=generator)
+from nsgf.config.schema import DataConfig
 
 
-@dataclass(frozen=True)
-class PointSet:
-    """A distribution of points."""
+class Target:
+    """The record of a data set. Other code asks it, and does not know which set it is."""
 
     name: str
     """``data.name``."""
+    shape: tuple[int, ...]
+    """Shape of one sample."""
+    uses: frozenset[str]
+    """Settings of the section ``data`` that have an effect, besides ``name``."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes; empty without labels."""
+    axes: tuple[str, ...] | None = None
+    """Names of the coordinates of own points; None for other sets."""
+
+    def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:
+        """Return the samples to train on, or those that are held out, in the units of the data,
+        (N, *shape); None: unlimited. ``seed``: of fake images. Raise UserError if files are missing
+        or damaged."""
+        return None
+
+    def labels(self, config: DataConfig, count: int, *, test: bool = False) -> Tensor:
+        """Return the classes of the ``count`` training or test samples, int64, (count,)."""
+        raise NotImplementedError(self.name)
+
+    def from_units(self, samples: Tensor) -> Tensor:
+        """Return samples in the units of the data as networks see them.  (N, *shape)"""
+        return samples
+
+    def in_units(self, samples: Tensor) -> Tensor:
+        """Return samples of networks in the units of the data.  (N, *shape)"""
+        return samples
+
+
+@dataclass(frozen=True)
+class PointSet(Target):
+    """A distribution of points."""
+
+    name: str
     draw: Callable[[int, torch.Generator], Tensor]
     """(n, generator) -> n independent points, float32, (n, D)."""
     shape: tuple[int, ...] = (2,)
-    """(D,)."""
-    uses: ClassVar[frozenset[str]] = frozenset({"source"})
-    """Settings of the section ``data`` that have an effect, besides ``name``."""
+    uses: frozenset[str] = frozenset({"source"})
+
+
+def gaussian(shape: tuple[int, ...]) -> PointSet:
+    """Return the standard Gaussian mu0."""
+    return PointSet(
+        "gaussian", lambda n, made_by: torch.randn((n, *shape), generator=made_by), shape
+    )
 
 
 TIMES = PointSet("times", lambda n, generator: torch.rand(n, generator=generator), ())

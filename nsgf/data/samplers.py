@@ -9,13 +9,11 @@ Shapes: n samples, *shape one sample.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsgf.data.images import to_unit_range
-from nsgf.data.points import TIMES, Gaussian, PointSet
+from nsgf.data.points import TIMES, PointSet
 from nsgf.system.seeding import make_generator
 
 BLOCK = 256
@@ -44,11 +42,12 @@ class Sampler(ABC):
 class PointSampler(Sampler):
     """Independent draws from a distribution."""
 
-    def __init__(self, distribution: Gaussian | PointSet, seed: int) -> None:
+    def __init__(self, distribution: PointSet, seed: int) -> None:
         self.shape = distribution.shape
         self._distribution = distribution
         self._seed = seed
-        self._page, self._page_number = torch.empty(0), -1
+        self._page = torch.empty(0)
+        self._page_number = -1
 
     def at(self, positions: range) -> Tensor:
         parts = []
@@ -67,54 +66,43 @@ class RowSampler(Sampler):
         self,
         rows: Tensor,
         seed: int,
+        convert: Callable[[Tensor], Tensor] = lambda rows: rows,
+        *,
+        flip: bool = False,
         chosen: Tensor | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """``rows``: (N, *shape), never changed; ``chosen``: indices of the rows to draw, int64,
+        """``rows``: (N, *shape), never changed; ``convert``: how networks see them; ``flip``:
+        whether half of them, images, are mirrored; ``chosen``: indices of the rows to draw, int64,
         (M,), None for all; ``check``: called before rows are read, raises if they have changed."""
         self.shape = tuple(rows.shape[1:])
-        self._rows, self._chosen = rows, chosen
+        self._rows = rows
+        self._convert = convert
+        self._flip = flip
+        self._chosen = torch.arange(len(rows)) if chosen is None else chosen
         self._check = check
-        self._count = len(rows) if chosen is None else len(chosen)
         self._seed = seed
-        self._order, self._coins = torch.empty(0, dtype=torch.long), torch.empty(0)
+        self._order = self._chosen
+        self._coins = torch.empty(0)
         self._epoch = -1
 
     def at(self, positions: range) -> Tensor:
-        return self._with_coins(positions)[0]
-
-    def _with_coins(self, positions: range) -> tuple[Tensor, Tensor]:
-        """Return the rows, (n, *shape), and for each a number from [0, 1), (n,)."""
-        indices, coins = [], []
-        for epoch, cut in pages(positions, self._count):
+        indices = []
+        coins = []
+        count = len(self._chosen)
+        for epoch, cut in pages(positions, count):
             if epoch != self._epoch:
                 generator = make_generator(self._seed, "epoch", epoch)
-                self._order = torch.randperm(self._count, generator=generator)
-                self._coins = torch.rand(self._count, generator=generator)
+                self._order = self._chosen[torch.randperm(count, generator=generator)]
+                self._coins = torch.rand(count, generator=generator)
                 self._epoch = epoch
             indices.append(self._order[cut])
             coins.append(self._coins[cut])
-        index = torch.cat(indices)
-        if self._chosen is not None:
-            index = self._chosen[index]
         self._check()
-        return self._rows[index], torch.cat(coins)
-
-
-class ImageSampler(RowSampler):
-    """Sample uint8 images, converted to floats in [-1, 1]."""
-
-    def __init__(self, images: Tensor, seed: int, *, flip: bool = False, **how: Any) -> None:
-        """``images``: uint8, (N, C, H, W); with ``flip`` half of them are mirrored; ``how``: as
-        :class:`RowSampler`."""
-        super().__init__(images, seed, **how)
-        self._flip = flip
-
-    def at(self, positions: range) -> Tensor:
-        images, coins = self._with_coins(positions)
-        batch = to_unit_range(images)
+        batch = self._convert(self._rows[torch.cat(indices)])
         if self._flip:
-            batch = torch.where((coins < 0.5).view(-1, 1, 1, 1), batch.flip(-1), batch)
+            is_mirrored = torch.cat(coins).view(-1, 1, 1, 1) < 0.5
+            batch = torch.where(is_mirrored, batch.flip(-1), batch)
         return batch
 
 
@@ -133,7 +121,8 @@ class ClassSampler(Sampler):
     def __init__(self, streams: Sequence[Sampler], run: int = 1) -> None:
         """``streams``: one for each class, with samples of one shape."""
         self.shape = streams[0].shape
-        self._streams, self._run = list(streams), run
+        self._streams = list(streams)
+        self._run = run
 
     def at(self, positions: range) -> Tensor:
         owners, places = class_labels(positions, len(self._streams), self._run).sort(stable=True)
@@ -150,28 +139,26 @@ class LabelDropout:
     """Drop labels at random, so that the network also learns to work without labels."""
 
     def __init__(self, classes: int, seed: int) -> None:
-        self._classes, self._coins = classes, PointSampler(TIMES, seed)
+        self._classes = classes
+        self._coins = PointSampler(TIMES, seed)
 
-    def at(self, positions: range) -> tuple[Tensor, ...]:
-        """Return labels of the samples at these positions, (n,), where sample i has class i mod K;
-        nothing without classes."""
+    def at(self, positions: range, labels: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the labels of the samples at these positions, (n,), each replaced by K, no class,
+        with probability DROPPED; which ones follows from seed and position. ``labels`` None: sample
+        i has class i mod K. Return nothing without classes."""
         if not self._classes:
             return ()
-        return (self(class_labels(positions, self._classes), positions),)
-
-    def __call__(self, labels: Tensor, positions: range) -> Tensor:
-        """Return the labels of the samples at these positions, each replaced by K, no class, with
-        probability DROPPED; which ones follows from seed and position.  (n,) -> (n,)"""
+        labels = class_labels(positions, self._classes) if labels is None else labels
         dropped = self._coins.at(positions) < DROPPED
-        return labels.masked_fill(dropped, self._classes)
+        return (labels.masked_fill(dropped, self._classes),)
 
 
 def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
     """Yield (number, slice) of the pages of ``size`` samples that together cover ``positions``,
     which are successive."""
-    start, n = positions.start, len(positions)
-    while n > 0:
+    start = positions.start
+    while start < positions.stop:
         page, offset = divmod(start, size)
-        count = min(n, size - offset)
-        yield page, slice(offset, offset + count)
-        start, n = start + count, n - count
+        end = min(size, offset + positions.stop - start)
+        yield page, slice(offset, end)
+        start += end - offset

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import MLPConfig
 
-FASTEST, SLOWEST = 25.0, 0.5
+FASTEST = 25.0
+SLOWEST = 0.5
 TIME_FEATURES = 32
 """Number of cosines and sines of t that are appended to the input."""
 HIDDEN_LAYERS = 3

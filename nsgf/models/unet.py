@@ -6,7 +6,7 @@ zero-initialised output layers; the class embedding is added to the time embeddi
 Shapes: B batch, C channels, H height, W width, E time embedding.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from nsgf.config.schema import UNetConfig
 from nsgf.models.mlp import time_features
 
 GROUPS = 32
-FASTEST, SLOWEST = 1000.0, 0.1
+FASTEST = 1000.0
+SLOWEST = 0.1
 
 
 def zero_init(layer: nn.Module) -> nn.Module:
@@ -25,6 +26,12 @@ def zero_init(layer: nn.Module) -> nn.Module:
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer
+
+
+def keep_type(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which autocast does not convert x of 16 bits to float32."""
+    is_short = x.dtype != torch.float32  # the meta device, where x has 32 bits, has no autocast
+    return torch.autocast(x.device.type, enabled=False) if is_short else nullcontext()
 
 
 class Norm(nn.GroupNorm):
@@ -41,14 +48,11 @@ class Norm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> the same shape and type."""
-        if x.dtype == self.weight.dtype:
-            return self._norm(x, self.weight, self.bias)
-        with torch.autocast(x.device.type, enabled=False):
-            return self._norm(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
-
-    def _norm(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        cudnn = torch.backends.cudnn.enabled
-        return torch.group_norm(x, self.num_groups, weight, bias, self.eps, cudnn)
+        weight = self.weight.to(x.dtype)
+        bias = self.bias.to(x.dtype)
+        with keep_type(x):
+            cudnn = torch.backends.cudnn.enabled
+            return torch.group_norm(x, GROUPS, weight, bias, self.eps, cudnn)
 
 
 class ResBlock(nn.Module):
@@ -135,9 +139,7 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, 2H, 2W)."""
-        # autocast would convert 16 bit to float32; the meta device has no autocast
-        short = x.dtype != torch.float32
-        with torch.autocast(x.device.type, enabled=False) if short else nullcontext():
+        with keep_type(x):
             x = functional.interpolate(x, scale_factor=2.0, mode="nearest")
         return self.conv(x)
 
@@ -164,58 +166,47 @@ class UNet(nn.Module):
         """
         super().__init__()
         image_channels, height, _ = image_shape
-        self.resolutions = [height >> level for level in range(len(config.mult))]
         self.checkpoint_activations = checkpoint_activations
         self.channels = config.channels
-        self.embedding = 4 * config.channels
+        embedding = 4 * config.channels
+        levels = range(len(config.mult))
+        attends = [height >> level in config.attention for level in levels]
+        sizes = [config.channels * mult for mult in config.mult]
         self.embed = nn.Sequential(
-            nn.Linear(config.channels, self.embedding),
+            nn.Linear(config.channels, embedding),
             nn.SiLU(),
-            nn.Linear(self.embedding, self.embedding),
+            nn.Linear(embedding, embedding),
         )
+        # encoder; `widths` of the skip connections, the stem first
         self.stem = nn.Conv2d(image_channels, config.channels, 3, padding=1)
-        self.down, widths = self._down_layers(config)
-        wide = config.channels * config.mult[-1]
+        self.down = nn.ModuleList()
+        widths = [config.channels]
+        for level in levels:
+            for _ in range(config.res_blocks):
+                layer = Stage(widths[-1], sizes[level], embedding, config, attends[level])
+                self.down.append(layer)
+                widths.append(sizes[level])
+            if level < levels[-1]:
+                self.down.append(Downsample(widths[-1]))
+                widths.append(widths[-1])
+        width = sizes[-1]
         self.middle = nn.ModuleList(
-            [Stage(wide, wide, self.embedding, config, attend) for attend in (True, False)]
+            [Stage(width, width, embedding, config, attend) for attend in (True, False)]
         )
-        self.up = self._up_layers(config, wide, widths)
-        width = config.channels * config.mult[0]
+        # decoder; each stage takes one skip connection
+        self.up = nn.ModuleList()
+        for level in reversed(levels):
+            for _ in range(config.res_blocks + 1):
+                inputs = width + widths.pop()
+                width = sizes[level]
+                self.up.append(Stage(inputs, width, embedding, config, attends[level]))
+            if level > 0:
+                self.up.append(Upsample(width))
         self.head = nn.Sequential(
             Norm(width), nn.SiLU(), zero_init(nn.Conv2d(width, image_channels, 3, padding=1))
         )
         # created last, so that the other initial weights do not depend on classes
-        self.classes = nn.Embedding(classes + 1, self.embedding) if classes else None
-
-    def _down_layers(self, config: UNetConfig) -> tuple[nn.ModuleList, list[int]]:
-        """Return the encoder's layers and the widths of the skip connections, the stem first."""
-        layers = nn.ModuleList()
-        width = config.channels
-        widths = [config.channels]
-        for level, mult in enumerate(config.mult):
-            attend = self.resolutions[level] in config.attention
-            for _ in range(config.res_blocks):
-                outputs = config.channels * mult
-                layers.append(Stage(width, outputs, self.embedding, config, attend))
-                width = outputs
-                widths.append(width)
-            if level < len(config.mult) - 1:
-                layers.append(Downsample(width))
-                widths.append(width)
-        return layers, widths
-
-    def _up_layers(self, config: UNetConfig, width: int, widths: list[int]) -> nn.ModuleList:
-        """Return the decoder's layers; each stage takes one skip connection."""
-        layers = nn.ModuleList()
-        for level in reversed(range(len(config.mult))):
-            attend = self.resolutions[level] in config.attention
-            for _ in range(config.res_blocks + 1):
-                outputs = config.channels * config.mult[level]
-                layers.append(Stage(width + widths.pop(), outputs, self.embedding, config, attend))
-                width = outputs
-            if level > 0:
-                layers.append(Upsample(width))
-        return layers
+        self.classes = nn.Embedding(classes + 1, embedding) if classes else None
 
     def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """x (B, C, H, W), t (B,) in [0, 1] -> velocity (B, C, H, W).

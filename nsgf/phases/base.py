@@ -67,8 +67,8 @@ class Phase(ABC):
             UserError: the run needs the caller's network, and ``own`` is None.
         """
         name = config.model.network
-        data = config.data
         if name is None:
+            data = config.data
             return velocity_network(config.model, data_shape(data), data_classes(data))
         if own is None:
             raise UserError(

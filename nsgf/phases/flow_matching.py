@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
-from nsgf.data import INDICES, Data, PointSampler, class_labels, data_classes
-from nsgf.data.points import Gaussian
+from nsgf.data import INDICES, Data, PointSampler, class_labels, data_classes, gaussian
 from nsgf.method import line_pairs
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.lines import LineTask, NSFTask, Pairs, Transport, load_euler_steps
@@ -48,7 +47,7 @@ class PeerTask(LineTask):
         super().__init__(model, pairs, seed, classes)
         self._is_bridge = config.method == "sbcfm"
         self._sigma = 0.0 if config.method == "rf" else config.sigma
-        self._noise = PointSampler(Gaussian(shape), derive_seed(seed, "noise"))
+        self._noise = PointSampler(gaussian(shape), derive_seed(seed, "noise"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return X0, X1 (B, *shape), t (B,), noise (B, *shape), and labels (B,) if there are

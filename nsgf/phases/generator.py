@@ -1,18 +1,23 @@
 """Phase ``generator``: G(z) = g(z, 0) or z + g(z, 0), from noise to data with one network call.
 
     x = G(z)                                       generated samples
-    V = T(x -> y) - T(x -> x')                     their velocity in the Sinkhorn flow
+    V(x) = T(x -> y) - T(x -> x')                  their velocity in the Sinkhorn flow
     loss = mean |x - stopgrad(x + V)|^2            in units of the mean cost between x and y
 
 The velocity of NSGF trains a network that samples with one call (W-Flow, arXiv 2605.11755; drifting
-models, arXiv 2602.04770).
+models, arXiv 2602.04770). T are barycentric maps of entropic plans: from generated samples x to
+real samples y, and to generated samples x' from other noise. The plan from x to itself would mostly
+pair each particle with itself. Then T(x -> x) would be x, and V would pull particles to local means
+of the data. y and x' are both independent of x, so the errors of the two maps are alike and cancel.
 
 With ``data.conditional`` sample i of a batch is in group i mod (K + 1), and transport stays within
 each group: samples with label c < K move to real samples of class c, and samples with label K (no
 class) to real samples of all classes. So guidance needs no label dropout.
 
-Shapes: B batch, M real samples per batch, G groups, *shape one sample.
+Shapes: B batch or problems, N generated and M real samples, G groups, *shape one sample.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +27,61 @@ from nsgf.data import Data, class_labels, data_classes
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
-from nsgf.sinkhorn.drift import Drift, mean_cost
+from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.task import Batch, NetworkCall, Session, Task
+
+
+class Drift:
+    """Compute V for B independent problems; each half of the samples is the x' of the other half.
+
+    The unit of the blurs is the square root of the mean cost between x and y, which changes while a
+    network learns. V is averaged over the blurs.
+    """
+
+    def __init__(self, blurs: Sequence[float], tolerance: float) -> None:
+        self._solvers = [BatchedSolver(blur, tolerance) for blur in blurs]
+        self.reports = [solver.report for solver in self._solvers]
+        """Solver reports, one for each blur."""
+
+    @torch.no_grad()
+    def velocity(self, made: Tensor, real: Tensor) -> Tensor:
+        """Return V (B, N, *shape), float32, for generated samples (B, N, *shape) and real samples
+        (B, M, *shape); 0 for the last sample if N is odd. Raise ValueError if samples are not
+        finite, or a blur is too small for float32."""
+        unit = mean_cost(made, real).sqrt()
+        # (2B, N/2, *shape): all first halves, then all second halves
+        x, y = (
+            torch.cat((each.float() / unit)[:, : each.shape[1] // 2 * 2].chunk(2, dim=1))
+            for each in (made, real)
+        )
+        other = x.roll(len(x) // 2, dims=0)
+        total = torch.zeros_like(x)
+        for solver in self._solvers:
+            # each velocity is T minus the projection of x on itself; the projections cancel
+            if y.shape == x.shape:  # all problems at once
+                both = solver.velocity(torch.cat([x, x]), torch.cat([y, other]))
+                to_y, to_x = both.chunk(2)
+            else:
+                to_y = solver.velocity(x, y)
+                to_x = solver.velocity(x, other)
+            total += (to_y - to_x).view(x.shape)
+        halves = (total * (unit / len(self._solvers))).chunk(2)
+        velocity = torch.zeros_like(made, dtype=torch.float32)
+        velocity[:, : 2 * x.shape[1]] = torch.cat(halves, dim=1)
+        return velocity
+
+
+def mean_cost(x: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of 1/2 |x - y|^2 over all pairs of x (B, N, *shape) and y (B, M, *shape), a
+    scalar; 1 if that is 0."""
+    origin = y.mean((0, 1))
+    flat = [(cloud - origin).flatten(2).float() for cloud in (x, y)]
+    squares = flat[0].square().sum(2).mean() + flat[1].square().sum(2).mean()
+    products = (flat[0].mean(1) * flat[1].mean(1)).sum(1).mean()
+    cost = (squares / 2 - products).clamp_min(0)
+    return torch.where(cost > 0, cost, torch.ones_like(cost))
 
 
 class GeneratorTask(Task):
@@ -104,10 +160,9 @@ class Generator(Phase):
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
             if count and (count % unit if groups > 1 else count < unit):
                 raise UserError(
-                    f"generator.{key} = {count}: must be "
-                    f"{'a multiple of' if groups > 1 else '>='} {unit}: two halves, for "
-                    f"{groups - 1} classes and for no class, in each of {world.size} processes; "
-                    f"the nearest is {nearest_multiple(count, unit)}"
+                    f"generator.{key} = {count}: must be {unit} or a multiple of it: two halves, "
+                    f"for {groups - 1} classes and for no class, in each of {world.size} "
+                    f"processes; the nearest is {nearest_multiple(count, unit)}"
                 )
         return "", 0
 

@@ -6,6 +6,7 @@ Shapes: B batch, *shape one sample.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -15,8 +16,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
-from nsgf.models import OwnNetwork, time_network
-from nsgf.models.affine import AffineStartNetwork
+from nsgf.models import AffineStartNetwork, OwnNetwork, time_network
 from nsgf.phases.base import Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -38,6 +38,7 @@ Transport = Callable[..., Tensor]
 """Maps starts (n, *shape), and labels (n,) if there are classes, to ends (n, *shape); no grad."""
 
 
+@dataclass
 class Pairs:
     """Pairs of starts X0 and ends X1: independent, or optimally paired on ``device`` within groups
     of ``group`` successive samples, and with K classes within each class of a group.
@@ -46,40 +47,32 @@ class Pairs:
     paired as a whole.
     """
 
-    def __init__(
-        self,
-        source: Sampler,
-        target: Sampler,
-        device: torch.device,
-        group: int | None = None,
-        classes: int = 0,
-    ) -> None:
-        self._source = source
-        self._target = target
-        self._device = device
-        self._group = group
-        self._classes = classes or 1
-        self._number = -1
-        self._paired = torch.empty(0), torch.empty(0)
+    source: Sampler
+    target: Sampler
+    device: torch.device
+    group: int | None = None
+    classes: int = 0
+    _number: int = -1
+    _paired: Any = None
+    """Number and pairs of the last group: batches visit groups in order."""
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
         """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
-        if self._group is None:
-            return self._source.at(positions), self._target.at(positions)
-        starts = []
-        ends = []
-        for number, cut in pages(positions, self._group):
-            if number != self._number:  # keep the last group: batches visit groups in order
-                whole = range(number * self._group, (number + 1) * self._group)
-                start, end = (s.at(whole).to(self._device) for s in (self._source, self._target))
-                for own in range(min(self._classes, self._group)):
-                    rows = slice(own, None, self._classes)  # samples of one class
+        if self.group is None:
+            return self.source.at(positions), self.target.at(positions)
+        parts = []
+        for number, cut in pages(positions, self.group):
+            if number != self._number:
+                whole = range(number * self.group, (number + 1) * self.group)
+                start, end = (s.at(whole).to(self.device) for s in (self.source, self.target))
+                for own in range(min(self.classes or 1, self.group)):
+                    rows = slice(own, None, self.classes or 1)  # samples of one class
                     end[rows] = end[rows][optimal_pairs(start[rows], end[rows])]
                 self._paired = start, end
                 self._number = number
-            starts.append(self._paired[0][cut])
-            ends.append(self._paired[1][cut])
-        return torch.cat(starts), torch.cat(ends)
+            parts.append([each[cut] for each in self._paired])
+        starts, ends = map(torch.cat, zip(*parts, strict=True))
+        return starts, ends
 
 
 class LineTask(Task):

@@ -42,7 +42,7 @@ class NSGFTask(Task):
         if self._labels is None:
             return pairs
         labels = self._labels.index_select(0, self.pool.particles(indices))
-        return *pairs, self._dropout(labels, positions)
+        return *pairs, *self._dropout.at(positions, labels)
 
     def batch(self, *drawn: Tensor) -> Batch:
         x, v, t, *labels = drawn

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from nsgf.config.schema import Config
-from nsgf.pool.trajectories import matching_header, positions_files
+from nsgf.pool.trajectories import POSITIONS, matching_header
 from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn import FLOWS
 from nsgf.system.distributed import World
@@ -19,15 +19,17 @@ MEMORY_SHARE = 0.85
 """Share of the free memory that pool and solver may take; the rest is for networks and batches."""
 DISK_SHARE = 0.95
 """Share of the free disk space that a pool may take; the rest is for checkpoints."""
-BUILD_BYTES, BUILD_BYTES_CUDA = 80 * 10**6, 4 * 10**9
-"""Memory for flows simulated together: about the caches of a CPU; more on a graphics card."""
+BUILD_BYTES = 80 * 10**6
+"""Memory for flows simulated together on a CPU: about its caches."""
+BUILD_BYTES_CUDA = 4 * 10**9
+"""Memory for flows simulated together on a graphics card."""
 BUILD_SHARE_CUDA = 0.25
-"""Largest share of the graphics card's memory that they may take."""
+"""Largest share of the graphics card's memory that flows simulated together may take."""
 SHARED_BY = 12
 """On a CPU, the number of groups of flows is a multiple of it, so the parts of 2, 3, 4, 6 or 12
 processes divide no group."""
-CLOUDS, MATRICES = 10, 10
-"""Number of clouds and matrices that one flow allocates: 1.4 to 2 times the measured peak."""
+ALLOCATED = 10
+"""Number of clouds, and of matrices, that a flow allocates: 1.4 to 2 times the measured peak."""
 
 
 class PoolPlan(NamedTuple):
@@ -58,7 +60,7 @@ def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
     m = config.sinkhorn.targets
     matrix = FLOWS[config.flow.kind].matrix_entries(n, m)
     positions = 2 * (config.flow.steps + 1)  # the computed positions and a converted copy
-    return 4 * ((positions * n + CLOUDS * max(n, m)) * math.prod(shape) + MATRICES * matrix)
+    return 4 * ((positions * n + ALLOCATED * max(n, m)) * math.prod(shape) + ALLOCATED * matrix)
 
 
 def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) -> list[range]:
@@ -111,7 +113,7 @@ def plan_pool(
         )
     taken = 0
     if on_disk := config.pool.storage == "disk":
-        taken = sum(file.stat().st_size for file in positions_files(run.pool)) if run else 0
+        taken = sum(file.stat().st_size for file in run.pool.rglob(POSITIONS)) if run else 0
         free = free_disk_bytes(run.path if run else Path(config.out_dir).expanduser())
         budget = generous = int(DISK_SHARE * free) + taken
         free += taken
@@ -135,10 +137,9 @@ def plan_pool(
             f"free {place}; use {fitting}, a smaller {suggest('sinkhorn.batch_size')}, or in a run "
             f"{suggest('pool.storage', 'disk')}"
         )
-    m = config.sinkhorn.target_batch
     text = (
-        f"{config.pool.num_batches} flows of {config.sinkhorn.batch_size} particles"
-        f"{f' against {m} targets' if m else ''}, {config.flow.steps} steps each, {needed:,} bytes "
+        f"{config.pool.num_batches} flows of {config.sinkhorn.batch_size} particles against "
+        f"{config.sinkhorn.targets} targets, {config.flow.steps} steps each, {needed:,} bytes "
         f"({format_bytes(needed)}) of {format_bytes(free)} of {place} free, {dtype}"
     )
     return PoolPlan(dtype, max(0, needed - taken) if on_disk else 0, text)

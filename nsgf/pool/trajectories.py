@@ -35,6 +35,8 @@ from nsgf.system.errors import UserError, cause, suggest
 from nsgf.system.files import COUNT, fields, load_object, write_text
 
 FORMAT = 1
+POSITIONS = "positions.bin"
+"""Name of the file with the positions of a pool, or of a process's part."""
 SECTIONS = ("seed", "data", "sinkhorn", "flow")
 """Sections of the configuration that determine the values of a pool."""
 SAVE_SECONDS = 5.0
@@ -136,7 +138,7 @@ class PoolFile:
         """
         self._header = header
         self._folder = folder
-        file = folder / "positions.bin"
+        file = folder / POSITIONS
         dtype: torch.dtype = getattr(torch, header.dtype)
         nbytes = flows * math.prod(shape) * dtype.itemsize
         if not header.checksums:
@@ -172,16 +174,11 @@ class PoolFile:
         return f"{zlib.crc32(self._bytes[index]):08x}"
 
 
-def positions_files(folder: Path) -> list[Path]:
-    """Return all files of positions below a run's pool folder, one for each process."""
-    return list(folder.rglob("positions.bin"))
-
-
 def drop_positions(folder: Path) -> int:
     """Remove the positions of the pools in ``folder``, and return the number of freed bytes. Keep
     the headers without checksums, so that a pool that is built again here has the same values."""
     freed = 0
-    for file in positions_files(folder):
+    for file in list(folder.rglob(POSITIONS)):  # one for each process
         if header := read_header(file.parent):
             header.checksums = []
             write_header(file.parent, header)

@@ -61,37 +61,53 @@ def generate(
     shown: dict[str, Any] = {}
     size = sampler.config.sampling.batch_size
     cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
-    # identifies weights, settings and noise of a batch file
-    origin = f"{folder.parent.name}/{folder.name} {_fingerprint(sampler)}" if folder else ""
-    for number in range(len(cuts)) if folder and world.is_main else ():
-        batch = store.find(folder / f"{number}.pt", dict, lambda _: None)  # type: ignore[operator]
-        if batch and batch.pop("origin", None) == f"{origin} {number}":
-            done[number] = batch
+    # batches of an earlier command with the same weights, settings and noise
+    origin = ""
+    if folder:
+        digest = hashlib.sha256(json.dumps(versions()).encode())
+        for leg in sampler.legs:
+            if isinstance(leg.network, InferenceNetwork):
+                for name, tensor in leg.network.state_dict().items():
+                    digest.update(name.encode())
+                    content = tensor.cpu().flatten().view(torch.uint8)  # numpy has no bfloat16
+                    digest.update(content.numpy())
+        origin = f"{folder.parent.name}/{folder.name} {digest.hexdigest()}"
+        for number in range(len(cuts)) if world.is_main else ():
+            batch = store.find(folder / f"{number}.pt", dict, lambda _: None)
+            if batch and batch.pop("origin", None) == f"{origin} {number}":
+                done[number] = batch
     if done:
         show(f"sample: {len(done)} of {len(cuts)} batches are reused from an earlier command")
+    # each process draws its share of the others
     missing = world.agree([number for number in range(len(cuts)) if number not in done])
     own = missing[world.rank :: world.size]
     for number in count_progress(own, "sample", "batch") if progress and world.is_main else own:
         if world.size > 1 and stop.reason:
             raise UserError(f"sampling: {stop.reason}; repeat the command")
         cut = cuts[number]
-        how = {"keep_path": True} if path and number == 0 else {}
-        part = sampler(source.at(cut).to(device), sampler.labels(cut), **how)
-        if part.path:
-            shown |= {"path": [x[:path].cpu() for x in part.path], "marks": part.marks}
-        floats = None if keep is None else max(0, keep - cut.start)
-        pixels = None if keep is None else to_bytes(part.x)
-        tensors = {"x": part.x[:floats], "tau": part.tau, "labels": part.labels, "pixels": pixels}
-        done[number] = {
-            "finite": part.x.isfinite().all().cpu(),
+        has_path = path > 0 and number == 0
+        part = sampler(source.at(cut).to(device), sampler.labels(cut), keep_path=has_path)
+        if has_path:
+            shown = {"path": [x[:path].cpu() for x in part.path], "marks": part.marks}
+        tensors = {
+            "x": part.x,
+            "tau": part.tau,
+            "labels": part.labels,
+            "finite": part.x.isfinite().all(),
             "evaluations": torch.tensor(part.nfe * len(part.x), dtype=torch.float64),
-            **{name: each.cpu().clone() for name, each in tensors.items() if each is not None},
+        }
+        if keep is not None:
+            tensors["x"] = part.x[: max(0, keep - cut.start)]
+            tensors["pixels"] = to_bytes(part.x)
+        done[number] = {
+            name: each.cpu().clone() for name, each in tensors.items() if each is not None
         }
         if folder:
             kept = {"origin": f"{origin} {number}", **done[number]}
             if not store.keep(folder / f"{number}.pt", kept):
                 show("an interruption would lose all samples")
                 folder = None
+    # all batches together
     for others in world.gather({} if world.is_main else done):
         done |= others
     if not world.is_main:
@@ -116,14 +132,3 @@ def batch_folder(
     wanted = [settings, config.evaluation.num_samples, keep, device.type]
     digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode())
     return samples / f".drawn-{digest.hexdigest()[:16]}"
-
-
-def _fingerprint(sampler: FlowSampler) -> str:
-    """Return the SHA-256 of the package versions and of the networks' weights after casting."""
-    digest = hashlib.sha256(json.dumps(versions()).encode())
-    for leg in sampler.legs:
-        if isinstance(leg.network, InferenceNetwork):
-            for name, tensor in leg.network.state_dict().items():
-                digest.update(name.encode())
-                digest.update(tensor.cpu().flatten().view(torch.uint8).numpy())  # numpy has no bf16
-    return digest.hexdigest()

@@ -278,10 +278,18 @@ class FlowSampler:
         Raises:
             UserError: the labels are not valid, or the networks take no classes.
         """
-        if labels is not None:
-            labels = _checked_labels(self.config, labels, len(x)).to(x.device)
-        elif (labels := self.labels(range(len(x)))) is not None:
-            labels = labels.to(x.device)
+        count = len(x)
+        usual = self.labels(range(count))
+        if usual is None:
+            if labels is not None:
+                raise UserError("labels: have no effect without data.conditional; leave them out")
+        else:
+            labels = usual if labels is None else torch.as_tensor(labels)
+            classes = data_classes(self.config.data)
+            known = torch.arange(classes, device=labels.device)
+            if labels.shape != (count,) or not torch.isin(labels, known).all():
+                raise UserError(f"labels: must be {count} whole numbers from 0 to {classes - 1}")
+            labels = labels.long().to(x.device)
         samples = Samples(x=x, nfe=0, labels=labels)
         evaluations = 0
         if keep_path:
@@ -293,7 +301,7 @@ class FlowSampler:
             evaluations += leg.evaluations - before
             new = len(samples.path) - len(samples.marks)
             samples.marks += [f"{leg.title} {step}/{new}" for step in range(1, new + 1)]
-        samples.nfe = evaluations / len(x)
+        samples.nfe = evaluations / count
         return samples
 
     def labels(self, positions: range) -> Tensor | None:
@@ -325,18 +333,6 @@ class FlowSampler:
         """Number of network calls per sample; None if it varies (dopri5, ``omega``)."""
         calls = [leg.expected_calls for leg in self.legs]
         return None if None in calls else sum(calls)  # type: ignore[arg-type]
-
-
-def _checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
-    """Return labels as int64, (count,). Raise UserError if they are not ``count`` valid classes."""
-    classes = data_classes(config.data)
-    labels = torch.as_tensor(labels)
-    if not classes:
-        raise UserError("labels: have no effect without data.conditional; leave them out")
-    known = torch.arange(classes, device=labels.device)
-    if labels.shape != (count,) or not torch.isin(labels, known).all():
-        raise UserError(f"labels: must be {count} whole numbers from 0 to {classes - 1}")
-    return labels.long()
 
 
 def calls_per_velocity(config: Config) -> int:

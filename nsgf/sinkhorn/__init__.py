@@ -1,16 +1,80 @@
 """Flows of empirical measures, and their velocities.
 
-``base`` states the conventions and the base class of flows. ``batched`` is the solver of every
-shipped configuration, ``geomloss`` a reference that uses automatic differentiation, ``energy`` the
-flow of another distance.
+``base`` states the conventions and the base class of flows; ``batched`` is the solver of every
+shipped configuration. Here are two short flows: one by geomloss, a reference that uses automatic
+differentiation, and one of another distance; and the table of all flows.
+
+Shapes: B flows, N particles x, M targets y, D coordinates.
 """
 
 from typing import Any
 
-from nsgf.sinkhorn.base import Flow, SolverReport
+import torch
+from torch import Tensor
+
+from nsgf.sinkhorn.base import Flow, SolverReport, box_diameter
 from nsgf.sinkhorn.batched import BatchedSolver
-from nsgf.sinkhorn.energy import EnergyFlow
-from nsgf.sinkhorn.geomloss import GeomlossSolver
+
+
+class EnergyFlow(Flow):
+    """The flow of the energy distance, which has no transport problem to solve.
+
+        E(x, y) = mean |x_i - y_j| - 1/2 mean |x_i - x_k| - 1/2 mean |y_j - y_l|
+        v_i = -N grad_{x_i} E
+            = mean_j (y_j - x_i) / |y_j - x_i| - mean_k (x_k - x_i) / |x_k - x_i|
+
+    Each mean of unit vectors is at most 1 long, however far the targets are: choose the step sizes
+    in units of the data. Pairs of equal points add 0.
+    """
+
+    title = "energy-distance gradient flow"
+    method = "the gradient flow of the energy distance, in place of the Sinkhorn divergence of "
+
+    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        return _mean_direction(x, y) - _mean_direction(x, x)
+
+
+def _mean_direction(x: Tensor, y: Tensor) -> Tensor:
+    """Return the mean unit vector from each point of x (B, N, D) to the points of y (B, M, D)."""
+    distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    weights = torch.where(distances > 0, 1 / distances, 0.0) / y.shape[1]
+    return weights @ y - weights.sum(2, keepdim=True) * x
+
+
+class GeomlossSolver(Flow):
+    """The Sinkhorn flow as in the paper: one pair of clouds at a time, annealed to the blur.
+
+    v = -grad sum(F), where F = f_xy - f_xx is the debiased potential on x.
+    """
+
+    title = "Sinkhorn gradient flow by geomloss"
+    uses = ("blur", "scaling")
+    arrives = True
+
+    def __init__(self, blur: float, scaling: float) -> None:
+        """``scaling``: ratio of successive blurs while annealing."""
+        super().__init__()
+        from geomloss import SamplesLoss
+
+        self._text = f"{self.title} with blur {blur:g} and scaling {scaling:g}"
+        settings = {"blur": blur, "scaling": scaling}
+        self._loss = SamplesLoss("sinkhorn", potentials=True, backend="tensorized", **settings)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        velocity = torch.zeros_like(x)
+        for particles, targets, out in zip(x.detach(), y.detach(), velocity, strict=True):
+            self.report.solves += 1
+            if box_diameter(particles, targets) > 0:  # else all points are equal
+                with torch.enable_grad():
+                    own = particles.requires_grad_()
+                    potential, _ = self._loss(own, targets)
+                    (gradient,) = torch.autograd.grad(potential.sum(), own)
+                out.copy_(-gradient)
+        return velocity
+
 
 FLOWS: dict[str, type[Flow]] = {
     "sinkhorn": BatchedSolver,

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.system.errors import UserError, name_setting, one_line
+from nsgf.system.errors import UserError, name_setting
 
 Array = Tensor | np.ndarray[Any, Any]
 """Points that a caller of the Python functions may pass."""
@@ -97,26 +97,26 @@ class Flow(ABC):
         return Particles(self, x, y)
 
 
+@dataclass
 class Particles:
     """The particles of B flows on their way. A flow may keep more, to start its next solve."""
 
-    def __init__(self, flow: Flow, x: Tensor, y: Tensor) -> None:
-        self._flow = flow
-        self._x = x
-        self._y = y
+    flow: Flow
+    x: Tensor
+    y: Tensor
 
     def move(self, eta: float) -> Tensor:
         """Move the particles to X + eta v(X), and return these positions.  (B, N, D)"""
-        self._x = self._x + eta * self._flow.velocity(self._x, self._y)
-        return self._x
+        self.x = self.x + eta * self.flow.velocity(self.x, self.y)
+        return self.x
 
 
 def to_tensor(name: str, points: Array) -> Tensor:
-    """Return the argument ``name`` as a tensor. Raise UserError if it holds no numbers."""
+    """Return the argument ``name`` as a tensor. Raise UserError if it has masked values."""
     try:
         return points if isinstance(points, Tensor) else torch.tensor(to_array(points))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{name}: must be a tensor or an array ({one_line(error)})") from error
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
 
 
 def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
@@ -152,15 +152,6 @@ def refuse_masks(values: Any) -> None:
             refuse_masks(part)
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         raise ValueError("has masked values; leave them out, or pass x.filled(VALUE)")
-
-
-@contextmanager
-def as_user_error() -> Iterator[None]:
-    """Context in which a ValueError becomes a UserError, for arguments of public functions."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -32,12 +32,16 @@ TOLERANCE = 5e-4
 """Largest L1 error of a plan's marginals."""
 MAX_ITERATIONS = 2000
 """Number of updates after which an unconverged solve stops."""
-OMEGA, OMEGA_MAX = 1.5, 1.95
-"""Over-relaxation at the start of a solve, and its largest value when progress is slow."""
+OMEGA = 1.5
+"""Over-relaxation at the start of a solve."""
+OMEGA_MAX = 1.95
+"""Largest over-relaxation, when progress is slow."""
 CARRIED = 0.95
 """Part of omega - 1 with which the next step of a flow starts. In a solve, omega never falls."""
-ANNEALING_RATIO, ANNEALING_UPDATES = 10.0, 2
-"""Ratio of successive eps while annealing, and number of updates at each eps."""
+ANNEALING_RATIO = 10.0
+"""Ratio of successive eps while annealing."""
+ANNEALING_UPDATES = 2
+"""Number of updates at each eps while annealing."""
 TINY = 1e-30
 """Lower bound of an error when it is a divisor."""
 FINEST = 0.01
@@ -124,14 +128,29 @@ class BatchedSolver(Flow):
         self_potential, self_error = clouds.start_step()
         norm_x = clouds.norm_x
         norm_y = clouds.norm_y
-        self._check_precision(norm_x, norm_y)
+        # 1/2 |x - y|^2 must not overflow
+        largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
+        if not largest <= FLOAT32_LIMIT:  # also true for nan, after an overflow of distances
+            raise ValueError(
+                f"{name_setting('sinkhorn.blur', self.blur)} is too small for float32: cost / "
+                f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
+            )
         live = list(range(len(norm_y)))
         if start is None:
+            # a few updates with falling eps; the first one is near the spread of C
             spread = (2 * (norm_x.mean(1) + norm_y.mean(1))).tolist()  # the mean of y is 0
-            h, iterations = self._annealed(clouds, spread)
+            stages = [int(math.log(max(each, 1.0), ANNEALING_RATIO)) for each in spread]
+            h = -norm_y
+            for stage in range(max(stages), 0, -1):
+                at = [k for k, most in enumerate(stages) if most >= stage]
+                plan = clouds.plan(h, at, ANNEALING_RATIO**-stage)
+                plan.update([OMEGA for _ in at], ANNEALING_UPDATES)
+                h = with_some(h, at, plan.absorbed())
+            iterations = [most * ANNEALING_UPDATES for most in stages]
             goal = [self._tolerance for _ in live]
             omega = [OMEGA for _ in live]
         else:
+            # the guess of the step before
             h = start.g - norm_y
             iterations = [0 for _ in live]
             goal = [self._goal(speed) for speed in start.speed]
@@ -139,6 +158,7 @@ class BatchedSolver(Flow):
         error = list(goal)
         speed = list(goal)
         needed = list(goal)
+        # updates until each flow has its tolerance
         plan = clouds.plan(h, live)
         while live:  # each pass adds iterations, so that it ends even if an error is nan
             before = plan.error
@@ -171,27 +191,6 @@ class BatchedSolver(Flow):
     def _goal(self, speed: float) -> float:
         """Return the tolerance for particles of this speed."""
         return self._tolerance * min(max(speed, FINEST), 1.0)
-
-    def _check_precision(self, norm_x: Tensor, norm_y: Tensor) -> None:
-        """Raise ValueError if points of 1/2 |x|^2 (B, N), 1/2 |y|^2 (B, M) may overflow float32."""
-        largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
-        if not largest <= FLOAT32_LIMIT:  # also true for nan, after an overflow of distances
-            raise ValueError(
-                f"{name_setting('sinkhorn.blur', self.blur)} is too small for float32: cost / "
-                f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
-            )
-
-    def _annealed(self, clouds: Clouds, spread: list[float]) -> tuple[Tensor, list[int]]:
-        """Return a first h (B, M) from updates with falling eps, and their number for each flow.
-        The first eps is near the spread of C."""
-        h = -clouds.norm_y
-        stages = [int(math.log(max(s, 1.0), ANNEALING_RATIO)) for s in spread]
-        for stage in range(max(stages), 0, -1):
-            live = [k for k, most in enumerate(stages) if most >= stage]
-            plan = clouds.plan(h, live, ANNEALING_RATIO**-stage)
-            plan.update([OMEGA for _ in live], ANNEALING_UPDATES)
-            h = with_some(h, live, plan.absorbed())
-        return h, [most * ANNEALING_UPDATES for most in stages]
 
 
 class WarmParticles(Particles):

@@ -16,8 +16,11 @@ LARGEST_PLAN = 2**28
 """Number of entries of a plan (N, M) or (N, N) above which it is computed in blocks: 1 GB."""
 BLOCK = 2**20
 """Number of entries of a block: 4 MB, so that it stays in the cache."""
-STEEPEST, LOWEST, HIGHEST = 2.3, -60.0, 80.0
-"""Largest change of a logarithm before over-relaxation; range of exponents of float32."""
+STEEPEST = 2.3
+"""Largest change of a logarithm before over-relaxation."""
+LOWEST = -60.0
+HIGHEST = 80.0
+"""Range of exponents of float32."""
 
 
 def clouds_of(x: Tensor, y: Tensor, steps: int = 1) -> Clouds:

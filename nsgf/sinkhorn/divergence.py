@@ -21,7 +21,6 @@ from nsgf.sinkhorn.base import (
     Array,
     SolverReport,
     as_clouds,
-    as_user_error,
     box_diameter,
     half_squared_distances,
     positive_number,
@@ -165,8 +164,10 @@ def _checked(
         )
     dtype = torch.promote_types(torch.promote_types(given.dtype, y.dtype), torch.float32)
     both = (given, y) if BATCHED[y.ndim] else (given.unsqueeze(0), y.unsqueeze(0))
-    with as_user_error():
+    try:
         x, y = as_clouds(*both, dtype)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     origin = y.detach().mean(1, keepdim=True)
     x = x - origin
     y = y - origin

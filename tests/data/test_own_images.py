@@ -262,7 +262,7 @@ def test_images_that_do_not_fit_into_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "available_bytes", lambda: 20 * 3 * 64)
     read_images(config)
     monkeypatch.setattr(module, "available_bytes", lambda: 20 * 3 * 64 - 1)
-    with pytest.raises(UserError, match=r"^data\.size = 8: "):
+    with pytest.raises(UserError, match=r"^data\.size = 8"):
         read_images(config)
 
 
@@ -432,7 +432,7 @@ def test_a_held_out_part_of_a_mapped_array_must_fit_into_memory(tmp_path, monkey
     data = Data(config, 0)
     assert (data.count, data.measured().count) == (24, 16)
     monkeypatch.setattr(module, "available_bytes", lambda: 100)
-    with pytest.raises(UserError, match=r"data\.held_out = 0\.4: .*use 0"):
+    with pytest.raises(UserError, match=r"data\.held_out = 0\.4: .*hold out 0"):
         Data(config, 0)
     assert Data(replace(config, held_out=0.0), 0).count == 40
 

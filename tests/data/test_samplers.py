@@ -10,22 +10,26 @@ from nsgf.data import (
     TIMES,
     ClassSampler,
     Data,
-    ImageSampler,
     LabelDropout,
     PointSampler,
     RowSampler,
     class_labels,
+    gaussian,
 )
 from nsgf.data.images import ImageSet, to_unit_range
-from nsgf.data.points import Gaussian
 from nsgf.data.samplers import DROPPED
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
+
+def image_sampler(images, seed, **how) -> RowSampler:
+    return RowSampler(images, seed, to_unit_range, **how)
+
+
 IMAGES = torch.arange(160).to(torch.uint8).view(40, 1, 2, 2)
 STREAMS = [
-    lambda seed=3: PointSampler(Gaussian((2,)), seed),
-    lambda seed=3: ImageSampler(IMAGES, seed, flip=True),
+    lambda seed=3: PointSampler(gaussian((2,)), seed),
+    lambda seed=3: image_sampler(IMAGES, seed, flip=True),
 ]
 
 
@@ -40,7 +44,7 @@ def numbers(batch: torch.Tensor) -> list[int]:
 
 def test_epoch_is_without_replacement_and_the_next_is_shuffled_anew():
     """Also where a batch begins in one epoch and ends in the next."""
-    sampler = ImageSampler(numbered(50), seed=0)
+    sampler = image_sampler(numbered(50), seed=0)
     stream = numbers(torch.cat([sampler.sample(n) for n in (20, 60, 70)]))
     epochs = [stream[:50], stream[50:100], stream[100:]]
     for epoch in epochs:
@@ -50,7 +54,7 @@ def test_epoch_is_without_replacement_and_the_next_is_shuffled_anew():
 
 def test_order_of_images_is_that_of_earlier_versions():
     """Runs of the same seed stay comparable."""
-    sampler = ImageSampler(numbered(50), seed=7)
+    sampler = image_sampler(numbered(50), seed=7)
     assert numbers(sampler.at(range(6))) == [20, 27, 45, 1, 44, 33]
     assert numbers(sampler.at(range(50, 56))) == [42, 1, 5, 22, 24, 46]
 
@@ -79,7 +83,7 @@ def test_times_and_indices_fill_their_range(law, low, high):
 def flips(epochs: int, count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers of the images of some epochs, and whether each was mirrored: (epochs, count)."""
     images = torch.stack([torch.arange(count), torch.full((count,), 255)], dim=-1)
-    sampler = ImageSampler(images.to(torch.uint8).view(count, 1, 1, 2), seed=0, flip=True)
+    sampler = image_sampler(images.to(torch.uint8).view(count, 1, 1, 2), seed=0, flip=True)
     levels = ((sampler.sample(epochs * count).flatten(1) + 1) * 127.5).round()
     return levels.amin(1).long().view(epochs, count), (levels[:, 0] == 255).view(epochs, count)
 
@@ -104,7 +108,7 @@ def test_rows_come_as_they_are_and_in_the_order_of_images():
     rows = torch.arange(50.0, dtype=torch.float64).view(-1, 1).expand(-1, 3).contiguous()
     drawn = RowSampler(rows, seed=7).at(range(60))
     assert drawn.dtype == torch.float64
-    assert drawn[:, 2].int().tolist() == numbers(ImageSampler(numbered(50), seed=7).at(range(60)))
+    assert drawn[:, 2].int().tolist() == numbers(image_sampler(numbered(50), seed=7).at(range(60)))
     assert sorted(drawn[:50, 0].tolist()) == list(range(50))
 
 
@@ -113,12 +117,12 @@ def test_rows_come_as_they_are_and_in_the_order_of_images():
 TOLD = replace(shipped("digits/onecall").data, conditional=True)
 
 
-def streams(classes: int = 3, count: int = 7) -> list[ImageSampler]:
+def streams(classes: int = 3, count: int = 7) -> list[RowSampler]:
     """Images of one pixel, 100 c + 0 .. count - 1 in class c."""
     images = torch.cat([100 * c + torch.arange(count) for c in range(classes)]).to(torch.uint8)
     numbered = images.view(-1, 1, 1, 1)
     rows = torch.arange(len(images)).view(classes, count)
-    return [ImageSampler(numbered, c, chosen=own) for c, own in enumerate(rows)]
+    return [image_sampler(numbered, c, chosen=own) for c, own in enumerate(rows)]
 
 
 @pytest.mark.parametrize("run", [1, 4, 5])
@@ -163,10 +167,10 @@ def test_class_without_images_is_one_line(monkeypatch):
 
 def test_labels_are_left_out_by_seed_and_position():
     labels = class_labels(range(4000), 10)
-    kept = LabelDropout(10, 0)(labels, range(4000))
+    (kept,) = LabelDropout(10, 0).at(range(4000), labels)
     dropped = kept == 10
     assert torch.equal(kept[~dropped], labels[~dropped])
     assert float(dropped.float().mean()) == pytest.approx(DROPPED, abs=0.02)
-    again = LabelDropout(10, 0)(labels[100:120], range(100, 120))
+    (again,) = LabelDropout(10, 0).at(range(100, 120), labels[100:120])
     assert torch.equal(again, kept[100:120])
-    assert not torch.equal(LabelDropout(10, 1)(labels, range(4000)), kept)
+    assert not torch.equal(LabelDropout(10, 1).at(range(4000), labels)[0], kept)

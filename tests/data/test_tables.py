@@ -26,7 +26,8 @@ LONG = pd.DataFrame({"id": 2**63 + np.arange(20, dtype="u8"), "part": np.arange(
 
 
 def read(file: Path, **how) -> tuple[np.ndarray, tuple[str, ...]]:
-    return read_table(DataConfig(name="points", path=str(file), **how))
+    table = read_table(DataConfig(name="points", path=str(file), **how))
+    return table.values, tuple(table.names)
 
 
 def refused(file: Path, **how) -> str:

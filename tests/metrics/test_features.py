@@ -291,7 +291,7 @@ def test_at_most_as_many_samples_are_measured_as_the_floor_has(
 
 def test_random_images_are_compared_with_random_images(tmp_path):
     config = replace(CONFIG, name="mnist", fake=True)  # whose files are not there
-    fake = DATA_SETS["mnist"].fake_images(torch.Generator().manual_seed(0))
+    fake = DATA_SETS["mnist"].load(config, 0)
     metrics = FeatureMetrics(Pixels(), config, fake, tmp_path, CPU, lambda _: None)
     assert metrics.about == "256 training images of mnist"
 

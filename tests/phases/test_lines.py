@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import ClassSampler, Data, ImageSampler, PointSampler, class_labels
-from nsgf.data.points import Gaussian
+from nsgf.data import ClassSampler, Data, PointSampler, RowSampler, class_labels, gaussian
+from nsgf.data.images import to_unit_range
 from nsgf.phases import get_phase
 from nsgf.phases.lines import (
     CachedStarts,
@@ -33,7 +33,7 @@ class Constant(PointSampler):
     """A sampler whose every sample is one value."""
 
     def __init__(self, value: float) -> None:
-        super().__init__(Gaussian((2,)), 0)
+        super().__init__(gaussian((2,)), 0)
         self.value = value
 
     def at(self, positions):
@@ -97,7 +97,7 @@ def test_batches_of_all_tasks_depend_only_on_positions():
     pool.append(torch.randn(10, 3, 2))
 
     def tasks():
-        both = PointSampler(Gaussian((1, 2, 2)), 0), ImageSampler(images, 1, flip=True)
+        both = PointSampler(gaussian((1, 2, 2)), 0), RowSampler(images, 1, to_unit_range, flip=True)
         return (NSGFTask(nn.Identity(), pool, 0), line(*both), line(*both, kind=TimePredictorTask))
 
     for one, other in zip(tasks(), tasks(), strict=True):
@@ -119,7 +119,7 @@ class Walk:
 
 
 def cached(walk: Walk, kept: int | None, classes: int = 0) -> CachedStarts:
-    return CachedStarts(PointSampler(Gaussian((2,)), 0), walk, CPU, kept, classes)
+    return CachedStarts(PointSampler(gaussian((2,)), 0), walk, CPU, kept, classes)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_starts_are_computed_each_time_or_once_and_repeated():
     moved = line(cached(walk, None))
     for _ in range(2):  # without a number always new ones
         start, _, _ = moved.draw(range(16))
-        torch.testing.assert_close(start, PointSampler(Gaussian((2,)), 0).at(range(16)) + 100)
+        torch.testing.assert_close(start, PointSampler(gaussian((2,)), 0).at(range(16)) + 100)
     assert walk.calls == [16, 16]
     walk = Walk()
     starts = cached(walk, 300)
@@ -213,7 +213,7 @@ def test_starts_that_do_not_fit_into_memory_are_refused(tiny, monkeypatch):
 
 
 def sampler(seed: int) -> PointSampler:
-    return PointSampler(Gaussian((1, 2, 2)), seed)
+    return PointSampler(gaussian((1, 2, 2)), seed)
 
 
 def pairs(**options) -> Pairs:

@@ -27,7 +27,7 @@ def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
     flags += ("--pool.build_batch=3", "--flow.schedule=harmonic", "--sinkhorn.target_batch=6")
     config = shipped("digits", *flags, "--phases=[nsgf]")
     data = Data(config.data, 0)
-    data.images = (25 * data.labels).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    data._samples = (25 * data.labels).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     ends, labels = [], []
     for rank in range(size):
         run = RunFolder(tmp_path / f"{rank}")

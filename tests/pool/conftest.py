@@ -87,7 +87,7 @@ def build(
     ``lines`` takes what is logged. A folder is needed where a test looks at it, or builds twice.
     """
     data = Data(config.data, config.seed)
-    with TemporaryDirectory() as somewhere, patch("nsgf.pool.build.build_flow") as make:
+    with TemporaryDirectory() as somewhere, patch("nsgf.pool.build_flow") as make:
         make.return_value = solver or HalfWay()
         path = folder.parent if folder else Path(somewhere)
         run = RunFolder(path.parent if world and folder else path)

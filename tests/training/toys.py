@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import TrainConfig
-from nsgf.data import PointSampler
-from nsgf.data.points import Gaussian
+from nsgf.data import PointSampler, gaussian
 from nsgf.training.state import TrainState
 from nsgf.training.task import Batch, Task
 
@@ -40,7 +39,7 @@ class Quadratic(Task):
 
     def __init__(self, dropout: float = 0.0) -> None:
         self.model = Scale(dropout)
-        self.noise = PointSampler(Gaussian((1,)), seed=0)
+        self.noise = PointSampler(gaussian((1,)), seed=0)
         self.drawn: list[range] = []
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:

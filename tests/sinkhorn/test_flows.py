@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from nsgf.method import run_flow
-from nsgf.sinkhorn.energy import EnergyFlow
+from nsgf.sinkhorn import EnergyFlow
 
 
 def velocity(x: Tensor, y: Tensor) -> Tensor:
