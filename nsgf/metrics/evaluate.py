@@ -22,7 +22,7 @@ from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import Samples, StraightFlow
-from nsgf.system.distributed import World
+from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError
 from nsgf.system.files import ensure_writable, write_text
 from nsgf.system.hardware import pick_device
@@ -37,7 +37,7 @@ NEAREST = 2048
 
 
 def evaluate_run(
-    config: Config, run: RunFolder, log: Callable[[str], None] = show, world: World | None = None
+    config: Config, run: RunFolder, log: Callable[[str], None] = show, world: World = ALONE
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write ``metrics.json``, part by part.
 
@@ -47,7 +47,7 @@ def evaluate_run(
     Args:
         config: the run's settings, changed by those of this command. If ``out_dir`` does not hold
             the run, which may be read-only, the file goes to ``OUT_DIR/RUN``.
-        world: processes that sample together, of which the first measures; None: only this one.
+        world: processes that sample together, of which the first measures.
 
     Returns:
         The file and its content; the content is empty except in the first process.
@@ -58,7 +58,6 @@ def evaluate_run(
     """
     if config.sampling.label is not None:
         raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
-    world = world or World()
     log = log if world.is_main else lambda _: None
     folder, evaluation = ensure_writable(results_folder(config, run)), config.evaluation
     if is_image_set(config.data.name) and evaluation.features != "none":

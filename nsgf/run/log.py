@@ -115,9 +115,8 @@ def read_costs(folder: Path) -> dict[str, Cost]:
     found: dict[str, Cost] = {}
     steps: dict[str, int] = {}
     kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}
-    for phase, step, speed, peak, prepared in read_lines(
-        folder / "costs.jsonl", **kinds, prepare_seconds=float
-    ):
+    kinds["prepare_seconds"] = float
+    for phase, step, speed, peak, prepared in read_lines(folder / "costs.jsonl", **kinds):
         if speed <= 0:
             continue
         seconds = (step - steps.get(phase, 0)) / speed

@@ -160,7 +160,9 @@ class ExportedRun(SharedRun):
             if its.get(name) != (own := ours.get(name)):
                 problem = f"{name} is {its.get(name, 'missing')}, not {own or 'expected'}"
                 raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
-        if not is_finite(state):  # after the check of dtypes: torch cannot compare 8-bit floats
+        if not is_finite(
+            {phase.name: state}
+        ):  # after the check of dtypes: torch cannot compare 8-bit floats
             raise UserError(f"{file}: has values that are not finite")
         model = restored_network(phase, config, state, device, self.network)
         return TrainedNetwork(model, str(self._updates.get(phase.name)), config.train.precision)
