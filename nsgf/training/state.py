@@ -97,13 +97,13 @@ class TrainState:
             buffers = "forward_sync_buffers"
             if buffers not in signature(DistributedDataParallel).parameters:
                 buffers = "broadcast_buffers"  # its name before torch 2.14
-            self._shared = DistributedDataParallel(
+            network = self._shared = DistributedDataParallel(
                 network,
                 device_ids=[self.device] if self.device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
                 **{buffers: False},  # type: ignore[arg-type]  # an affine map is constant, and large
             )
-        self._network: Callable[..., Tensor] = self._shared or network
+        self._network: Callable[..., Tensor] = network
         self._parameters: list[Tensor] = list(self.model.parameters())
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
         self.adam = Adam(self._parameters, lr=self.config.lr, fused=True)
