@@ -34,7 +34,8 @@ def preflight(
         yield f"ok data: {f'{data.count} samples of ' if data.count else ''}{config.data.name}"
 
     def plan_sessions() -> Iterator[str]:
-        hours, seconds = session_hours - min(RESERVE_HOURS, session_hours / 10), 0.0
+        hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
+        seconds = 0.0
         for line, needed in try_phases(config, device):
             seconds += needed
             yield line

@@ -48,7 +48,8 @@ class RunFolder:
     """The caller's network for a run with ``model.network``; no file holds it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path = path.absolute()  # a caller may change the working directory
+        path = path.absolute()  # a caller may change the working directory
+        self.path = path
         self.config_file = path / "config.yaml"
         self.pool = path / "pool"
         self.samples = path / "samples"
@@ -131,7 +132,8 @@ def phase_stem(phase: PhaseName) -> str:
 def results_folder(config: Config, run: RunFolder) -> Path:
     """Return the folder for a run's results: the run folder, or ``OUT_DIR/RUN`` if the run lies
     elsewhere. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
-    home, out = run.path.resolve(), Path(config.out_dir).expanduser()
+    home = run.path.resolve()
+    out = Path(config.out_dir).expanduser()
     if run.results_name:
         return out / run.results_name
     parents = {home.parent, run.path.parent.resolve()}  # these differ for a link
@@ -248,10 +250,9 @@ def _commit(checkout: Path) -> str | None:
     if not (checkout / ".git").exists():
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+    command.append("--exclude=*")
     try:
-        done = subprocess.run(
-            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True
-        )
+        said = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
         return None
-    return done.stdout.strip()
+    return said.strip()

@@ -132,21 +132,8 @@ class PhaseLoop:
                 self.log(f"compiled in {time.perf_counter() - started:.1f} s")
                 batches = chain([batch], loaded)
             while not (stopping := session.should_stop()) and state.step < total:
-                # queue an update
-                try:
-                    with torch.profiler.record_function("sample"):
-                        batch = next(batches)
-                    outcome = state.update(batch)
-                except UserError:  # the data have changed, or the card is full
-                    self._save_once()
-                    raise
-                except torch.cuda.OutOfMemoryError as error:
-                    raise UserError(
-                        f"{self.name}: out of memory on the card at step {state.step + 1}, where "
-                        "splitting the batch does not help; try a smaller "
-                        f"{suggest('optim.batch_size')}"
-                    ) from error
-                # read the result of the previous one, which has finished
+                # queue an update, then read the result of the previous one, which has finished
+                outcome = self._update(batches)
                 self._settle(pending, progress)
                 pending = outcome
                 # records and checkpoints
@@ -170,6 +157,21 @@ class PhaseLoop:
         self._save_once()
         if stopping and state.step < total:  # otherwise the next phase raises Stopped
             raise Stopped(f"{self.name}: step {state.step} of {total}")
+
+    def _update(self, batches: Iterator[Batch]) -> PendingStats:
+        """Queue the next update."""
+        try:
+            with torch.profiler.record_function("sample"):
+                batch = next(batches)
+            return self.state.update(batch)
+        except UserError:  # the data have changed, or the card is full
+            self._save_once()
+            raise
+        except torch.cuda.OutOfMemoryError as error:
+            raise UserError(
+                f"{self.name}: out of memory on the card at step {self.state.step + 1}, where "
+                f"splitting the batch does not help; try a smaller {suggest('optim.batch_size')}"
+            ) from error
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
         """Read the result of a queued update; raise UserError after too many skipped updates."""
@@ -259,7 +261,7 @@ class PhaseLoop:
                 f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr in a new run, or "
                 "train longer: the loss scale of fp16 needs some updates to settle"
             )
-        if not all(map(checkpoint.is_finite, content.values())):
+        if not checkpoint.is_finite(content):
             kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"
             raise UserError(
                 f"{self.name}: the weights are not finite after step {step}; {kept} is kept; try a "
