@@ -74,7 +74,7 @@ def read_rows(file: Path) -> list[Row]:
         for line in lines:
             facts = [kind(text) for kind, text in zip(KINDS, line, strict=False)]
             found = map(float, line[len(COLUMNS) :])
-            rows.append(Row(*facts, dict(zip(names, found, strict=True))))
+            rows.append(Row._make([*facts, dict(zip(names, found, strict=True))]))
         return rows
     except OSError as error:
         raise UserError(f"{file}: {cause(error)}") from error
