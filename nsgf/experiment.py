@@ -30,7 +30,6 @@ from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
-from nsgf.run.session import OnLog, Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.trackers import open_tracker, require_tracker
 from nsgf.samples import show_preview
@@ -47,6 +46,7 @@ from nsgf.system.hardware import (
 from nsgf.system.output import format_bytes, format_hours, silence
 from nsgf.training.loop import fit
 from nsgf.training.precision import compiled_folder, pick_precision, prepare_environment
+from nsgf.training.task import OnLog, Session
 
 UPDATES = 6
 """Number of updates with which a phase is tried; the loss scale of fp16 needs a few to settle."""
@@ -75,7 +75,7 @@ def train(
         world: the processes that train together; None: only this one.
         stop: ends training early; None: only ``train.max_hours`` does.
         network: the caller's, for a run with ``model.network``.
-        on_log: see :class:`nsgf.run.session.Session`.
+        on_log: see :class:`nsgf.training.task.Session`.
 
     Raises:
         Stopped: training was stopped by ``stop``, after a checkpoint; names the run folder.
@@ -129,7 +129,7 @@ def train(
         for phase in get_phases(config.phases):  # a killed run may have skipped this
             if phase.name not in names:
                 phase.clean(session)
-        log.sort(config.phases)
+        log.tidy(config.phases)
         try:
             if data:
                 for phase in get_phases(names):
@@ -155,7 +155,7 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     del task  # frees its data
     phase.clean(session)
     release_memory(session.device)
-    log.sort(session.config.phases)
+    log.tidy(session.config.phases)
     log.write(f"{phase.name}: done, {file}")
     show_preview(session, data, phase)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from nsgf.comparison import SETTINGS, TABLE, read_rows
 from nsgf.config.settings import build
 from nsgf.report import last_loss, progress_of
-from nsgf.run.folder import RunFolder
-from nsgf.run.foreign import check_links
+from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
 from nsgf.system.errors import UserError, cause, one_line

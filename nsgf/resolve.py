@@ -177,7 +177,7 @@ def _find_run(
     if command in WITHOUT_RUN or "compare" in options or is_new:
         return None
     from nsgf.checks import check_values
-    from nsgf.run.newest import newest_run
+    from nsgf.run.folder import newest_run
     from nsgf.share import open_run
 
     if "run" in options:
@@ -206,7 +206,7 @@ def _settings_of_run(
 ) -> Layer:
     """Return the settings and facts of a run below those of --config FILE, ``on_top``, without
     those that its file may not decide. Raise UserError if ``given`` settings do not fit the run."""
-    from nsgf.run.foreign import drop_unsafe_settings
+    from nsgf.run.folder import drop_unsafe_settings
 
     saved, by_user = spread_optim(run.read_settings()), {**on_top, **given}
     for key, wanted in (("exp", by_user.get("exp")), ("method", given.get("method"))):

@@ -40,13 +40,13 @@ from nsgf.plots.samples import (
     words_of_calls,
 )
 from nsgf.run.folder import RunFolder, phase_stem, results_folder
-from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
 from nsgf.system.hardware import pick_device, release_memory
+from nsgf.training.task import Session
 
 PATH_SAMPLES = 8
 POINT_SAMPLES = 2048

@@ -1,3 +1,23 @@
-"""The version of the package, below everything that names it."""
+"""The versions of the package and of those that it uses."""
+
+import functools
+import platform
 
 __version__ = "0.1.0"
+
+PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
+"""Packages that affect results; their versions are recorded."""
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of all packages that affect results; every checkpoint stores them."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"nsgf": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found

@@ -33,7 +33,7 @@ from nsgf.plots.samples import save_figure
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import format_bytes
-from nsgf.system.versions import versions
+from nsgf.version import versions
 
 DOWNLOADED = ("mnist", "cifar10")
 """Data sets that are replaced by random images unless a folder has them."""

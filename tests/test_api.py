@@ -231,7 +231,7 @@ def test_lines_of_the_readme_run(tmp_path, monkeypatch):
     """As they stand there, with fewer updates."""
     text = (Path(__file__).parents[1] / "README.md").read_text()
     blocks = re.findall(r"(?:^    .*\n|^\n)+", text, re.MULTILINE)
-    (code,) = (block for block in blocks if "import nsgf" in block)
+    code = "".join(block for block in blocks if "import nsgf" in block or "matcher" in block)
     train = nsgf.train
 
     def short_train(x, iterations):
@@ -242,4 +242,5 @@ def test_lines_of_the_readme_run(tmp_path, monkeypatch):
     names: dict[str, torch.Tensor] = {}
     exec(textwrap.dedent(code), names)
     assert names["points"].shape == (64, 2)
+    assert names["ut"].shape == names["x"].shape
     assert (tmp_path / "my-model" / "config.json").exists()

@@ -16,7 +16,7 @@ from nsgf.data.points import moons
 from nsgf.pool import build_pool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
+from nsgf.training.task import Session
 from tests.conftest import shipped
 from tests.pool.conftest import CPU, HalfWay
 

@@ -26,9 +26,9 @@ from nsgf.pool import build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.system.errors import UserError
 from nsgf.training.precision import BFLOAT16_CHECKS
+from nsgf.training.task import Session
 
 
 def with_phases(config: Config, count: int) -> Config:

@@ -166,6 +166,9 @@ def test_data_may_be_a_place_and_the_first_argument(tmp_path, monkeypatch):
     for place in ("own.npy", Path("own.npy"), "points.npz"):
         other = nsgf.train(place, out_dir="runs", overrides=SMALL, iterations=2, quiet=True)
         assert torch.equal(ours.sample(9, seed=0), other.sample(9, seed=0))
+    np.savez("two.npz", x=POINTS, y=LABELS)
+    by_key = train("runs", {"data.key": "x"}, data="two.npz", iterations=2)
+    assert torch.equal(ours.sample(9, seed=0), by_key.sample(9, seed=0))
     for how in ({"data": "own.npz"}, {"exp": "images", "data": "faces"}):
         run = train("runs", {"data.size": 8}, **how)
         assert (run.shape, run.config.exp) == ((1, 8, 8), "images")
@@ -208,7 +211,7 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"exp": "2d", "labels": [1]}, "labels: "),
         ({"data": POINTS.log()}, "data: row 1, coordinate 1"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
-        ({"data": PIXELS[..., :3]}, "data: .*shape"),
+        ({"data": PIXELS[..., :3]}, r"data: .*8, 3\)"),
         ({"data": PIXELS.repeat(5, 1)}, "data: .*C 1 to 4"),
         ({"data": PIXELS.astype(int)}, "data: .*int64"),
         ({"data": FLOATS * 1.002}, "data: .*-1.00.* to 1.00"),

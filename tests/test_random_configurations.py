@@ -9,7 +9,7 @@ import pytest
 import nsgf
 from nsgf.cli import main
 from nsgf.cli.arguments import parse
-from nsgf.run.newest import newest_run
+from nsgf.run.folder import newest_run
 from nsgf.system.errors import UserError
 from nsgf.system.files import parse_object
 

@@ -17,10 +17,9 @@ from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.config.files import from_arguments
 from nsgf.resolve import resolve
 from nsgf.run.stop import stop_of_caller
-from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError
 from nsgf.system.output import show, silence
-from nsgf.system.seeding import keep_random_numbers
+from nsgf.system.seeding import from_python, keep_random_numbers
 
 
 class Compared(NamedTuple):

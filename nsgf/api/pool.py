@@ -15,10 +15,9 @@ from nsgf.pool import PoolBatch, TrajectoryPool, flow_groups, plan_pool
 from nsgf.pool.build import simulate
 from nsgf.sinkhorn import build_flow
 from nsgf.sinkhorn.base import Array, positive_number, to_tensor
-from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError, naming
 from nsgf.system.hardware import device_name, pick_device
-from nsgf.system.seeding import derive_seed, make_generator
+from nsgf.system.seeding import derive_seed, make_generator, torch_defaults
 
 Draw = Callable[[int, torch.Generator], Array]
 

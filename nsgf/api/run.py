@@ -34,11 +34,10 @@ from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
 from nsgf.share import export_run, find_folder, open_run
 from nsgf.sinkhorn.base import to_array
-from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, write_text
 from nsgf.system.hardware import device_name, pick_device
-from nsgf.system.seeding import keep_random_numbers, make_generator
+from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
 """Names of a first argument that show that a network takes the time before x."""

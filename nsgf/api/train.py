@@ -30,12 +30,11 @@ from nsgf.models import OwnNetwork
 from nsgf.resolve import Request, resolve
 from nsgf.run.stop import stop_of_caller
 from nsgf.sinkhorn.base import refuse_masks, to_array
-from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, sync_folder
 from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.output import show, silence
-from nsgf.system.seeding import keep_random_numbers
+from nsgf.system.seeding import from_python, keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any] | str | PathLike[str]
 """Points or images, or the path of a file or folder that holds them."""
@@ -85,7 +84,7 @@ def train(
         data: a tensor, array or DataFrame (pandas, polars, pyarrow) of points (N, D) in any units,
             or images (N, C, H, W), uint8 or floats in [-1, 1], which become bytes; a torch data set
             with a length, of such samples or of pairs (sample, label); or the path of a folder of
-            images or of a file, as for ``data.path``. Data that are no path are written once into
+            images or of a file, as for ``data.path``. Data that are no path are written into
             ``OUT_DIR/.data``.
         labels: the class of each image, (N,), numbers from 0 on or names. The run has classes then.
         network: a module whose ``forward(x, t)``, with classes ``forward(x, t, labels)``, returns a
@@ -146,7 +145,8 @@ def train(
 
     place = pick_device(wanted.config.device)
     cards = [place] if place.type == "cuda" else []
-    on_log, stdout = call_back if callback else None, sys.stdout
+    on_log = None if callback is None else call_back
+    stdout = sys.stdout
     with silence() if quiet else nullcontext(), keep_random_numbers(cards):
         if network is not None:
             check_network(network, wanted.config, place)
@@ -180,11 +180,12 @@ def request_with_data(
 ) -> Request:
     """Return the request of a command on data. Samples are written to
     ``OUT_DIR/.data/NAME-CHECKSUM.npz``, which a refused request does not leave."""
+    base = read_experiment(files["config"]).settings if "config" in files else {}
     if isinstance(data, str | PathLike):
         if labels is not None:
             raise UserError("labels: belong to samples; the folder or file of data has the classes")
         path = expand_path("data", data)
-        kind = settings.get("exp") or _kind_of_data(path)
+        kind = settings.get("exp") or _kind_of_data(path, {**base, **settings}.get("data.key"))
         own = {} if "run" in files else _own_layer(kind, files, settings)
         return resolve(command, {**own, "data.path": str(path), **settings}, files)
     arrays, digest = _arrays(data, labels), hashlib.sha256()
@@ -193,7 +194,6 @@ def request_with_data(
     name, resumed = next(iter(arrays)), files.get("run")
     own = _own_layer(name, files, settings)
     own |= {} if resumed else {"data.conditional": "labels" in arrays}
-    base = read_experiment(files["config"]).settings if "config" in files else {}
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
@@ -220,13 +220,14 @@ def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
     return {"data.name": name} | ({} if files else {"exp": name})
 
 
-def _kind_of_data(path: Path) -> str:
-    """Return ``images`` or ``points`` by what is at a path. Whoever reads it checks the rest."""
+def _kind_of_data(path: Path, key: str | None) -> str:
+    """Return ``images`` or ``points`` by what is at a path; ``key``: ``data.key``. Whoever reads it
+    checks the rest."""
     is_image = path.is_dir() or not path.suffix
     if path.suffix.lower() in ARRAYS:
         is_image = True  # also several arrays, such as images with labels
         with suppress(Exception):  # numpy raises many types for damaged files
-            array, *_ = load_arrays(DataConfig(name="points", path=str(path)))
+            array, *_ = load_arrays(DataConfig(name="points", path=str(path), key=key))
             is_image = array.ndim > 2
     return "images" if is_image else "points"
 

@@ -120,7 +120,7 @@ def _resume_command(folder: Path, processes: int, tracker: str) -> str:
     --run as short for its --run-path. ``--tracker`` is repeated, because a run's saved settings
     may not start a service.
     """
-    from nsgf.run.foreign import IN_FOLDER
+    from nsgf.run.folder import IN_FOLDER
 
     runner = "python -m nsgf"
     if processes > 1:

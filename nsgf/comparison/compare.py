@@ -30,8 +30,7 @@ from nsgf.metrics.measures import Measure, keys_of, name_of, without_classes
 from nsgf.phases import get_phase
 from nsgf.report import trained_updates
 from nsgf.run.checkpoint import read_good_header, restore_previous
-from nsgf.run.folder import RunFolder
-from nsgf.run.foreign import check_links
+from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, lock_folder, wait_for_lock
 from nsgf.run.log import read_costs
 from nsgf.run.stop import Stopped, StopRequest

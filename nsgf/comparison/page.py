@@ -28,8 +28,7 @@ from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report import progress_of
 from nsgf.report.page import Album, write_page
-from nsgf.run.folder import RunFolder, results_folder
-from nsgf.run.foreign import check_links
+from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.system.errors import UserError
 from nsgf.system.files import read_object
 

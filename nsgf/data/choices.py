@@ -3,7 +3,6 @@
 The rules are described in docs/own-data.md. Settings of files and flags win.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from nsgf.config.schema import Config
@@ -38,7 +37,7 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     data = config.data
     found, notes = (read_found(data), ()) if data.found else INSPECTORS[data.name](data)
     samples = len(split_rows(data, found.samples)[0])
-    choose: Callable[..., dict[str, Any]] = for_points if len(found.shape) == 1 else for_images
+    choose: Any = for_points if len(found.shape) == 1 else for_images
     chosen = {
         key: value
         for key, value in choose(samples, *found.shape).items()

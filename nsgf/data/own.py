@@ -197,7 +197,13 @@ def _read_points(config: DataConfig) -> Table:
                 f"ending in {', '.join(SUFFIXES)}; save a table as .csv, or name a folder of "
                 f"images with {suggest('exp', 'images')}"
             )
-        table = _read_array(config) if suffix in ARRAYS else read_file(file, config.header)
+        if suffix in ARRAYS:
+            array = load_arrays(config)[0]
+            names = column_names(array.dtype.names or [""] * math.prod(array.shape[1:]))
+            array = structured_to_unstructured(array) if array.dtype.names else array
+            table = Table(array.astype(np.float64, casting="same_kind"), names)
+        else:
+            table = read_file(file, config.header)
         shape = table.values.shape
         if len(shape) != 2 or shape[0] < LEAST or not shape[1]:
             raise ValueError(
@@ -249,11 +255,3 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
             raise ValueError(f"say {suggest('data.key', 'NAME')}, one of {known}")
         beginning = keys[0][: keys[0].rfind("_") + 1]
         return content[keys[0]], content.get(f"{beginning}labels")
-
-
-def _read_array(config: DataConfig) -> Table:
-    """Read a table of numbers from :func:`load_arrays`, perhaps with names as fields."""
-    array = load_arrays(config)[0]
-    names = column_names(array.dtype.names or [""] * math.prod(array.shape[1:]))
-    array = structured_to_unstructured(array) if array.dtype.names else array
-    return Table(array.astype(np.float64, casting="same_kind"), names)

@@ -80,8 +80,11 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
     if frame.shape[1] != len(first):
         raise ValueError(f"{len(first)} cells in the first row, {frame.shape[1]} in the second")
 
+    begin = top + (row.count("\n") + 1 if header else 0)
+
     def place(number: int) -> str:
-        return f"line {top + frame[:number].to_csv(header=header and first).count(chr(10))}"
+        texts = frame[:number].select_dtypes(exclude="number")  # may have cells of several lines
+        return f"line {begin + texts.to_csv(header=False).count(chr(10))}"
 
     return Table(to_numbers(frame), names, place, f"data: first row taken as {what}")
 

@@ -19,8 +19,7 @@ from nsgf.metrics.distances import nearest_images, require_neighbours
 from nsgf.metrics.features import FeatureMetrics, FeatureNetwork, ImageNet, Inception
 from nsgf.metrics.measures import Measure, Space, compute, is_measure, measures_in
 from nsgf.phases import load_sampler
-from nsgf.run.folder import RunFolder, results_folder
-from nsgf.run.foreign import check_links
+from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import Samples, StraightFlow
@@ -30,7 +29,7 @@ from nsgf.system.files import ensure_writable, write_text
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show
 from nsgf.system.seeding import make_generator
-from nsgf.system.versions import versions
+from nsgf.version import versions
 
 LEAST_OF_CLASS = 10
 """Smallest number of samples of each class with which ``compare`` measures each class."""

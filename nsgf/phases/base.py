@@ -13,11 +13,10 @@ from nsgf.data import Data, data_classes, data_shape
 from nsgf.models import OwnNetwork, make_own, velocity_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed, keep_random_numbers
-from nsgf.training.task import Task
+from nsgf.training.task import Session, Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
 """Settings that affect training samples but are not used in sampling."""

@@ -28,10 +28,9 @@ from nsgf.method import line_pairs
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.lines import LineTask, NSFTask, Pairs, Transport, load_euler_steps
 from nsgf.run.progress import count_progress
-from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.seeding import derive_seed
-from nsgf.training.task import Batch, Task
+from nsgf.training.task import Batch, Session, Task
 
 
 class PeerTask(LineTask):

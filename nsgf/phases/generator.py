@@ -22,11 +22,10 @@ from nsgf.data import Data, class_labels, data_classes
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
-from nsgf.run.session import Session
 from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.task import Batch, NetworkCall, Task
+from nsgf.training.task import Batch, NetworkCall, Session, Task
 
 
 class GeneratorTask(Task):

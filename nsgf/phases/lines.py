@@ -20,7 +20,6 @@ from nsgf.models.affine import AffineStartNetwork
 from nsgf.phases.base import Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
-from nsgf.run.session import Session
 from nsgf.sampling.sampler import InferenceNetwork
 from nsgf.sinkhorn import FLOWS
 from nsgf.sinkhorn.exact import optimal_pairs
@@ -30,7 +29,7 @@ from nsgf.system.hardware import available_bytes
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import supported_precision
-from nsgf.training.task import Batch, Task
+from nsgf.training.task import Batch, Session, Task
 
 MOMENT_SAMPLES = 65_536
 """Largest number of samples from which the moments of the data are computed."""

@@ -11,12 +11,11 @@ from nsgf.phases.base import Phase, starting_network
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool
 from nsgf.pool.trajectories import drop_positions
 from nsgf.run.folder import RunFolder
-from nsgf.run.session import Session
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.hardware import release_memory
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
-from nsgf.training.task import Batch, Task
+from nsgf.training.task import Batch, Session, Task
 
 
 class NSGFTask(Task):

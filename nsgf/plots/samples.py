@@ -364,12 +364,12 @@ def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> Non
 def _show_samples(panel: Any, x: Tensor, target: Tensor, color: str, label: str = "") -> None:
     """Draw images (N, C, H, W) as a grid, or points (N, D) by their first two coordinates, larger
     if they have a label; of points on a line the share in each of the target's bins."""
-    how = {"color": color, "label": label}
+    how: dict[str, Any] = {"color": color, "label": label}
     if x.ndim == 4:
         show_grid(panel, x)
     elif x.shape[1] > 1:
         panel.scatter(*x[:, :2].numpy().T, s=3 if label else 1, **how)
     else:
-        place = (float(target.min()), float(target.max()))
+        how["range"] = (float(target.min()), float(target.max()))
         shares = torch.full_like(x, 1 / len(x)).numpy()
-        panel.hist(x.numpy(), BINS, place, weights=shares, histtype="step", **how)
+        panel.hist(x.numpy(), bins=BINS, weights=shares, histtype="step", **how)

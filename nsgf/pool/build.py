@@ -19,11 +19,11 @@ from nsgf.pool.trajectories import (
     matching_header,
     write_header,
 )
-from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn import Flow, SolverReport, build_flow
 from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
 from nsgf.system.hardware import release_memory
+from nsgf.training.task import Session
 
 
 def build_pool(session: Session, source: Sampler, target: Sampler) -> TrajectoryPool:

@@ -22,9 +22,9 @@ def curves(run: RunFolder) -> dict[str, list[tuple[int, float, float]]]:
 
 
 def last_loss(run: RunFolder) -> float | None:
-    """Return the loss in the last line of the records, without reading the others."""
-    newest = read_lines(run.path / "metrics.jsonl", True, **RECORD)
-    return next((loss for _, _, loss, _ in newest), None)
+    """Return the loss in the last line of the records."""
+    losses = [loss for _, _, loss, _ in read_lines(run.path / "metrics.jsonl", **RECORD)]
+    return losses[-1] if losses else None
 
 
 def progress_of(run: RunFolder, config: Config) -> str:

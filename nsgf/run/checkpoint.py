@@ -13,7 +13,7 @@ from typing import Any
 from nsgf.run import store
 from nsgf.system.errors import UserError, cause, is_memory_full, one_line, suggest
 from nsgf.system.files import COUNT, fields, link_or_copy, replacing, sync_folder
-from nsgf.system.versions import versions
+from nsgf.version import versions
 
 FORMAT = 4
 HEADER = ("phase", "step", "precision", "config")

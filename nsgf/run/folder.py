@@ -1,4 +1,4 @@
-"""The run folder: names of its files, and names of run folders.
+"""The run folder: its files, the newest of an experiment, and protection from foreign ones.
 
 A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``versions.json``,
 ``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt``,
@@ -6,7 +6,11 @@ A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``v
 """
 
 import json
+import os
+import platform
 import re
+import subprocess
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -14,17 +18,25 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from nsgf.config.files import FACTS_FILE, read_experiment
-from nsgf.config.schema import PHASE_NUMBERS, Config, PhaseName
+from nsgf.config.schema import PHASE_NUMBERS, Config, DataConfig, PhaseName
 from nsgf.config.settings import FACTS, Layer, nest
 from nsgf.config.values import dump_yaml
-from nsgf.run.checkpoint import previous_file, unused_file
-from nsgf.system.errors import UserError
+from nsgf.run.checkpoint import previous_file, read_good_header, unused_file
+from nsgf.system.errors import UserError, cause
 from nsgf.system.files import ensure_writable, read_object, sync_folder, write_text
-from nsgf.system.versions import provenance
+from nsgf.system.output import format_bytes
+from nsgf.version import versions
 
 if TYPE_CHECKING:
     from nsgf.models import OwnNetwork
+
+IN_FOLDER = ("none", "tensorboard")
+"""Trackers that write into the run folder only."""
+FOREIGN = "wandb"
+"""Folder of wandb's own files. They may be links; this program writes nothing into it."""
 
 
 class RunFolder:
@@ -68,9 +80,10 @@ class RunFolder:
 
         The new run is never older by name than an existing run, even if the clock went back. Raise
         UserError if the folder cannot be written."""
-        base, name = Path(config.out_dir).expanduser(), folder_stem(config.exp, config.smoke)
-        times = [time for time, _, _ in dated_folders(ensure_writable(base), name)]
-        stem = f"{name}-{max([f'{datetime.now():%Y%m%d_%H%M%S}', *times])}"
+        base = ensure_writable(Path(config.out_dir).expanduser())
+        times = [time for time, _, _ in dated_folders(base, config.exp, config.smoke)]
+        now = f"{datetime.now():%Y%m%d_%H%M%S}"
+        stem = f"{folder_stem(config.exp, config.smoke)}-{max([now, *times])}"
         for number in count(1):
             path = base / (stem if number == 1 else f"{stem}_{number}")
             with suppress(FileExistsError):  # only one of several processes can make it
@@ -135,8 +148,110 @@ def folder_stem(exp: str, smoke: bool) -> str:
     return f"{exp}-smoke" if smoke else exp
 
 
-def dated_folders(out_dir: Path, stem: str) -> list[tuple[str, int, Path]]:
+def dated_folders(out_dir: Path, exp: str, smoke: bool) -> list[tuple[str, int, Path]]:
     """Return time, number within that second, and path of run folders, the oldest first."""
-    stamp = re.compile(re.escape(stem) + r"-(\d{8}_\d{6})(?:_(\d+))?")
-    named = ((stamp.fullmatch(path.name), path) for path in out_dir.glob(f"{stem}-*"))
+    stamp = re.compile(re.escape(folder_stem(exp, smoke)) + r"-(\d{8}_\d{6})(?:_(\d+))?")
+    named = ((stamp.fullmatch(path.name), path) for path in out_dir.glob(f"{exp}-*"))
     return sorted((name[1], int(name[2] or 1), path) for name, path in named if name)
+
+
+def newest_run(
+    out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None, resume: bool = False
+) -> tuple[RunFolder, str]:
+    """Return the newest run of an experiment with a readable checkpoint, and a line that names it
+    and says why newer runs are skipped.
+
+    With ``resume``, a run with only a pool counts too; if there is none either, a run with only
+    settings. ``method`` None: any. Raise UserError if there is no such run."""
+    out_dir = out_dir.expanduser()
+    begun: list[RunFolder] = []
+    passed: list[str] = []
+    for _, _, path in reversed(dated_folders(out_dir, exp, smoke)):
+        run = RunFolder(path)
+        if not run.config_file.is_file():
+            continue
+        try:
+            check_links(path)
+            settings = run.read_settings()
+            if method not in (None, settings.get("method")):
+                continue
+            begun.append(run)
+            saved = [phase for phase in settings.get("phases", []) if run.has_checkpoint(phase)]
+            if saved:
+                read_good_header(run.checkpoint_file(saved[0]))
+            elif not (resume and run.pool.exists()):
+                raise UserError("no checkpoint")
+        except (UserError, OSError) as error:
+            why = cause(error) if isinstance(error, OSError) else str(error)
+            passed.append(f"{path.name} ({why.removeprefix(f'{path}: ')})")
+            continue
+        return run, f"run {path}" + (f"; skipped: {', '.join(passed)}" if passed else "")
+    if resume and begun:
+        return begun[0], f"run {begun[0].path}"
+    of_method = f" with method {method}" if method else ""
+    unusable = f" can be used; skipped: {', '.join(passed)}" if passed else ""
+    hint = "train one, or name its folder with --run DIR"
+    if not smoke and dated_folders(out_dir, exp, True):
+        hint = "add --smoke to use the smoke run, or train one"
+    raise UserError(
+        f"no run of {folder_stem(exp, smoke)}{of_method} in {out_dir}{unusable}: {hint}"
+    )
+
+
+def check_links(folder: Path, home: Path | None = None) -> None:
+    """Raise UserError if a folder has a pipe, or a link out of ``home`` (default: the folder
+    itself). A pipe would block reading; through a link, files could be written elsewhere."""
+    home = home or folder.resolve()
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if FOREIGN in name.parts[:-1]:
+            continue
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise UserError(
+                f"{folder}: {name} is a link out of that folder; replace the link by a copy"
+            )
+        if path.is_fifo():
+            raise UserError(f"{folder}: {name} is a pipe; remove it")
+
+
+def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:
+    """Return the saved settings of a run without unsafe ones. The folder may come from somebody
+    else, so only settings ``given`` by the user may turn on a tracking service, or downloads to a
+    folder outside of the working directory."""
+    safe = dict(saved)
+    if saved.get("tracking.tracker") not in (None, *IN_FOLDER):
+        safe["tracking.tracker"] = "none"
+    root = Path(os.path.abspath(os.path.expanduser(saved.get("data.root", DataConfig.root))))
+    is_asked = "data.root" in given or "data.download" in given
+    if not is_asked and not root.is_relative_to(Path.cwd()):
+        safe["data.download"] = False
+    return safe
+
+
+def provenance() -> dict[str, object]:
+    """Return versions, machine, and git commit, for ``versions.json``."""
+    import torch
+
+    from nsgf.system.hardware import available_cores
+
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": available_cores(),
+        "memory": format_bytes(psutil.virtual_memory().total),
+        "cards": [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())],
+    }
+    return {**versions(), "commit": _commit(Path(__file__).parents[2]), "machine": machine}
+
+
+def _commit(checkout: Path) -> str | None:
+    """Return the git commit, with ``-dirty`` if files changed; None outside of a checkout."""
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(
+            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
+        return None
+    return done.stdout.strip()

@@ -1,10 +1,12 @@
 """The log of a run: ``log.txt`` for people, ``metrics.jsonl`` and ``costs.jsonl`` for programs."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,17 +20,15 @@ if TYPE_CHECKING:
     from nsgf.run.trackers import Tracker
 
 
+@dataclass
 class RunLog:
     """Write the log and the records of a run folder; a context manager."""
 
-    def __init__(self, folder: Path, quiet: bool = False) -> None:
-        """``quiet``: write nothing. Set for all processes except the first."""
-        self._quiet = quiet
-        self._log = folder / "log.txt"
-        self._metrics = folder / "metrics.jsonl"
-        self._costs = folder / "costs.jsonl"
-        self.tracker: Tracker | None = None
-        """Also receives records and pictures; None after it failed."""
+    folder: Path
+    quiet: bool = False
+    """Whether to write nothing, as in all processes except the first."""
+    tracker: "Tracker | None" = None
+    """Also receives records and pictures; None after it failed."""
 
     def __enter__(self) -> "RunLog":
         return self
@@ -40,70 +40,50 @@ class RunLog:
 
     def write(self, text: str, shown: bool = True) -> None:
         """Append a line with the time to the log; if ``shown``, print it too."""
-        if self._quiet:
+        if self.quiet:
             return
         if shown:
             show(text)
         line = printable(text).replace("\n", "\\n")
-        append_text(self._log, f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
+        append_text(self.folder / "log.txt", f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
-    def progress(
-        self,
-        title: str,
-        total: int,
-        unit: str,
-        done: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> Progress:
-        """Return a progress counter that writes lines to the log, and shows them without a bar."""
-        return Progress(
-            title,
-            total,
-            unit,
-            done=done,
+    @property
+    def progress(self) -> Callable[..., Progress]:
+        """Makes a progress counter that writes lines to the log, and shows them without a bar."""
+        return partial(
+            Progress,
             line=lambda text: self.write(text, shown=not is_terminal()),
-            shown=not self._quiet,
-            clock=clock,
+            shown=not self.quiet,
         )
 
-    def record(self, **values: Any) -> None:
-        """Append a line to metrics.jsonl, for values that the seed determines."""
-        self._append(self._metrics, values)
-
-    def record_cost(self, **values: Any) -> None:
-        """Append a line to costs.jsonl, for time and memory, which differ from run to run."""
-        self._append(self._costs, values)
-
-    def _append(self, file: Path, values: dict[str, Any]) -> None:
-        if self._quiet:
+    def record(self, name: str = "metrics", /, **values: Any) -> None:
+        """Append a line to NAME.jsonl: to ``metrics`` values that the seed determines, to ``costs``
+        time and memory, which differ from run to run."""
+        if self.quiet:
             return
-        append_text(file, json.dumps(values, allow_nan=False) + "\n")
+        line = json.dumps(values, allow_nan=False) + "\n"
+        append_text(self.folder / f"{name}.jsonl", line)
         self._send(lambda tracker: tracker.record(values))
 
     def picture(self, name: str, file: Path) -> None:
         """Send a PNG to the tracker, under a name like ``nsgf/samples``."""
         self._send(lambda tracker: tracker.picture(name, file))
 
-    def rewind(self, phase: str, step: int) -> None:
-        """Remove the records of ``phase`` after ``step``, since a resumed run writes them again."""
-        self._rewrite(lambda records: [one for one in records if one[0] != phase or one[1] <= step])
-
-    def sort(self, phases: Sequence[str]) -> None:
-        """Sort the records by phase, as in an uninterrupted run."""
-        order = {phase: number for number, phase in enumerate(phases)}
-        self._rewrite(lambda rows: sorted(rows, key=lambda one: order.get(one[0], len(order))))
-
-    def _rewrite(self, change: Callable[[list[list[Any]]], list[list[Any]]]) -> None:
-        """Change the records: phase, step and line of each. Drop lines that are cut off."""
-        for file in (self._metrics, self._costs):
-            if self._quiet or not file.exists():
+    def tidy(self, phases: Sequence[str], phase: str = "", step: int = 0) -> None:
+        """Sort the records by phase, as in an uninterrupted run. Remove those of ``phase`` after
+        ``step``, which a resumed run writes again, and lines that are cut off."""
+        for name in ("metrics", "costs"):
+            file = self.folder / f"{name}.jsonl"
+            if self.quiet or not file.exists():
                 continue
             text = file.read_text(errors="replace")
-            records = []
+            kept: dict[str, list[str]] = {known: [] for known in phases}
             for line in text.splitlines():
                 with suppress(ValueError):
-                    records.append([*fields(parse_object(line), phase=str, step=int), line])
-            changed = "".join(f"{line}\n" for *_, line in change(records))
+                    its_phase, its_step = fields(parse_object(line), phase=str, step=int)
+                    if its_phase != phase or its_step <= step:
+                        kept.setdefault(its_phase, []).append(f"{line}\n")
+            changed = "".join(chain(*kept.values()))
             if changed != text:
                 write_text(file, changed)
 

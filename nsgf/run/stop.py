@@ -29,13 +29,10 @@ class Stopped(Exception):
 class StopRequest:
     """Tells whether training should end after the current update, and why."""
 
-    def __init__(
-        self, max_hours: float | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, max_hours: float | None = None) -> None:
         """``max_hours``: time limit, starting now; None: no limit."""
-        self._clock = clock
-        self._deadline = None if max_hours is None else clock() + 3600 * max_hours
-        self._limit = f"train.max_hours = {max_hours:g} is over" if max_hours is not None else ""
+        self._max_hours = max_hours
+        self._started = time.monotonic()
         self._signal: str | None = None
         self._taken: dict[int, float] = {}
         self._launcher = STARTED_BY if is_launched() else None
@@ -43,8 +40,9 @@ class StopRequest:
     @property
     def reason(self) -> str | None:
         """Reason to stop; None if training should continue."""
-        if self._signal is None and self._deadline is not None and self._clock() >= self._deadline:
-            return self._limit
+        hours = (time.monotonic() - self._started) / 3600
+        if self._signal is None and self._max_hours is not None and hours >= self._max_hours:
+            return f"train.max_hours = {self._max_hours:g} is over"
         if self._launcher is not None and os.getppid() != self._launcher:
             return "torchrun has ended"  # a killed torchrun cannot end its processes
         return self._signal
@@ -79,7 +77,7 @@ class StopRequest:
 
     def _is_repeated(self, number: int) -> bool:
         """Whether this signal came before, and this one is not an echo."""
-        now = self._clock()
+        now = time.monotonic()
         return now - self._taken.setdefault(number, now) >= ECHO_SECONDS
 
     @contextmanager

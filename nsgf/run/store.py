@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from nsgf.system.errors import one_line
-from nsgf.system.files import check_header_size, parse_object, replacing
+from nsgf.system.files import LARGEST_HEADER, parse_object, replacing
 from nsgf.system.output import show
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def write(stream: Any, content: Any, header: dict[str, Any] | None = None) -> No
 def read_header(stream: BinaryIO) -> dict[str, Any]:
     """Return the header of a file; raise KeyError without one, many types if it is damaged."""
     with zipfile.ZipFile(stream) as archive:
-        check_header_size(archive.getinfo(HEADER).file_size)
-        return parse_object(archive.read(HEADER))
+        return parse_object(archive.open(HEADER).read(LARGEST_HEADER))
 
 
 def read(stream: BinaryIO) -> Any:

@@ -18,7 +18,7 @@ from nsgf.sampling.sampler import FlowSampler, InferenceNetwork, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
-from nsgf.system.versions import versions
+from nsgf.version import versions
 
 SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
 """Sections of the configuration that determine the samples, besides the weights."""

@@ -19,9 +19,9 @@ from nsgf.config.schema import Config
 from nsgf.data import class_labels, class_number, data_classes
 from nsgf.method import Velocity, nsgf_steps, time_step
 from nsgf.sampling.solvers import SOLVERS, Observer, integrate
-from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.output import show
+from nsgf.system.seeding import torch_defaults
 from nsgf.training.precision import DTYPES, Precision, precision_context
 
 

@@ -48,8 +48,7 @@ from nsgf.phases.base import (
 )
 from nsgf.report import render
 from nsgf.run.checkpoint import is_finite, newer_format_error
-from nsgf.run.folder import RunFolder, phase_stem
-from nsgf.run.foreign import check_links
+from nsgf.run.folder import RunFolder, check_links, phase_stem
 from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import (
     UserError,

@@ -30,8 +30,8 @@ from nsgf.sinkhorn.base import (
 from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, TOLERANCE, BatchedSolver
 from nsgf.sinkhorn.blocks import clouds_of
 from nsgf.sinkhorn.plans import LOWEST, Clouds
-from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
+from nsgf.system.seeding import torch_defaults
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
 BATCHED = {2: False, 3: True, 4: False, 5: True}

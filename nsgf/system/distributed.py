@@ -86,6 +86,10 @@ class World:
             distributed.barrier(self.patient)
 
 
+ALONE = World()
+"""A single process."""
+
+
 def check_shares(key: str, count: int, size: int) -> None:
     """Raise UserError if the setting ``key`` is below the number of processes."""
     if count < size:
@@ -97,7 +101,7 @@ def join(device: str) -> Iterator[World]:
     """Connect the processes and yield this process's World. Cards use NCCL, CPUs use gloo. Raise
     the errors of :func:`take_card`."""
     if not is_launched():
-        yield World()
+        yield ALONE
         return
     rank, size = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE"))
     backend = "cpu:gloo,cuda:nccl" if take_card(device) else "gloo"

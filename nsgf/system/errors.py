@@ -47,8 +47,6 @@ def name_setting(key: str, value: Any) -> str:
     passed as ``data``: the program has stored them in a file."""
     names, are_flags = _names.get()
     name = key if are_flags else names.get(key, key)
-    if type(value).__repr__ is object.__repr__:  # <_io.BytesIO object at 0x...>
-        value = type(value).__name__
     return name if name == "data" and "/.data/." in str(value) else f"{name} = {value}"
 
 

@@ -107,20 +107,17 @@ def _temporary(file: Path) -> Iterator[Path]:
     for left in file.parent.glob(f"{escape(file.name)}.*-*.partial"):
         process = left.stem.removeprefix(own)
         with suppress(OSError):  # another process removed it
-            if left == partial or _is_leftover(left, process):
+            if process.isdecimal() and len(process) < 10:
+                is_leftover = left == partial or not psutil.pid_exists(int(process))
+            else:
+                is_leftover = time.time() - left.lstat().st_mtime > OLD_SECONDS
+            if is_leftover:
                 _remove(left)
     try:
         with _naming(file):
             yield partial
     finally:
         _remove(partial)
-
-
-def _is_leftover(file: Path, process: str) -> bool:
-    """Whether nobody writes a temporary file any more. ``process``: a number on this machine."""
-    if process.isdecimal() and len(process) < 10:
-        return not psutil.pid_exists(int(process))
-    return time.time() - file.lstat().st_mtime > OLD_SECONDS
 
 
 def _remove(path: Path) -> None:
@@ -144,7 +141,7 @@ def sync_folder(folder: Path) -> None:
 COUNT = range(2**63)
 """The whole numbers that a record may count with."""
 LARGEST_HEADER = 2**24
-"""Largest number of bytes of a header; those that this program writes are smaller."""
+"""Largest number of bytes of a header that are read; those that this program writes are smaller."""
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
@@ -185,16 +182,10 @@ def fields(record: Any, **kinds: Any) -> list[Any]:
     return [expect(known.get(name), kind) for name, kind in kinds.items()]
 
 
-def check_header_size(size: int) -> None:
-    """Raise ValueError if a header of so many bytes must not be read into memory."""
-    if size > LARGEST_HEADER:
-        raise ValueError(f"a header of {size} bytes")
-
-
 def load_object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raise OSError or ValueError if it cannot be read."""
-    check_header_size(file.stat().st_size)
-    return parse_object(file.read_bytes())
+    with file.open("rb") as stream:
+        return parse_object(stream.read(LARGEST_HEADER))
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -205,10 +196,9 @@ def read_object(file: Path) -> dict[str, Any]:
         return {}
 
 
-def read_lines(file: Path, is_reversed: bool = False, /, **kinds: Any) -> Iterator[list[Any]]:
+def read_lines(file: Path, /, **kinds: Any) -> Iterator[list[Any]]:
     """Yield the named fields of each line of a file; skip lines without them."""
-    lines = file.read_bytes().splitlines() if file.exists() else []
-    for line in reversed(lines) if is_reversed else lines:
+    for line in file.read_bytes().splitlines() if file.exists() else ():
         try:
             yield fields(parse_object(line), **kinds)
         except ValueError:

@@ -18,6 +18,7 @@ from nsgf.system.output import format_bytes
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def device_name(device: object) -> object:
@@ -64,35 +65,35 @@ def _kernel_problem(device: torch.device) -> str | None:
     )
 
 
-def _unusable_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+def _unusable_card() -> str | None:
     """Return why torch cannot use this machine's card; None if it can, or if there is no card."""
     if torch.cuda.is_available():
         return _kernel_problem(torch.device("cuda", torch.cuda.current_device()))
-    if driver.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+    if DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
         return f"torch {torch.__version__}, built for {build}, cannot use this machine's card"
     return None
 
 
-def cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:
-    """Return the folders of this process's control groups for ``controller`` ("memory" or "cpu"):
-    its own group and all above it, in version 2 and 1. Each of them may limit the process."""
-    found = [root, root / controller]
+def cgroup_folders() -> list[Path]:
+    """Return the folders of this process's control groups: its own groups and all above them, in
+    version 2 and 1. Each of them may limit the process."""
+    found = [CGROUPS, CGROUPS / "memory"]
     with suppress(OSError):  # not on Linux
-        for line in own.read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if not kinds or controller in kinds.split(","):
-                top = root / controller if kinds else root
+        for line in OWN_GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for controller in controllers.split(","):  # "" in version 2
+                top = CGROUPS / controller
                 place = top / path.lstrip("/")
                 found += [folder for folder in (place, *place.parents) if top in folder.parents]
     return found
 
 
-def available_bytes(root: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
+def available_bytes() -> int:
     """Return the free main memory in bytes, within the limits of containers and jobs. Cached files
     count as free: the system drops them when it needs memory."""
     available = psutil.virtual_memory().available
-    for folder in cgroup_folders("memory", root, own):
+    for folder in cgroup_folders():
         for limit, usage, cached in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -107,12 +108,12 @@ def available_bytes(root: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
     return available
 
 
-def available_cores(root: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
+def available_cores() -> int:
     """Return the number of cores that this process may use."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         cores = len(os.sched_getaffinity(0))
-    for folder in cgroup_folders("cpu", root, own):
+    for folder in cgroup_folders():
         with suppress(OSError, ValueError):  # no such file, or the quota is "max"
             quota, period = map(int, (folder / "cpu.max").read_text().split())
             cores = min(cores, math.ceil(quota / period))

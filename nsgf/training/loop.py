@@ -2,19 +2,19 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import torch
 
-from nsgf.config.schema import PhaseName
+from nsgf.config.schema import OptimConfig, PhaseName
 from nsgf.config.settings import nest, values
 from nsgf.data import is_image_set
 from nsgf.run import checkpoint
 from nsgf.run.progress import Progress
-from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, is_memory_full, one_line, suggest
 from nsgf.system.hardware import peak_memory
@@ -22,7 +22,7 @@ from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import device_settings, pick_precision
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
-from nsgf.training.task import Batch, Task, load_batches
+from nsgf.training.task import Batch, Session, Task, load_batches
 
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""
@@ -33,25 +33,17 @@ MAX_SKIPPED = 20
 fp16 loss scale needs fewer to settle."""
 
 
-def fit(
-    phase: PhaseName,
-    task: Task,
-    session: Session,
-    *,
-    now: Callable[[], float] = time.monotonic,
-    prepare_seconds: float = 0.0,
-) -> None:
+def fit(phase: PhaseName, task: Task, session: Session, prepare_seconds: float = 0.0) -> None:
     """Train one phase to its last update and save it. Start from its checkpoint if there is one.
 
-    ``now`` is a monotonic clock, and ``prepare_seconds`` the time spent before the first update,
-    for ``costs.jsonl``, both in seconds.
+    ``prepare_seconds`` is the time spent before the first update, for ``costs.jsonl``.
 
     Raises:
         Stopped: ``session.stop`` ended training before the last update; a checkpoint is saved.
         UserError: loss or gradient were not finite ``MAX_SKIPPED`` times in a row, or the card's
             memory is too small for a single sample.
     """
-    loop = PhaseLoop(phase, task, session, now, prepare_seconds)
+    loop = PhaseLoop(phase, task, session, prepare_seconds)
     if session.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(session.device)
     with device_settings():
@@ -63,42 +55,37 @@ def fit(
     loop.log(f"peak memory {format_bytes(peak_memory(session.device))}")
 
 
+@dataclass
 class PhaseLoop:
     """Run the updates of one phase, with logs and checkpoints."""
 
-    def __init__(
-        self,
-        name: PhaseName,
-        task: Task,
-        session: Session,
-        now: Callable[[], float],
-        prepare_seconds: float,
-    ) -> None:
-        self.name = name
-        self.task = task
-        self.session = session
-        self.now = now
+    name: PhaseName
+    task: Task
+    session: Session
+    prepare_seconds: float
+    mean_loss: float | None = None
+    saved_step: int | None = None
+    skipped_in_a_row: int = 0
+
+    def __post_init__(self) -> None:
+        session = self.session
         self.config = session.config.train
-        self.optim = getattr(session.config, name)
-        self.file = session.run.checkpoint_file(name)
-        task.model.train()
+        self.optim: OptimConfig = getattr(session.config, self.name)
+        self.file = session.run.checkpoint_file(self.name)
+        self.task.model.train()
         self.state = TrainState(
-            task,
+            self.task,
             self.optim,
             self.config,
             session.device,
             session.world,
-            precision=pick_precision(session.config, session.device),
-            seed=derive_seed(session.config.seed, name),
-            log=self.log,
+            pick_precision(session.config, session.device),
+            derive_seed(session.config.seed, self.name),
+            self.log,
         )
         self.window: list[StepStats] = []
         """Loss and gradient norm of the finite updates since the last log line."""
-        self.skipped_in_a_row = 0
-        self.mean_loss: float | None = None
-        self.saved_at = now()
-        self.prepare_seconds = prepare_seconds
-        self.saved_step: int | None = None
+        self.saved_at = time.monotonic()
 
     def log(self, text: str) -> None:
         self.session.log.write(f"{self.name}: {text}")
@@ -107,37 +94,66 @@ class PhaseLoop:
         session = self.session
         state = self.state
         total = self.optim.iterations
-        self._resume()
-        session.log.rewind(self.name, state.step)
-        log_every = min(self.config.log_every, max(1, total // LOSS_POINTS))
-        on_card = session.device.type == "cuda"
+        # continue after the last checkpoint, if there is one
+        if self.file.exists():
+            self._resume()
+            self.log(f"continues after step {state.step} of {total}")
+        session.log.tidy(session.config.phases, self.name, state.step)
+        # batches; for points a thread costs more time than it saves
+        is_large = session.device.type == "cuda" and is_image_set(session.config.data.name)
         loaded = load_batches(
             self.task,
             self.optim.batch_size,
             session.device,
             session.world,
             state.step,
-            # for points a thread costs more time than it saves
-            prefetch=self.task.reads_disk or (on_card and is_image_set(session.config.data.name)),
+            prefetch=self.task.reads_disk or is_large,
         )
+        batches: Iterator[Batch] = loaded
+        log_every = min(self.config.log_every, max(1, total // LOSS_POINTS))
         pending = None
         self.logged = (state.step, time.perf_counter())
-        with (
-            closing(loaded),
-            session.log.progress(self.name, total, "step", state.step, self.now) as progress,
-        ):
-            batches: Iterator[Batch] = loaded
+        progress = session.log.progress(self.name, total, "step", state.step)
+        with closing(loaded), progress:
+            # compile before the first update
             if self.config.compile and state.step < total:
-                batches = chain([self._compile(loaded)], loaded)
+                from torch._dynamo.exc import TorchDynamoException  # takes seconds
+
+                self.log("compiling")
+                started = time.perf_counter()
+                batch = next(batches)
+                try:
+                    state.gradient(batch)
+                except TorchDynamoException as error:
+                    cause = " ".join(str(error).partition("\n\n")[0].split())
+                    raise UserError(
+                        f"train.compile = true: cannot compile here ({cause}); use false"
+                    ) from error
+                self.log(f"compiled in {time.perf_counter() - started:.1f} s")
+                batches = chain([batch], loaded)
             while not (stopping := session.should_stop()) and state.step < total:
-                # queue an update, then read the result of the previous one, which has finished
-                outcome = self._update(batches)
+                # queue an update
+                try:
+                    with torch.profiler.record_function("sample"):
+                        batch = next(batches)
+                    outcome = state.update(batch)
+                except UserError:  # the data have changed, or the card is full
+                    self._save_once()
+                    raise
+                except torch.cuda.OutOfMemoryError as error:
+                    raise UserError(
+                        f"{self.name}: out of memory on the card at step {state.step + 1}, where "
+                        "splitting the batch does not help; try a smaller "
+                        f"{suggest('optim.batch_size')}"
+                    ) from error
+                # read the result of the previous one, which has finished
                 self._settle(pending, progress)
                 pending = outcome
-
-                late = self.now() - self.saved_at >= CHECKPOINT_SECONDS
-                periods = log_every, self.config.checkpoint_every
-                logs, saves = (state.step == total or state.step % n == 0 for n in periods)
+                # records and checkpoints
+                late = time.monotonic() - self.saved_at >= CHECKPOINT_SECONDS
+                is_last = state.step == total
+                logs = is_last or state.step % log_every == 0
+                saves = is_last or state.step % self.config.checkpoint_every == 0
                 saves = saves or (late and session.world.is_main)  # only the first process saves
                 if logs or saves:
                     self._settle(pending, progress)
@@ -154,38 +170,6 @@ class PhaseLoop:
         self._save_once()
         if stopping and state.step < total:  # otherwise the next phase raises Stopped
             raise Stopped(f"{self.name}: step {state.step} of {total}")
-
-    def _compile(self, batches: Iterator[Batch]) -> Batch:
-        """Compile before the first update, log how long it takes, and return the first batch."""
-        from torch._dynamo.exc import TorchDynamoException
-
-        self.log("compiling")
-        started = time.perf_counter()
-        try:
-            self.state.gradient(batch := next(batches))
-        except TorchDynamoException as error:
-            cause = " ".join(str(error).partition("\n\n")[0].split())
-            raise UserError(
-                f"train.compile = true: cannot compile here ({cause}); use false"
-            ) from error
-        self.log(f"compiled in {time.perf_counter() - started:.1f} s")
-        return batch
-
-    def _update(self, batches: Iterator[Batch]) -> PendingStats:
-        """Queue the next update."""
-        try:
-            with torch.profiler.record_function("sample"):
-                batch = next(batches)
-        except UserError:  # the data have changed
-            self._save_once()
-            raise
-        try:
-            return self.state.update(batch)
-        except torch.cuda.OutOfMemoryError as error:
-            raise UserError(
-                f"{self.name}: out of memory on the card at step {self.state.step + 1}, where "
-                f"splitting the batch does not help; try a smaller {suggest('optim.batch_size')}"
-            ) from error
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
         """Read the result of a queued update; raise UserError after too many skipped updates."""
@@ -216,7 +200,7 @@ class PhaseLoop:
         """Write one line of metrics and one of costs."""
         step = self.state.step
         now = time.perf_counter()
-        (last_step, last) = self.logged
+        last_step, last = self.logged
         self.logged = (step, now)
         if not self.window:
             return
@@ -230,7 +214,8 @@ class PhaseLoop:
             grad_norm=math.fsum(norms) / len(norms),
             lr=self.optim.lr * lr_factor(step - 1, self.optim),
         )
-        self.session.log.record_cost(
+        self.session.log.record(
+            "costs",
             phase=self.name,
             step=step,
             steps_per_second=round((step - last_step) / (now - last), 3),
@@ -240,9 +225,7 @@ class PhaseLoop:
         self.prepare_seconds = 0.0
 
     def _resume(self) -> None:
-        """Continue from the checkpoint, if there is one."""
-        if not self.file.exists():
-            return
+        """Load the checkpoint."""
         payload = checkpoint.load(self.file)
         checkpoint.check_phase(self.file, payload, self.name)
         try:
@@ -257,7 +240,6 @@ class PhaseLoop:
                 f"checkpoint {self.file} does not fit ({one_line(error)}); {remedy}"
             ) from error
         self.saved_step = self.state.step
-        self.log(f"continues after step {self.state.step} of {self.optim.iterations}")
 
     def _save_once(self) -> Path:
         """Save a checkpoint, unless this step has one, and return the run folder."""
@@ -292,4 +274,4 @@ class PhaseLoop:
             }
             checkpoint.save(self.file, content)
         self.saved_step = step
-        self.saved_at = self.now()
+        self.saved_at = time.monotonic()

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -14,8 +14,10 @@ from nsgf.system.errors import UserError
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
-"""Smallest compute capabilities with fast fp16, and with bf16."""
+TENSOR_CORES = (7, 0)
+"""Smallest compute capability with fast fp16."""
+BFLOAT16 = (8, 0)
+"""Smallest compute capability with bf16."""
 BFLOAT16_CHECKS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 """Functions of ``torch.cpu`` that detect units for bf16; older versions of torch lack them."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
@@ -30,17 +32,19 @@ def pick_precision(config: Config, device: torch.device) -> Precision:
         UserError: the card does not support bf16.
     """
     wanted = config.train.precision
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    if wanted == "bf16" and capability and capability < BFLOAT16:
+    if wanted == "bf16" and supported_precision(wanted, device) != wanted:
         card = torch.cuda.get_device_name(device)
         raise UserError(f"train.precision = bf16: {card} does not support it; use fp16 or auto")
     if wanted != "auto":
         return wanted
-    if capability is None:
-        # whether the processor multiplies bf16; False if this version of torch cannot detect it
-        is_fast = any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
-        return "bf16" if is_fast and is_image_set(config.data.name) else "fp32"
-    return "bf16" if capability >= BFLOAT16 else "fp16" if capability >= TENSOR_CORES else "fp32"
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        return (
+            "bf16" if capability >= BFLOAT16 else "fp16" if capability >= TENSOR_CORES else "fp32"
+        )
+    # whether the processor multiplies bf16; False if this version of torch cannot detect it
+    is_fast = any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
+    return "bf16" if is_fast and is_image_set(config.data.name) else "fp32"
 
 
 def sampling_precision(config: Config, device: torch.device, trained: object = None) -> Precision:
@@ -57,8 +61,9 @@ def sampling_precision(config: Config, device: torch.device, trained: object = N
 
 def supported_precision(trained: object, device: torch.device) -> Precision:
     """Return the precision ``trained`` if the device supports it, else fp32."""
-    if trained == "bf16" and device.type == "cuda":
-        return "bf16" if torch.cuda.get_device_capability(device) >= BFLOAT16 else "fp32"
+    on_card = device.type == "cuda"
+    if trained == "bf16" and on_card and torch.cuda.get_device_capability(device) < BFLOAT16:
+        return "fp32"
     if trained == "bf16" or (trained == "fp16" and device.type != "cpu"):
         return trained
     return "fp32"
@@ -74,13 +79,15 @@ def precision_context(precision: Precision, device: torch.device) -> AbstractCon
 @contextmanager
 def device_settings() -> Iterator[None]:
     """Context with cuDNN's benchmark mode and with TF32 for float32 layers."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = (cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32)
-    cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
-    try:
+    with ExitStack() as held:
+        for owner, name in (
+            (torch.backends.cudnn, "benchmark"),
+            (torch.backends.cudnn, "allow_tf32"),
+            (torch.backends.cuda.matmul, "allow_tf32"),
+        ):
+            held.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, True)
         yield
-    finally:
-        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 def prepare_environment(config: TrainConfig) -> None:

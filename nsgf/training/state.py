@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import InitVar, dataclass
 from inspect import signature, unwrap
 from typing import Any, NamedTuple
 
@@ -14,10 +15,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.profiler import record_function
 
 from nsgf.config.schema import OptimConfig, TrainConfig
-from nsgf.system.distributed import World
+from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.output import show
-from nsgf.system.seeding import derive_seed, seed_torch
+from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Precision, precision_context
 from nsgf.training.task import Batch, Task
 
@@ -65,6 +66,7 @@ class Adam(torch.optim.Adam):
     load_state_dict = unwrap(torch.optim.Adam.load_state_dict)
 
 
+@dataclass
 class TrainState:
     """The state of a training phase: weights, average, Adam, learning rate, loss scale, step.
 
@@ -73,54 +75,46 @@ class TrainState:
     Adam's moments do not change; the device decides this.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        config: OptimConfig,
-        train: TrainConfig,
-        device: torch.device,
-        world: World | None = None,
-        *,
-        precision: Precision = "fp32",
-        seed: int = 0,
-        log: Callable[[str], None] = show,
-    ) -> None:
-        """``seed`` determines dropout, with the step; ``log`` gets a line if batches are split."""
-        self.task = task
-        self.model = task.model
-        self.config = config
-        self._device = device
-        self._world = world or World()
-        self._seed = seed
-        self._log = log
+    task: Task
+    config: OptimConfig
+    train: InitVar[TrainConfig]
+    device: torch.device
+    world: World = ALONE
+    precision: Precision = "fp32"
+    seed: int = 0
+    """Determines dropout, with the step."""
+    log: Callable[[str], None] = show
+    """Gets a line if batches are split."""
+    step: int = 0
+
+    def __post_init__(self, train: TrainConfig) -> None:
         self.accumulate = train.accumulate
         """Number of parts of each batch."""
-        self.precision = precision
+        self.model = self.task.model
         self._shared: DistributedDataParallel | None = None
         network: Any = torch.compile(self.model) if train.compile else self.model
-        if self._world.size > 1:
+        if self.world.size > 1:
             buffers = "forward_sync_buffers"
             if buffers not in signature(DistributedDataParallel).parameters:
                 buffers = "broadcast_buffers"  # its name before torch 2.14
             network = self._shared = DistributedDataParallel(
                 network,
-                device_ids=[device] if device.type == "cuda" else None,
+                device_ids=[self.device] if self.device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
                 **{buffers: False},  # type: ignore[arg-type]  # an affine map is constant, and large
             )
         self._network: Callable[..., Tensor] = network
         self._parameters: list[Tensor] = list(self.model.parameters())
-        self.step = 0
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
-        self.adam = Adam(self._parameters, lr=config.lr, fused=True)
-        self.schedule = LambdaLR(self.adam, lambda step: lr_factor(step, config))
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
+        self.adam = Adam(self._parameters, lr=self.config.lr, fused=True)
+        self.schedule = LambdaLR(self.adam, lambda step: lr_factor(step, self.config))
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.ema = copy.deepcopy(self.model).requires_grad_(False)
         self._averages: list[Tensor] = list(self.ema.parameters())
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the network's output in the precision of training, as float32."""
-        with precision_context(self.precision, self._device):
+        with precision_context(self.precision, self.device):
             return self._network(*inputs).float()
 
     def update(self, batch: Batch) -> PendingStats:
@@ -133,7 +127,7 @@ class TrainState:
         with record_function("optimizer"):
             self.scaler.unscale_(self.adam)
             norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
-            loss = self._world.mean(loss)
+            loss = self.world.mean(loss)
             skips = ~torch.isfinite(loss + norm)
             self.adam.found_inf = skips.float()  # type: ignore[attr-defined]
             self.adam.step()
@@ -152,21 +146,20 @@ class TrainState:
         before = self.accumulate
         size = batch.size
         while (loss := self._try_gradient(batch)) is None:
-            if self.accumulate >= size or self._world.size > 1 or not self.task.divisible:
+            if self.accumulate >= size or self.world.size > 1 or not self.task.divisible:
                 parts = ""
                 if self.task.divisible:
                     parts = f"{suggest('train.accumulate', 2 * self.accumulate)}, "
                 raise UserError(
                     f"out of memory on the card with {-(-size // self.accumulate)} samples at a "
-                    f"time; try {parts}a smaller "
-                    f"{suggest('optim.batch_size')}, or "
+                    f"time; try {parts}a smaller {suggest('optim.batch_size')}, or "
                     f"{suggest('model.checkpoint_activations', 'true')}"
                 )
             self.accumulate = min(2 * self.accumulate, size)
             self.adam.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
         if self.accumulate != before:
-            self._log(
+            self.log(
                 f"step {self.step + 1} did not fit into the card's memory; training continues with "
                 f"{suggest('train.accumulate', self.accumulate)}, the same batch of "
                 f"{self.config.batch_size} in parts"
@@ -175,22 +168,25 @@ class TrainState:
 
     def _try_gradient(self, batch: Batch) -> Tensor | None:
         """Compute the gradient of a batch and return the loss; None if the memory is full."""
-        seed = derive_seed(self._seed, "dropout", self._world.rank, self.step)
-        seed_torch(seed, self._device)
+        world = self.world
+        # dropout; torch.manual_seed seeds every device, which takes longer than a small update
+        seed = derive_seed(self.seed, "dropout", world.rank, self.step)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
         for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
             parameter.grad = None
         parts = batch.split(self.accumulate)
         # processes average their gradients with equal weights, even if one has a sample more
-        size = self.config.batch_size / self._world.size if self._world.size > 1 else None
+        size = self.config.batch_size / world.size if world.size > 1 else batch.size
         total = torch.zeros((), device=batch.target.device)
         try:
             for number, part in enumerate(parts, start=1):
-                weight = part.size / (size or batch.size)
                 # processes exchange gradients only in the last part
                 shared = self._shared if number < len(parts) else None
                 with shared.no_sync() if shared else nullcontext():
                     with record_function("forward"):
-                        loss = self.task.loss(self.forward, part) * weight
+                        loss = self.task.loss(self.forward, part) * (part.size / size)
                     with record_function("backward"):
                         self.scaler.scale(loss).backward()
                 total += loss.detach()

@@ -1,4 +1,4 @@
-"""The task of a phase: a network, its batches and its loss.
+"""The task of a phase: a network, its batches and its loss; and what all phases need.
 
 Every phase is a regression: the network learns to map the inputs of a :class:`Batch` to the target.
 Sample i of a phase depends only on the run's seed and on i. So a range of positions identifies a
@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import record_function
 
+from nsgf.config.schema import Config, PhaseName
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import RunLog
+from nsgf.run.stop import StopRequest
 from nsgf.system.distributed import World
 
 
@@ -150,3 +156,27 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device.type == "cpu" and device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+OnLog = Callable[[PhaseName, int, float | None, Callable[[], Path]], None]
+"""(phase, step, mean loss, save), where ``save`` writes a checkpoint and returns the run folder."""
+
+
+@dataclass
+class Session:
+    """Everything that a phase needs for training, in one process."""
+
+    config: Config
+    run: RunFolder
+    log: RunLog
+    device: torch.device
+    world: World = field(default_factory=World)
+    stop: StopRequest = field(default_factory=StopRequest)
+    on_log: OnLog | None = None
+    """Called after each line of the log's metrics. It cannot change the results."""
+
+    def should_stop(self) -> bool:
+        """Return whether any process must stop. All processes must call it together."""
+        if stops := self.world.any(self.stop.reason is not None):
+            self.stop.follow()
+        return stops

@@ -11,7 +11,7 @@ from nsgf.data import INSPECTORS, Data, target_set
 from nsgf.data.choices import choose_for_own_data
 from nsgf.data.own import inspect_points, read_table, split_rows
 from nsgf.system.errors import UserError
-from tests.data.own_files import inspected, own_points, write_images, write_points
+from tests.data.own_files import inspected, own_points, write_csv, write_images, write_points
 
 
 def test_images_are_a_set_as_the_shipped_ones(tmp_path):
@@ -141,10 +141,11 @@ def test_rows_that_are_held_out_decide_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "share", "is_far"), [(-999, 0.01, True), (1e9, 0.001, True), (9, 0.01, False)]
+    ("value", "share", "is_far"), [(-999, 0.01, True), (22.5, 0.001, True), (20, 0.001, False)]
 )
 def test_a_value_far_out_is_named(value, share, is_far, tmp_path):
     points = np.random.default_rng(0).standard_normal((1000, 3))
+    points[:, 1] = [-1, 0, 0, 1] * 250  # standard deviation 0.7
     points[100 : 100 + round(1000 * share), 1] = value
     config = DataConfig(name="points", path=str(write_points(tmp_path / "x.npy", points)))
     _, (_, *notes) = inspect_points(config)
@@ -163,6 +164,43 @@ def test_wrong_arrays_and_other_files_are_refused(tmp_path):
             read_table(DataConfig(name="points", path=str(file)))
         assert ("no such file" in str(refusal.value)) is not file.is_file()
         assert file.stem not in wrong or file.stem in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("titles", "columns", "chosen"),
+    [
+        ("id,kind,b,a", None, None),
+        ("id,kind,b,a", "a, b", "ab"),
+        ("id,kind,b,a", "4", "a"),
+        ("id,kind,b,a", "4,1", ["a", "id"]),
+        ("id,kind,b,a", "c", None),
+        ("id,kind,b,a", "a,3", None),
+        ("id,kind,b,a", "5", None),
+        ("id,kind,b,a", "a,a", None),
+        ("id,kind,b,a", "4,4", None),
+        ("id,kind,b,2020", "2020", ["2020"]),
+        ("id,kind,b,2020", "4", ["2020"]),
+        ("id,4,b,a", "1,3,4", None),
+        ("id,4,b,a", "4,id", None),
+        ("id,x,b,4", "1,3,4", None),
+        ("b,x,b,a", "b", None),
+        ("b,x,b,a", "1,4", "ba"),
+        ('"id,b",x,c,a', '"id,b",a', ["id,b", "a"]),
+    ],
+)
+def test_columns_are_chosen_by_name_or_number(titles, columns, chosen, tmp_path):
+    columns_of = {"id": 0, "b": 2, "a": 3, "2020": 3, "id,b": 0}
+    file = write_csv(tmp_path / "x.csv", titles, *(f"{n},x,{n * n},{-n}" for n in range(20)))
+    config = DataConfig(name="points", path=str(file), columns=columns)
+    if chosen is None:
+        with pytest.raises(UserError, match=r"^data\.path = .*data\.columns"):
+            read_table(config)
+        return
+    values, names = read_table(config)
+    assert names == tuple(chosen)
+    whole = np.array([[n, 0, n * n, -n] for n in range(20)])
+    picked = [0, 3] if columns == "1,4" else [columns_of[name] for name in chosen]
+    assert np.array_equal(values, whole[:, picked])
 
 
 def test_array_is_chosen_by_its_key(tmp_path):

@@ -172,6 +172,7 @@ REALS = [f"{number}.5,{number * number}.25" for number in range(20)]
         (["# note", "", *ROWS, "1,2,3"], "line 23, saw 3"),
         (["# note", "", '"a\n(cm)",b', *ROWS, "1,", "2,3"], "line 25, b"),
         (["a,b", *ROWS, "", "2,3"], "line 22, a"),
+        (["a,b", *(f"{row},1" for row in ROWS)], "3 in the second"),
         (["a,b,c", *(f'{n},{n},"x\ny"' for n in range(20)), "1,oops,x"], "line 42, b"),
         (["title", *ROWS], "line 2, title"),
         ([f"{n},{n % 4}5" for n in range(20)], "decimal"),
@@ -241,41 +242,6 @@ def test_the_program_says_what_the_first_row_is(first, header, is_named, suffix,
     if not is_named:
         line = "first row taken as a point; if it has names: data.header=true"
     assert f"data: {line}" in notes_of(file, header=header)
-
-
-@pytest.mark.parametrize(
-    ("titles", "columns", "chosen"),
-    [
-        ("id,kind,b,a", None, None),
-        ("id,kind,b,a", "a, b", "ab"),
-        ("id,kind,b,a", "4", "a"),
-        ("id,kind,b,a", "4,1", ["a", "id"]),
-        ("id,kind,b,a", "c", None),
-        ("id,kind,b,a", "a,3", None),
-        ("id,kind,b,a", "5", None),
-        ("id,kind,b,a", "a,a", None),
-        ("id,kind,b,a", "4,4", None),
-        ("id,kind,b,2020", "2020", ["2020"]),
-        ("id,kind,b,2020", "4", ["2020"]),
-        ("id,4,b,a", "1,3,4", None),
-        ("id,4,b,a", "4,id", None),
-        ("id,x,b,4", "1,3,4", None),
-        ("b,x,b,a", "b", None),
-        ("b,x,b,a", "1,4", "ba"),
-        ('"id,b",x,c,a', '"id,b",a', ["id,b", "a"]),
-    ],
-)
-def test_columns_are_chosen_all_by_name_or_all_by_number(titles, columns, chosen, tmp_path):
-    columns_of = {"id": 0, "b": 2, "a": 3, "2020": 3, "id,b": 0}
-    file = write_csv(tmp_path / "x.csv", titles, *(f"{n},x,{n * n},{-n}" for n in range(20)))
-    if chosen is None:
-        assert "data.columns" in refused(file, columns=columns)
-        return
-    values, names = read(file, columns=columns)
-    assert names == tuple(chosen)
-    whole = np.array([[n, 0, n * n, -n] for n in range(20)])
-    picked = [0, 3] if columns == "1,4" else [columns_of[name] for name in chosen]
-    assert np.array_equal(values, whole[:, picked])
 
 
 def test_all_types_of_files_hold_the_same_points(tmp_path):

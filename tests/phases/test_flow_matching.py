@@ -14,8 +14,8 @@ from nsgf.phases import flow_matching, get_phase, load_sampler
 from nsgf.phases.flow_matching import PeerTask, StoredPairs, path_ends
 from nsgf.phases.lines import NSFTask, Pairs
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
+from nsgf.training.task import Session
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -89,18 +89,23 @@ def test_noise_depends_on_seed_and_position():
 
 
 @pytest.mark.parametrize(
-    ("method", "within", "group"),
-    [("icfm", None, None), ("otcfm", None, 8), ("otcfm", 32, 32), ("sbcfm", None, 8)],
+    ("exp", "flags", "group", "classes"),
+    [
+        ("2d/icfm", "", None, 0),
+        ("2d/otcfm", "", 8, 0),
+        ("2d/otcfm", "--peer.coupling_batch=32", 32, 0),
+        ("2d/sbcfm", "", 8, 0),
+        ("digits/otcfm", "--data.conditional=true", 8, 10),
+    ],
 )
-def test_pairs_of_the_phase_are_those_of_the_configured_group(
-    tiny, tiny_run, method, within, group
-):
-    """If no group is set, the whole batch, of all processes."""
-    peer = replace(tiny.peer, method=method, coupling_batch=within, batch_size=8)
-    session = Session(replace(tiny, peer=peer), tiny_run, RunLog(tiny_run.path), CPU)
-    start, end, _, _ = get_phase("peer").task(session, Data(tiny.data, 0)).draw(range(4, 8))
-    streams = (Data(tiny.data, 0).source("peer"), Data(tiny.data, 0).target("peer"))
-    expected = Pairs(*streams, CPU, group=group).at(range(4, 8))
+def test_pairs_of_the_phase_are_those_of_its_group(tiny_run, exp, flags, group, classes):
+    """If no group is set, of the whole batch, of all processes; with classes within each."""
+    config = shipped(exp, "--peer.batch_size=8", *flags.split())
+    session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
+    data = Data(config.data, 0)
+    start, end, *_ = get_phase("peer").task(session, data).draw(range(4, 8))
+    streams = data.source("peer"), data.target_by_class("peer")
+    expected = Pairs(*streams, CPU, group, classes).at(range(4, 8))
     assert torch.equal(start, expected[0])
     assert torch.equal(end, expected[1])
 

@@ -20,11 +20,10 @@ from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.task import Batch
+from nsgf.training.task import Batch, Session
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -193,6 +192,14 @@ def test_moments_of_all_images():
 
 def handed(config, **changes):
     return replace(config, nsf=replace(config.nsf, source="nsgf", **changes))
+
+
+def test_lines_of_a_phase_start_at_as_many_points_as_configured(tiny, tiny_run):
+    """After the NSGF steps of the run, computed once and repeated."""
+    session = Session(handed(tiny, starts=12), tiny_run, RunLog(tiny_run.path), CPU)
+    start, _ = get_phase("nsf").pairs(session, Data(tiny.data, 0)).at(range(24))
+    assert torch.equal(start[:12], start[12:])
+    assert len(start.unique(dim=0)) == 12
 
 
 def test_starts_that_do_not_fit_into_memory_are_refused(tiny, monkeypatch):

@@ -12,7 +12,7 @@ from nsgf.phases.nsgf import NSGFTask, flow_labels
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
+from nsgf.training.task import Session
 from tests.conftest import shipped
 from tests.pool.test_build import Apart
 

@@ -16,7 +16,6 @@ from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.sampling.sampler import (
     AffineStart,
     EntryTimes,
@@ -27,6 +26,7 @@ from nsgf.sampling.sampler import (
     StraightFlow,
 )
 from nsgf.system.errors import UserError
+from nsgf.training.task import Session
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from nsgf.data import Data
 from nsgf.pool import TrajectoryPool, build_pool, pool_folder
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.run.stop import StopRequest
 from nsgf.sinkhorn import Flow
 from nsgf.sinkhorn.base import Particles
 from nsgf.system.distributed import World
+from nsgf.training.task import Session
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from nsgf.phases import get_phase
 from nsgf.report.page import measure_rows, phase_rows, report_run, velocity_fields
 from nsgf.run.checkpoint import load, previous_file, save
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.samples import sample_run, show_preview
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
 from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import UserError
+from nsgf.training.task import Session
 from tests.conftest import STYLE, shipped
 from tests.sinkhorn.reference import first_velocity
 

@@ -14,8 +14,7 @@ from nsgf import cli
 from nsgf.cli.arguments import parse
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
-from nsgf.run.folder import dump_config
-from nsgf.run.foreign import drop_unsafe_settings
+from nsgf.run.folder import drop_unsafe_settings, dump_config
 from tests.run.test_checkpoint import Malicious, craft, serialized
 
 SOURCES = sorted(Path(nsgf.__file__).parent.rglob("*.py"))

@@ -24,9 +24,8 @@ def test_other_processes_than_the_first_write_nothing(tmp_path, capsys):
     with log.progress("nsgf", 9, "step") as progress:
         progress.update()
     log.record(phase="nsgf", step=1)
-    log.record_cost(phase="nsgf", step=1)
-    log.rewind("nsgf", 0)
-    log.sort(["nsgf"])
+    log.record("costs", phase="nsgf", step=1)
+    log.tidy(["nsgf"])
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")
 
@@ -43,18 +42,19 @@ def test_progress_is_in_the_log_and_printed_where_there_is_no_bar(
     assert capsys.readouterr().out == ("" if terminal else "nsgf: step 3 of 9\n")
 
 
-def test_rewind_drops_later_records_of_the_phase_and_damaged_lines(tmp_path):
+def test_records_are_sorted_by_phase_without_later_ones_and_damaged_lines(tmp_path):
     log = RunLog(tmp_path)
-    log.rewind("nsgf", 3)
-    for phase, step in (("nsgf", 5), ("nsf", 2), ("nsf", 4)):
+    log.tidy(["nsgf", "nsf"], "nsgf", 3)
+    for phase, step in (("nsf", 2), ("nsgf", 5), ("nsf", 4), ("peer", 1)):
         log.record(phase=phase, step=step)
     with (tmp_path / "metrics.jsonl").open("ab") as stream:
         stream.write(
             b'\xff\xfe\x00\n[1]\nnull\n{"phase": "nsf", "step": "x"}\n{"phase": "nsf", "st'
         )
-    log.rewind("nsf", 2)
+    log.tidy(["nsgf", "nsf"], "nsf", 2)
     kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert kept == [{"phase": "nsgf", "step": 5}, {"phase": "nsf", "step": 2}]
+    expected = (("nsgf", 5), ("nsf", 2), ("peer", 1))
+    assert kept == [{"phase": phase, "step": step} for phase, step in expected]
 
 
 @pytest.mark.parametrize(("error", "failed"), [(KeyboardInterrupt, True), (Stopped, False)])
@@ -99,7 +99,8 @@ def test_costs_are_preparation_and_updates(tmp_path):
     """A line's speed holds since the line before; lines that are no records are skipped."""
     log = RunLog(tmp_path)
     for step, speed, peak, prepare in ((10, 5.0, 100, 7.0), (40, 10.0, 300, 0.0), (50, 10, 200, 0)):
-        log.record_cost(
+        log.record(
+            "costs",
             phase="nsgf",
             step=step,
             steps_per_second=speed,

@@ -1,5 +1,8 @@
 import io
+import time
 from unittest.mock import Mock
+
+import pytest
 
 from nsgf.run import progress
 from nsgf.run.progress import Progress, count_progress, is_terminal
@@ -8,12 +11,14 @@ from nsgf.system.output import silence
 
 def work(seconds: list[float], **settings) -> list[str]:
     """The lines of a work that does one unit after each of these times."""
-    now, said = [0.0], []
-    settings = {"line": said.append, "clock": lambda: now[0], **settings}
-    with Progress("pool", 100, "flow", **settings) as bar:
-        for each in seconds:
-            now[0] += each
-            bar.update(10)
+    now = [0.0]
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: now[0])
+        with Progress("pool", 100, "flow", **{"line": said.append, **settings}) as bar:
+            for each in seconds:
+                now[0] += each
+                bar.update(10)
     return said
 
 

@@ -16,7 +16,6 @@ from nsgf.phases.base import new_network
 from nsgf.phases.lines import NSF
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.samples import preview_samples, sample_run
 from nsgf.sampling.sampler import (
     EntryTimes,
@@ -30,6 +29,7 @@ from nsgf.sampling.sampler import (
 )
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision
+from nsgf.training.task import Session
 from tests.conftest import shipped
 
 WAY = (NSGFSteps, EntryTimes, StraightFlow)

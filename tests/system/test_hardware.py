@@ -8,6 +8,8 @@ import psutil
 import pytest
 import torch
 
+from nsgf.run.folder import _commit, provenance
+from nsgf.system import hardware
 from nsgf.system.distributed import take_card
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import (
@@ -18,7 +20,6 @@ from nsgf.system.hardware import (
     peak_memory,
     pick_device,
 )
-from nsgf.system.versions import _commit, provenance
 
 CPU = torch.device("cpu")
 
@@ -73,7 +74,6 @@ OLD = {
         ({"job": MAX}, "0::/job/step/task\n", 400_000),  # a job of Slurm, a scope of systemd
         ({"other": MAX}, "0::/job\n", 600_000),
         ({"memory/job": OLD}, "4:cpu,memory:/job/step\n0::/\n", 1500),
-        ({"cpu/job": OLD}, "4:cpu:/job\n", 600_000),
         ({"": MAX}, "0::/../elsewhere\n", 400_000),
     ],
 )
@@ -86,7 +86,9 @@ def test_free_memory_is_within_the_limits_of_containers_and_jobs(
     for name, texts in groups.items():
         write_cgroup(tmp_path / "root" / name, **texts)
     (tmp_path / "own").write_text(own or "")
-    assert available_bytes(tmp_path / "root", tmp_path / "own") == expected
+    monkeypatch.setattr(hardware, "CGROUPS", tmp_path / "root")
+    monkeypatch.setattr(hardware, "OWN_GROUPS", tmp_path / "own")
+    assert available_bytes() == expected
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,9 @@ def test_cores_are_those_of_the_process(texts, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6), raising=False)
     write_cgroup(tmp_path / "job", **texts)
     (tmp_path / "own").write_text("0::/job/step\n")
-    assert available_cores(tmp_path, tmp_path / "own") == expected
+    monkeypatch.setattr(hardware, "CGROUPS", tmp_path)
+    monkeypatch.setattr(hardware, "OWN_GROUPS", tmp_path / "own")
+    assert available_cores() == expected
 
 
 def test_idle_cards_are_mentioned(monkeypatch):
@@ -143,11 +147,12 @@ def test_card_without_kernels_is_not_taken(monkeypatch, capability, built, usabl
 def test_card_that_torch_cannot_use_is_mentioned(monkeypatch, tmp_path):
     pretend(monkeypatch, cards=0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert _unusable_card(tmp_path / "version") is None
+    monkeypatch.setattr(hardware, "DRIVER", tmp_path / "version")
+    assert _unusable_card() is None
     (tmp_path / "version").touch()
-    assert "cannot use this" in str(_unusable_card(tmp_path / "version"))
+    assert "cannot use this" in str(_unusable_card())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
-    assert _unusable_card(tmp_path / "version") is None
+    assert _unusable_card() is None
 
 
 def test_cards_have_numbers_and_become_the_current_one(monkeypatch):

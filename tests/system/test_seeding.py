@@ -1,4 +1,82 @@
+"""Streams of random numbers; settings of torch that the caller made change no result, and stay."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+import nsgf
 from nsgf.system.seeding import derive_seed
+from tests.test_api import SMALL
+
+X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+
+
+@contextmanager
+def setting(change, value, before):
+    change(value)
+    try:
+        yield
+    finally:
+        change(before)
+
+
+def newer(value):
+    torch.backends.cuda.matmul.fp32_precision = value
+
+
+CALLERS = {
+    "float64": lambda: setting(torch.set_default_dtype, torch.float64, torch.float32),
+    "device": lambda: setting(torch.set_default_device, "meta", None),
+    "context of a device": lambda: torch.device("meta"),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "products": lambda: setting(torch.set_float32_matmul_precision, "medium", "highest"),
+    "newer": lambda: setting(newer, "tf32", torch.backends.cuda.matmul.fp32_precision),
+}
+
+
+def settings():
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        precision = torch.backends.cuda.matmul.fp32_precision
+    kind, place = torch.get_default_dtype(), torch.empty(0).device
+    return kind, place, torch.is_autocast_enabled("cpu"), precision, modes
+
+
+def results(folder):
+    run = nsgf.train(data=X, out_dir=folder, overrides=SMALL, quiet=True)
+    yield run.sample(5, seed=0)
+    yield nsgf.load(run.path).sample(5, seed=0)
+    yield run.sampler(X).x
+    assert run.networks["nsgf"](X, X[:, 0]).dtype == X.dtype
+    yield nsgf.sinkhorn_velocity(X[:20].numpy(), X[20:].numpy())
+    yield nsgf.sinkhorn_divergence(X[:20], X[20:])
+    pool = nsgf.SinkhornPool(X.numpy(), X + 1, num_batches=2, batch_size=8, steps=2)
+    torch.manual_seed(0)
+    yield from next(iter(pool))
+    yield from pool.sample(3, torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return list(results(tmp_path_factory.mktemp("runs")))
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_settings_of_the_caller_change_no_result(caller, expected, tmp_path):
+    if caller == "newer" and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has no newer names")
+    with CALLERS[caller]():
+        before = settings()
+        found = list(results(tmp_path))
+        assert settings() == before
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
 def test_streams_differ_by_seed_and_by_each_name():

@@ -16,22 +16,22 @@ from torch import nn
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.loop import fit
 from nsgf.training.state import TrainState
+from nsgf.training.task import Session
 from tests.conftest import records
 from tests.training.toys import CPU, OutOfMemory, Quadratic, fails_at, weight
 
 
-def run_fit(config, trainer, run=None, train=(), now=time.monotonic, session=(), **changes):
+def run_fit(config, trainer, run=None, train=(), session=(), **changes):
     """Train ``trainer`` as phase 1 with changes of the phase, of ``train`` and of the session."""
     phase, train = replace(config.nsgf, **changes), replace(config.train, **dict(train))
     config = replace(config, nsgf=phase, train=train)
     run = run or RunFolder.create(config)
-    fit("nsgf", trainer, Session(config, run, RunLog(run.path), CPU, **dict(session)), now=now)
+    fit("nsgf", trainer, Session(config, run, RunLog(run.path), CPU, **dict(session)))
     return run
 
 
@@ -103,8 +103,8 @@ def test_time_between_checkpoints_is_bounded_in_the_first_process(
 
     monkeypatch.setattr(TrainState, "state_dict", noted)
     trainer, train = Quadratic(), {"checkpoint_every": 1000 if world.is_main else 10}
-    how = {"now": lambda: 100.0 * len(trainer.drawn), "session": {"world": world}}
-    run_fit(tiny, trainer, train=train, iterations=15, **how)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0 * len(trainer.drawn))
+    run_fit(tiny, trainer, train=train, iterations=15, session={"world": world})
     assert steps == expected
 
 
