@@ -215,7 +215,8 @@ def last_leg(marks: Sequence[str]) -> int:
 
 def chosen_states(marks: Sequence[str]) -> list[int]:
     """Return the indices of states to draw: all if they fit, else only some of the last leg."""
-    first, count = last_leg(marks), len(marks)
+    first = last_leg(marks)
+    count = len(marks)
     every = math.ceil((count - first) / max(1, COLUMNS - first))
     return [*range(first), *range(count - 1, first - 1, -every)[::-1]]
 
