@@ -36,7 +36,8 @@ class Row(NamedTuple):
     """Measures by name."""
 
 
-SETTINGS, TABLE = "comparison.yaml", "table.csv"
+SETTINGS = "comparison.yaml"
+TABLE = "table.csv"
 """Files in a comparison's folder: the settings of its command, and its measures."""
 COLUMNS = Row._fields[:-1]
 """First columns of ``table.csv``; the others are measures."""

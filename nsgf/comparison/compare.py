@@ -182,7 +182,8 @@ class Work:
         if self.is_measured(trial):
             return True
         self.check_stop()
-        config, run = trial.config, RunFolder.prepare(trial.run.path)
+        config = trial.config
+        run = RunFolder.prepare(trial.run.path)
         try:
             with lock_folder(run.path):
                 self._log(f"compare: {trial.title}, {trial.target}, seed {trial.seed}")

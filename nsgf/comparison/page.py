@@ -44,7 +44,8 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
 
     ``kind`` svg or pdf also writes the figure in that format. Return the files. Raise UserError if
     the folder holds no comparison, nothing is measured yet, or the files cannot be written."""
-    rows, comparison = measured_rows(folder), Comparison.stored(folder)
+    rows = measured_rows(folder)
+    comparison = Comparison.stored(folder)
     targets = list(dict.fromkeys(row.target for row in rows))
     home = results_folder(Config(out_dir=out_dir), RunFolder(folder))
     album = Album(home / "report", kind)

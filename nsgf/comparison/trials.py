@@ -144,7 +144,8 @@ class Comparison:
     @cached_property
     def settings_text(self) -> str:
         """The comparison as an experiment's file, with all settings of each method in a section."""
-        settings, own = asdict(self.config), self.config.compare
+        settings = asdict(self.config)
+        own = self.config.compare
         del settings["phases"]  # each method has its own
         settings["compare"] = asdict(replace(own, methods=list(self.methods)))
         settings["methods"] = {name: asdict(own) for name, own in self.methods.items()}
@@ -162,7 +163,8 @@ class Comparison:
 
     def trials_of(self, methods: Iterable[str]) -> list["Trial"]:
         """Return a trial of each method for each seed and target."""
-        data, compare = self.config.data, self.config.compare
+        data = self.config.data
+        compare = self.config.compare
         own: Any = data.name if data.source == NOISE else f"{data.source}_{data.name}"
         seeds = range(self.config.seed, self.config.seed + compare.seeds)
         places = product(seeds, compare.targets or [own], methods)
@@ -307,10 +309,13 @@ class FunctionLeg(Leg):
 
     def __init__(self, config: Config, name: str, draw: Draw, nfe: int) -> None:
         super().__init__(config, torch.nn.Identity())
-        self._name, self._draw, self._nfe = f'methods["{name}"]', draw, nfe
+        self._name = f'methods["{name}"]'
+        self._draw = draw
+        self._nfe = nfe
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
-        noise, labels = samples.x, [] if samples.labels is None else [samples.labels]
+        noise = samples.x
+        labels = [] if samples.labels is None else [samples.labels]
         try:
             drawn = self._draw(noise.clone(), self._nfe, *labels)
         except Exception as error:

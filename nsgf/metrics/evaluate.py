@@ -237,11 +237,13 @@ def measured_parts(
 ) -> Iterator[dict[str, Any]]:
     """Yield groups of measures for ``metrics.json``."""
     yield distances(config, yardstick, [part.x for part in samples]) | {"versions": versions()}
-    images, pixels = yardstick.data.images, samples[0].pixels
+    images = yardstick.data.images
+    pixels = samples[0].pixels
     if images is None or pixels is None:
         return
     yield nearest_real(config, samples[0].x, images)
-    features, network = yardstick.features, yardstick.network
+    features = yardstick.features
+    network = yardstick.network
     if features and network:
         n = features.used(len(pixels))
         kind, _ = network.spaces[0]

@@ -22,7 +22,8 @@ FEW_POINTS = 50
 """Number of points below which a curve has markers: a single point has no line."""
 ARROWS = 128
 """Largest number of arrows of a field."""
-FRAME, PAUSE = 250, 1500
+FRAME = 250
+PAUSE = 1500
 """Duration of each frame of an animation, and of the first and last frame, in milliseconds."""
 FRAMES = 40
 """Largest number of states of an animation."""

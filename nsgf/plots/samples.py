@@ -215,7 +215,8 @@ def last_leg(marks: Sequence[str]) -> int:
 
 def chosen_states(marks: Sequence[str]) -> list[int]:
     """Return the indices of states to draw: all if they fit, else only some of the last leg."""
-    first, count = last_leg(marks), len(marks)
+    first = last_leg(marks)
+    count = len(marks)
     every = math.ceil((count - first) / max(1, COLUMNS - first))
     return [*range(first), *range(count - 1, first - 1, -every)[::-1]]
 
@@ -364,12 +365,12 @@ def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> Non
 def _show_samples(panel: Any, x: Tensor, target: Tensor, color: str, label: str = "") -> None:
     """Draw images (N, C, H, W) as a grid, or points (N, D) by their first two coordinates, larger
     if they have a label; of points on a line the share in each of the target's bins."""
-    how = {"color": color, "label": label}
+    how: dict[str, Any] = {"color": color, "label": label}
     if x.ndim == 4:
         show_grid(panel, x)
     elif x.shape[1] > 1:
         panel.scatter(*x[:, :2].numpy().T, s=3 if label else 1, **how)
     else:
-        place = (float(target.min()), float(target.max()))
+        how["range"] = (float(target.min()), float(target.max()))
         shares = torch.full_like(x, 1 / len(x)).numpy()
-        panel.hist(x.numpy(), BINS, place, weights=shares, histtype="step", **how)
+        panel.hist(x.numpy(), bins=BINS, weights=shares, histtype="step", **how)
