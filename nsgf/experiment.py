@@ -33,11 +33,12 @@ from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.trackers import open_tracker, require_tracker
 from nsgf.samples import show_preview
-from nsgf.system.distributed import World, check_shares
+from nsgf.system.distributed import ALONE, World, check_shares
 from nsgf.system.errors import UserError, cause
 from nsgf.system.files import ensure_writable, read_lines
 from nsgf.system.hardware import (
     describe_device,
+    existing_folder,
     free_disk_bytes,
     peak_memory,
     pick_device,
@@ -45,7 +46,7 @@ from nsgf.system.hardware import (
 )
 from nsgf.system.output import format_bytes, format_hours, silence
 from nsgf.training.loop import fit
-from nsgf.training.precision import compiled_folder, pick_precision, prepare_environment
+from nsgf.training.precision import pick_precision, prepare_compiler
 from nsgf.training.task import OnLog, Session
 
 UPDATES = 6
@@ -58,7 +59,7 @@ def train(
     config: Config,
     run: RunFolder | None = None,
     first: PhaseName | None = None,
-    world: World | None = None,
+    world: World = ALONE,
     stop: StopRequest | None = None,
     network: OwnNetwork | None = None,
     on_log: OnLog | None = None,
@@ -72,7 +73,7 @@ def train(
         config: the experiment, from :func:`nsgf.resolve.resolve`, which checks it.
         run: a run to resume; None: a new one.
         first: start with this phase (see :func:`nsgf.phases.resume.pending_phases`).
-        world: the processes that train together; None: only this one.
+        world: the processes that train together.
         stop: ends training early; None: only ``train.max_hours`` does.
         network: the caller's, for a run with ``model.network``.
         on_log: see :class:`nsgf.training.task.Session`.
@@ -82,12 +83,12 @@ def train(
         UserError: data are missing, the pool does not fit, the device does not exist, or the run's
             pool or checkpoints contradict the configuration.
     """
-    world, stop = world or World(), stop or StopRequest(config.train.max_hours)
+    stop = stop or StopRequest(config.train.max_hours)
     if run is None or not run.config_file.exists():  # an existing run works without its tracker
         require_tracker(config)
-    prepare_environment(config.train)
     device = pick_device(config.device)
     with ExitStack() as held:
+        # complete what a killed process has begun
         if run and world.is_main:
             try:
                 held.enter_context(lock_folder(run.path))
@@ -95,10 +96,12 @@ def train(
                 raise UserError(
                     f"run = {run.path}: cannot be written ({cause(error)}); resume a copy of it"
                 ) from error
-            finish_restart(run, RunLog(run.path).write)
+            write = RunLog(run.path).write
+            finish_restart(run, write)
             for name in config.phases:
-                checkpoint.restore_previous(run.checkpoint_file(name), RunLog(run.path).write)
+                checkpoint.restore_previous(run.checkpoint_file(name), write)
         world.wait()
+        # what is left to train, and whether it can be
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
         settings = keep_precision(config, run, device) if run else config
         plan = training_plan(settings, names, device, run, world, restarts, network)
@@ -108,6 +111,7 @@ def train(
             plan += ["nothing is left to train", *(f"ignored: {text}" for text in ignored)]
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = Data(config.data, config.seed) if names else None
+        # the run folder; all processes use the first one's
         is_new = run is None
         if world.is_main and is_new:
             run = RunFolder.create(config)
@@ -118,6 +122,7 @@ def train(
             raise UserError(
                 f"out_dir: process {world.rank} does not see {run.path}; must be shared"
             )
+        # from here on, files are written
         log = held.enter_context(RunLog(run.path, quiet=not world.is_main))
         session = Session(settings, run, log, device, world, stop, on_log)
         for line in [f"run {run.path} on {describe_device(device, world.size)}", *plan]:
@@ -130,6 +135,7 @@ def train(
             if phase.name not in names:
                 phase.clean(session)
         log.tidy(config.phases)
+        # the phases
         try:
             if data:
                 for phase in get_phases(names):
@@ -142,7 +148,7 @@ def train(
 
 def train_phase(phase: Phase, session: Session, data: Data) -> None:
     """Train one phase from its start or its checkpoint to its end."""
-    file, log = session.run.checkpoint_file(phase.name), session.log
+    log = session.log
     session.world.wait()  # for the first process, which writes and renames files
     try:
         started = time.perf_counter()
@@ -156,7 +162,7 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     phase.clean(session)
     release_memory(session.device)
     log.tidy(session.config.phases)
-    log.write(f"{phase.name}: done, {file}")
+    log.write(f"{phase.name}: done, {session.run.checkpoint_file(phase.name)}")
     show_preview(session, data, phase)
 
 
@@ -165,7 +171,7 @@ def training_plan(
     names: list[PhaseName],
     device: torch.device,
     run: RunFolder | None = None,
-    world: World | None = None,
+    world: World = ALONE,
     restarts: Collection[PhaseName] = (),
     network: OwnNetwork | None = None,
 ) -> list[str]:
@@ -176,7 +182,7 @@ def training_plan(
         UserError: pool or checkpoints do not fit, the run has a pool with other settings, a
             precision or a package is missing, or there are more processes than samples in a batch.
     """
-    world, pending = world or World(), get_phases(names)
+    pending = get_phases(names)
     if pending and config.train.precision == "fp16" and device.type == "cpu":
         raise UserError("train.precision = fp16: too slow on a CPU; use fp32, bf16 or auto")
     lines = [f"{name}: finished" for name in config.phases if name not in names]
@@ -192,7 +198,7 @@ def training_plan(
             f"{weights[phase.name] / 1e6:.2f} M weights, {precision}"
         )
     if config.train.compile:
-        lines.append(f"train.compile = true: compiled code is kept in {compiled_folder()}")
+        lines.append(f"train.compile = true: compiled code is kept in {prepare_compiler()}")
     plans = [phase.plan(config, device, run, world) for phase in pending]
     home = run or RunFolder(Path(config.out_dir).expanduser())
     check_space(weights, sum(size for _, size in plans), home, restarts)
@@ -206,9 +212,7 @@ def try_phases(
     and the estimated seconds of the whole phase. Raise Stopped if ``stop`` requests it."""
     data = Data(config.data, config.seed)
     stop = stop or StopRequest()
-    place = Path(config.out_dir).expanduser().absolute()
-    while not place.exists():
-        place = place.parent
+    place = existing_folder(Path(config.out_dir).expanduser())
     with tempfile.TemporaryDirectory(
         prefix=".nsgf-preflight-", dir=ensure_writable(place)
     ) as folder:
@@ -226,10 +230,11 @@ def try_phases(
                 fit(phase.name, task, session)
             del task
             release_memory(device)
-            rows = [*read_lines(run.path / "costs.jsonl", phase=str, steps_per_second=float)]
+            rows = read_lines(run.path / "costs.jsonl", phase=str, steps_per_second=float)
             speeds = [speed for name, speed in rows if name == phase.name]
             speed = max(speeds[-UPDATES // 2 :])
-            file, begin = run.checkpoint_file(phase.name), time.perf_counter()
+            file = run.checkpoint_file(phase.name)
+            begin = time.perf_counter()
             checkpoint.load(file)
             read = time.perf_counter() - begin
             seconds = prepared + whole.iterations / speed

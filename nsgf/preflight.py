@@ -11,7 +11,6 @@ from nsgf.experiment import training_plan, try_phases
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import describe_device, pick_device
 from nsgf.system.output import format_hours
-from nsgf.training.precision import prepare_environment
 
 RESERVE_HOURS = 0.5
 """Hours of a session reserved for the start, loading data and the last checkpoint."""
@@ -25,7 +24,6 @@ def preflight(
     remedy. Raise UserError if the device does not exist."""
     if not session_hours > 0:
         raise UserError(f"--session-hours = {session_hours:g}: must be > 0")
-    prepare_environment(config.train)
     device = pick_device(config.device)
     yield f"machine: {describe_device(device)}"
 
@@ -34,7 +32,8 @@ def preflight(
         yield f"ok data: {f'{data.count} samples of ' if data.count else ''}{config.data.name}"
 
     def plan_sessions() -> Iterator[str]:
-        hours, seconds = session_hours - min(RESERVE_HOURS, session_hours / 10), 0.0
+        hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
+        seconds = 0.0
         for line, needed in try_phases(config, device):
             seconds += needed
             yield line

@@ -42,7 +42,7 @@ from nsgf.plots.samples import (
 from nsgf.run.folder import RunFolder, phase_stem, results_folder
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
-from nsgf.system.distributed import World
+from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
 from nsgf.system.hardware import pick_device, release_memory
@@ -64,7 +64,7 @@ CLASS_SAMPLES = 10
 def sample_run(
     config: Config,
     run: RunFolder,
-    world: World | None = None,
+    world: World = ALONE,
     *,
     nfe: int | None = None,
     out: str | None = None,
@@ -80,7 +80,7 @@ def sample_run(
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
             that holds the run, the files go to ``OUT_DIR/RUN/samples``.
-        world: the processes that sample together, of which the first writes; None: only this one.
+        world: the processes that sample together, of which the first writes.
         nfe: network calls for each sample, or the nearest possible number below; None: what the
             settings of sampling imply.
         out: a new file or folder, which is then all that is written: ``FILE.npz``, ``FILE.csv`` for
@@ -95,7 +95,6 @@ def sample_run(
     """
     if nfe is not None:
         config = find_way(config, run.has_checkpoint).choose_calls(config, nfe)
-    world = world or World()
     device = pick_device(config.device)
     is_images = is_image_set(config.data.name)
     # all that can be refused

@@ -23,7 +23,7 @@ from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import Samples, StraightFlow
-from nsgf.system.distributed import World
+from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError
 from nsgf.system.files import ensure_writable, write_text
 from nsgf.system.hardware import pick_device
@@ -156,7 +156,7 @@ class Yardstick:
 
 
 def evaluate_run(
-    config: Config, run: RunFolder, log: Callable[[str], None] = show, world: World | None = None
+    config: Config, run: RunFolder, log: Callable[[str], None] = show, world: World = ALONE
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write ``metrics.json``, part by part.
 
@@ -166,7 +166,7 @@ def evaluate_run(
     Args:
         config: the run's settings, changed by those of this command. If ``out_dir`` does not hold
             the run, which may be read-only, the file goes to ``OUT_DIR/RUN``.
-        world: processes that sample together, of which the first measures; None: only this one.
+        world: processes that sample together, of which the first measures.
 
     Returns:
         The file and its content; the content is empty except in the first process.
@@ -177,7 +177,6 @@ def evaluate_run(
     """
     if config.sampling.label is not None:
         raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
-    world = world or World()
     if not world.is_main:
         log = lambda _: None  # noqa: E731
     # all that can be refused

@@ -10,7 +10,7 @@ from nsgf.config.schema import Config
 from nsgf.pool.trajectories import POSITIONS, matching_header
 from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn import FLOWS
-from nsgf.system.distributed import World
+from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, name_setting, suggest
 from nsgf.system.hardware import available_bytes, free_disk_bytes
 from nsgf.system.output import format_bytes
@@ -91,7 +91,7 @@ def plan_pool(
     shape: tuple[int, ...],
     device: torch.device,
     run: RunFolder | None = None,
-    world: World | None = None,
+    world: World = ALONE,
 ) -> PoolPlan:
     """Choose the pool's type, and check that pool and solver fit. On a graphics card the solver is
     not checked: the flows at a time are halved when its memory is full.
@@ -123,7 +123,7 @@ def plan_pool(
         # images and networks need the other half of the memory
         generous = min(budget, memory // 2) if len(shape) > 1 else budget
     dtype: str = config.pool.dtype
-    if run and (known := matching_header(pool_folder(run, world or World()), config, shape)):
+    if run and (known := matching_header(pool_folder(run, world), config, shape)):
         dtype = known.dtype  # a resumed run must use the same values, whatever memory is free
     elif dtype == "auto":
         dtype = "float32" if pool_bytes(config, shape, "float32") <= generous else "float16"

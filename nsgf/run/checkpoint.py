@@ -83,7 +83,7 @@ def load(file: Path, *, only_header: bool = False) -> dict[str, Any]:
             if only_header:
                 return header
             payload = store.read(stream)
-        if not all(map(is_finite, payload.values())):
+        if not is_finite(payload):
             raise ValueError("values that are not finite")
         return {**payload, **header}
     except UserError:
@@ -113,13 +113,13 @@ def newer_format_error(file: str, its: int, ours: int) -> UserError:
     )
 
 
-def is_finite(state: Any) -> bool:
-    """Whether all tensors in a network's state are finite. True for anything but a dictionary."""
+def is_finite(payload: Mapping[str, Any]) -> bool:
+    """Whether all tensors in the states of networks, the dictionaries of a payload, are finite."""
     import torch
 
-    if not isinstance(state, Mapping):
-        return True
-    finite = [part.isfinite().all() for part in state.values() if isinstance(part, torch.Tensor)]
+    states = [state for state in payload.values() if isinstance(state, Mapping)]
+    parts = [part for state in states for part in state.values() if isinstance(part, torch.Tensor)]
+    finite = [part.isfinite().all() for part in parts]
     return not finite or bool(torch.stack(finite).all())  # one result to wait for, not many
 
 

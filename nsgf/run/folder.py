@@ -33,6 +33,7 @@ from nsgf.version import versions
 if TYPE_CHECKING:
     from nsgf.models import OwnNetwork
 
+CHECKOUT = Path(__file__).parents[2]
 IN_FOLDER = ("none", "tensorboard")
 """Trackers that write into the run folder only."""
 FOREIGN = "wandb"
@@ -48,7 +49,8 @@ class RunFolder:
     """The caller's network for a run with ``model.network``; no file holds it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path = path.absolute()  # a caller may change the working directory
+        path = path.absolute()  # a caller may change the working directory
+        self.path = path
         self.config_file = path / "config.yaml"
         self.pool = path / "pool"
         self.samples = path / "samples"
@@ -131,7 +133,8 @@ def phase_stem(phase: PhaseName) -> str:
 def results_folder(config: Config, run: RunFolder) -> Path:
     """Return the folder for a run's results: the run folder, or ``OUT_DIR/RUN`` if the run lies
     elsewhere. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
-    home, out = run.path.resolve(), Path(config.out_dir).expanduser()
+    home = run.path.resolve()
+    out = Path(config.out_dir).expanduser()
     if run.results_name:
         return out / run.results_name
     parents = {home.parent, run.path.parent.resolve()}  # these differ for a link
@@ -229,29 +232,23 @@ def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:
 
 
 def provenance() -> dict[str, object]:
-    """Return versions, machine, and git commit, for ``versions.json``."""
+    """Return versions, machine, and git commit, for ``versions.json``. The commit has ``-dirty`` if
+    files changed; it is None outside of a checkout."""
     import torch
 
     from nsgf.system.hardware import available_cores
 
+    commit = None
+    if (CHECKOUT / ".git").exists():
+        command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40"]
+        command.append("--exclude=*")
+        with suppress(OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
+            said = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=10)
+            commit = said.decode().strip()
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": available_cores(),
         "memory": format_bytes(psutil.virtual_memory().total),
         "cards": [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())],
     }
-    return {**versions(), "commit": _commit(Path(__file__).parents[2]), "machine": machine}
-
-
-def _commit(checkout: Path) -> str | None:
-    """Return the git commit, with ``-dirty`` if files changed; None outside of a checkout."""
-    if not (checkout / ".git").exists():
-        return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        done = subprocess.run(
-            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
-        return None
-    return done.stdout.strip()
+    return {**versions(), "commit": commit, "machine": machine}

@@ -70,7 +70,7 @@ def is_locked(folder: Path) -> bool:
 
 
 @contextmanager
-def wait_for_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+def wait_for_lock(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Make a folder if needed, wait until no other process has locked it, then lock it.
 
     ``waiting`` is called about once a second during the wait; an exception ends the wait.

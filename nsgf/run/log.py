@@ -108,20 +108,18 @@ class Cost(NamedTuple):
     """Time for preparation (such as the pool) and updates, in seconds."""
     peak_memory: int
     """Peak memory in bytes."""
+    steps: int
+    """Number of updates."""
 
 
 def read_costs(folder: Path) -> dict[str, Cost]:
     """Return the costs by phase. Each line of the file has the speed since the line before it."""
     found: dict[str, Cost] = {}
-    steps: dict[str, int] = {}
     kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}
-    for phase, step, speed, peak, prepared in read_lines(
-        folder / "costs.jsonl", **kinds, prepare_seconds=float
-    ):
-        if speed <= 0:
-            continue
-        seconds = (step - steps.get(phase, 0)) / speed
-        before = found.get(phase, Cost(0.0, 0))
-        found[phase] = Cost(before.seconds + prepared + seconds, max(peak, before.peak_memory))
-        steps[phase] = step
+    kinds["prepare_seconds"] = float
+    for phase, step, speed, peak, prepared in read_lines(folder / "costs.jsonl", **kinds):
+        if speed > 0:
+            seconds, highest, before = found.get(phase, (0.0, 0, 0))
+            seconds += prepared + (step - before) / speed
+            found[phase] = Cost(seconds, max(peak, highest), step)
     return found

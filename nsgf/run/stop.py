@@ -69,7 +69,8 @@ class StopRequest:
     def _take(self, number: int, _: FrameType | None) -> None:
         if self._launcher is None and self._is_repeated(number):
             raise KeyboardInterrupt
-        name = self._signal = signal.Signals(number).name
+        name = signal.Signals(number).name
+        self._signal = name
         # print is not reentrant: the signal may have interrupted a print
         line = f"\nnsgf: {name}: saving and ending after this step; repeat it to end at once\n"
         with suppress(OSError):  # stderr is closed

@@ -65,7 +65,8 @@ class TensorBoardTracker:
         """Raise ImportError if tensorboard is missing or damaged."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._begin, self._config = SummaryWriter, config
+        self._begin = SummaryWriter
+        self._config = config
         self._folder = run.path / "tensorboard"
         self.place = f"show it with: tensorboard --logdir {self._folder}"
         """Where the records are, for the log."""
@@ -74,7 +75,8 @@ class TensorBoardTracker:
 
     def record(self, values: dict[str, Any]) -> None:
         """Write the numbers of a record of metrics.jsonl or costs.jsonl at once."""
-        phase, step = values["phase"], values["step"]
+        phase = values["phase"]
+        step = values["step"]
         writer = self._writer(phase, step)
         self._steps[phase] = step
         for key, value in values.items():
@@ -121,10 +123,10 @@ class WandbTracker:
                 "settings to ~/.config/wandb/settings and remove this file"
             )
         env = os.environ
-        mode: Any = env.get("WANDB_MODE", "online")
-        if config.tracking.tracker == "wandb-offline":
-            mode = "offline"
-        home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
+        is_offline = config.tracking.tracker == "wandb-offline"
+        mode: Any = "offline" if is_offline else env.get("WANDB_MODE", "online")
+        home = Path(config.out_dir).expanduser().resolve()
+        path = run.path.resolve()
         # silence before init also prevents its prompts
         wandb.setup(settings=wandb.Settings(silent=True))
         # below out_dir, such as compare-2d/moons/nsgf-seed0

@@ -15,7 +15,7 @@ from nsgf.run import store
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import StopRequest
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork, Samples
-from nsgf.system.distributed import World
+from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
 from nsgf.version import versions
@@ -35,7 +35,7 @@ def generate(
     *,
     keep: int | None = None,
     path: int = 0,
-    world: World | None = None,
+    world: World = ALONE,
     folder: Path | None = None,
     progress: bool = True,
 ) -> Samples:
@@ -47,7 +47,7 @@ def generate(
         keep: for images: return all samples as bytes, and only the first ``keep`` as floats; None:
             return all as floats.
         path: number of samples of the first batch whose path is returned too; not with ``folder``.
-        world: processes that divide the batches; None: only this process.
+        world: processes that divide the batches.
         folder: folder with a file for each finished batch. Read these, and add new ones; None: no
             files.
     Returns:
@@ -55,7 +55,6 @@ def generate(
     Raises:
         UserError: torchrun has ended.
     """
-    world = world or World()
     stop = StopRequest()
     done = dict[int, Batch]()
     shown: dict[str, Any] = {}

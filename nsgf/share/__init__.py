@@ -181,7 +181,9 @@ class ExportedRun(SharedRun):
                         f"{name} is {its.get(name, 'missing')}, not {ours.get(name, 'expected')}"
                     )
                     raise ValueError(f"does not fit the network of {CONFIG_FILE}: {problem}")
-            if not is_finite(state):  # torch cannot compare 8-bit floats, which do not fit
+            if not is_finite(
+                {phase.name: state}
+            ):  # torch cannot compare 8-bit floats, which do not fit
                 raise ValueError("has values that are not finite")
         except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
             why = cause(error) if isinstance(error, OSError) else one_line(error)

@@ -54,7 +54,9 @@ def suggest(key: str, value: Any = "") -> str:
     """Return ``--KEY VALUE`` or ``KEY=VALUE``, as the user sets it; without value, the name."""
     names, are_flags = _names.get()
     name = names.get(key, f"--{key}" if are_flags else key)
-    return name + (" " if are_flags else "=") * (value != "") + str(value)
+    if value == "":
+        return name
+    return f"{name} {value}" if are_flags else f"{name}={value}"
 
 
 class UserError(Exception):
@@ -117,8 +119,6 @@ def is_memory_full(error: BaseException) -> bool:
 
 def printable(text: str) -> str:
     """Escape all characters of a text except printable ones and line ends."""
-    if text.replace("\n", "").isprintable():
-        return text
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )

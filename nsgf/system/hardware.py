@@ -50,18 +50,17 @@ def pick_device(name: str) -> torch.device:
 def _kernel_problem(device: torch.device) -> str | None:
     """Return why this build of torch cannot use a card; None if it can: it has code for the card's
     generation, or code that the driver can translate (``compute_``)."""
-    capability = torch.cuda.get_device_capability(device)
-    built = [re.match(r"(sm|compute)_(\d+)(\d)", name) for name in torch.cuda.get_arch_list()]
-    generations = [(code[1], (int(code[2]), int(code[3]))) for code in built if code]
-    if not generations or any(  # builds for AMD have other names
-        generation <= capability and (kind == "compute" or generation[0] == capability[0])
-        for kind, generation in generations
+    major, minor = torch.cuda.get_device_capability(device)
+    built = " ".join(torch.cuda.get_arch_list())
+    codes = re.findall(r"(sm|compute)_(\d+)", built)  # builds for AMD have other names
+    if not codes or any(
+        int(code) <= 10 * major + minor and (kind == "compute" or int(code) // 10 == major)
+        for kind, code in codes
     ):
         return None
     return (
-        f"{torch.cuda.get_device_name(device)} is of generation {capability[0]}.{capability[1]}, "
-        f"which torch {torch.__version__} does not support "
-        f"({' '.join(torch.cuda.get_arch_list())}); install a build that does"
+        f"{torch.cuda.get_device_name(device)} is of generation {major}.{minor}, which torch "
+        f"{torch.__version__} does not support ({built}); install a build that does"
     )
 
 
@@ -120,12 +119,14 @@ def available_cores() -> int:
     return cores
 
 
+def existing_folder(path: Path) -> Path:
+    """Return the first of ``path`` and the folders above it that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
 def free_disk_bytes(folder: Path) -> int:
     """Return the free bytes on the disk of ``folder``, which need not exist yet."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+    return shutil.disk_usage(existing_folder(folder)).free
 
 
 def release_memory(device: torch.device) -> None:

@@ -96,7 +96,20 @@ class PhaseLoop:
         total = self.optim.iterations
         # continue after the last checkpoint, if there is one
         if self.file.exists():
-            self._resume()
+            payload = checkpoint.load(self.file)
+            checkpoint.check_phase(self.file, payload, self.name)
+            try:
+                state.load_state_dict(payload)
+                self.window = [StepStats(*pair) for pair in payload["window"]]
+            except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+                if is_memory_full(error):
+                    raise
+                own = session.config.model.network
+                remedy = "remove it" if own is None else "pass the network that it was saved with"
+                raise UserError(
+                    f"checkpoint {self.file} does not fit ({one_line(error)}); {remedy}"
+                ) from error
+            self.saved_step = state.step
             self.log(f"continues after step {state.step} of {total}")
         session.log.tidy(session.config.phases, self.name, state.step)
         # batches; for points a thread costs more time than it saves
@@ -132,21 +145,8 @@ class PhaseLoop:
                 self.log(f"compiled in {time.perf_counter() - started:.1f} s")
                 batches = chain([batch], loaded)
             while not (stopping := session.should_stop()) and state.step < total:
-                # queue an update
-                try:
-                    with torch.profiler.record_function("sample"):
-                        batch = next(batches)
-                    outcome = state.update(batch)
-                except UserError:  # the data have changed, or the card is full
-                    self._save_once()
-                    raise
-                except torch.cuda.OutOfMemoryError as error:
-                    raise UserError(
-                        f"{self.name}: out of memory on the card at step {state.step + 1}, where "
-                        "splitting the batch does not help; try a smaller "
-                        f"{suggest('optim.batch_size')}"
-                    ) from error
-                # read the result of the previous one, which has finished
+                # queue an update, then read the result of the previous one, which has finished
+                outcome = self._update(batches)
                 self._settle(pending, progress)
                 pending = outcome
                 # records and checkpoints
@@ -170,6 +170,21 @@ class PhaseLoop:
         self._save_once()
         if stopping and state.step < total:  # otherwise the next phase raises Stopped
             raise Stopped(f"{self.name}: step {state.step} of {total}")
+
+    def _update(self, batches: Iterator[Batch]) -> PendingStats:
+        """Queue the next update."""
+        try:
+            with torch.profiler.record_function("sample"):
+                batch = next(batches)
+            return self.state.update(batch)
+        except UserError:  # the data have changed, or the card is full
+            self._save_once()
+            raise
+        except torch.cuda.OutOfMemoryError as error:
+            raise UserError(
+                f"{self.name}: out of memory on the card at step {self.state.step + 1}, where "
+                f"splitting the batch does not help; try a smaller {suggest('optim.batch_size')}"
+            ) from error
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
         """Read the result of a queued update; raise UserError after too many skipped updates."""
@@ -224,23 +239,6 @@ class PhaseLoop:
         )
         self.prepare_seconds = 0.0
 
-    def _resume(self) -> None:
-        """Load the checkpoint."""
-        payload = checkpoint.load(self.file)
-        checkpoint.check_phase(self.file, payload, self.name)
-        try:
-            self.state.load_state_dict(payload)
-            self.window = [StepStats(*pair) for pair in payload["window"]]
-        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-            if is_memory_full(error):
-                raise
-            own = self.session.config.model.network
-            remedy = "remove it" if own is None else "pass the network that it was saved with"
-            raise UserError(
-                f"checkpoint {self.file} does not fit ({one_line(error)}); {remedy}"
-            ) from error
-        self.saved_step = self.state.step
-
     def _save_once(self) -> Path:
         """Save a checkpoint, unless this step has one, and return the run folder."""
         if self.saved_step != self.state.step:
@@ -259,7 +257,7 @@ class PhaseLoop:
                 f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr in a new run, or "
                 "train longer: the loss scale of fp16 needs some updates to settle"
             )
-        if not all(map(checkpoint.is_finite, content.values())):
+        if not checkpoint.is_finite(content):
             kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"
             raise UserError(
                 f"{self.name}: the weights are not finite after step {step}; {kept} is kept; try a "

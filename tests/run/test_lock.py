@@ -74,7 +74,7 @@ def without_locks(monkeypatch, number: int) -> None:
 def test_file_system_without_locks_is_used_with_one_warning(tmp_path, number, monkeypatch, capsys):
     without_locks(monkeypatch, number)
     for folder in (tmp_path, tmp_path / "inner"):
-        with wait_for_lock(folder):
+        with wait_for_lock(folder, Mock()):
             assert (folder / "lock.owner").exists()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: ")

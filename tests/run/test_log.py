@@ -109,4 +109,4 @@ def test_costs_are_preparation_and_updates(tmp_path):
         )
     with (tmp_path / "costs.jsonl").open("a") as file:
         file.write('{"phase": "nsgf", "step": 9, "steps_per_second": 0, "peak_memory": 900}\n{"ph')
-    assert read_costs(tmp_path) == {"nsgf": Cost(7.0 + 2.0 + 3.0 + 1.0, 300)}
+    assert read_costs(tmp_path) == {"nsgf": Cost(7.0 + 2.0 + 3.0 + 1.0, 300, 50)}
