@@ -46,7 +46,7 @@ from nsgf.system.hardware import (
 )
 from nsgf.system.output import format_bytes, format_hours, silence
 from nsgf.training.loop import fit
-from nsgf.training.precision import compiled_folder, pick_precision, prepare_environment
+from nsgf.training.precision import pick_precision, prepare_compiler
 from nsgf.training.task import OnLog, Session
 
 UPDATES = 6
@@ -86,7 +86,6 @@ def train(
     stop = stop or StopRequest(config.train.max_hours)
     if run is None or not run.config_file.exists():  # an existing run works without its tracker
         require_tracker(config)
-    prepare_environment(config.train)
     device = pick_device(config.device)
     with ExitStack() as held:
         # complete what a killed process has begun
@@ -199,7 +198,7 @@ def training_plan(
             f"{weights[phase.name] / 1e6:.2f} M weights, {precision}"
         )
     if config.train.compile:
-        lines.append(f"train.compile = true: compiled code is kept in {compiled_folder()}")
+        lines.append(f"train.compile = true: compiled code is kept in {prepare_compiler()}")
     plans = [phase.plan(config, device, run, world) for phase in pending]
     home = run or RunFolder(Path(config.out_dir).expanduser())
     check_space(weights, sum(size for _, size in plans), home, restarts)

@@ -11,7 +11,6 @@ from nsgf.experiment import training_plan, try_phases
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import describe_device, pick_device
 from nsgf.system.output import format_hours
-from nsgf.training.precision import prepare_environment
 
 RESERVE_HOURS = 0.5
 """Hours of a session reserved for the start, loading data and the last checkpoint."""
@@ -25,7 +24,6 @@ def preflight(
     remedy. Raise UserError if the device does not exist."""
     if not session_hours > 0:
         raise UserError(f"--session-hours = {session_hours:g}: must be > 0")
-    prepare_environment(config.train)
     device = pick_device(config.device)
     yield f"machine: {describe_device(device)}"
 

@@ -33,6 +33,7 @@ from nsgf.version import versions
 if TYPE_CHECKING:
     from nsgf.models import OwnNetwork
 
+CHECKOUT = Path(__file__).parents[2]
 IN_FOLDER = ("none", "tensorboard")
 """Trackers that write into the run folder only."""
 FOREIGN = "wandb"
@@ -231,28 +232,23 @@ def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:
 
 
 def provenance() -> dict[str, object]:
-    """Return versions, machine, and git commit, for ``versions.json``."""
+    """Return versions, machine, and git commit, for ``versions.json``. The commit has ``-dirty`` if
+    files changed; it is None outside of a checkout."""
     import torch
 
     from nsgf.system.hardware import available_cores
 
+    commit = None
+    if (CHECKOUT / ".git").exists():
+        command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40"]
+        command.append("--exclude=*")
+        with suppress(OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
+            said = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=10)
+            commit = said.decode().strip()
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": available_cores(),
         "memory": format_bytes(psutil.virtual_memory().total),
         "cards": [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())],
     }
-    return {**versions(), "commit": _commit(Path(__file__).parents[2]), "machine": machine}
-
-
-def _commit(checkout: Path) -> str | None:
-    """Return the git commit, with ``-dirty`` if files changed; None outside of a checkout."""
-    if not (checkout / ".git").exists():
-        return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
-    command.append("--exclude=*")
-    try:
-        said = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
-        return None
-    return said.strip()
+    return {**versions(), "commit": commit, "machine": machine}

@@ -96,7 +96,20 @@ class PhaseLoop:
         total = self.optim.iterations
         # continue after the last checkpoint, if there is one
         if self.file.exists():
-            self._resume()
+            payload = checkpoint.load(self.file)
+            checkpoint.check_phase(self.file, payload, self.name)
+            try:
+                state.load_state_dict(payload)
+                self.window = [StepStats(*pair) for pair in payload["window"]]
+            except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+                if is_memory_full(error):
+                    raise
+                own = session.config.model.network
+                remedy = "remove it" if own is None else "pass the network that it was saved with"
+                raise UserError(
+                    f"checkpoint {self.file} does not fit ({one_line(error)}); {remedy}"
+                ) from error
+            self.saved_step = state.step
             self.log(f"continues after step {state.step} of {total}")
         session.log.tidy(session.config.phases, self.name, state.step)
         # batches; for points a thread costs more time than it saves
@@ -225,23 +238,6 @@ class PhaseLoop:
             prepare_seconds=round(self.prepare_seconds, 3),
         )
         self.prepare_seconds = 0.0
-
-    def _resume(self) -> None:
-        """Load the checkpoint."""
-        payload = checkpoint.load(self.file)
-        checkpoint.check_phase(self.file, payload, self.name)
-        try:
-            self.state.load_state_dict(payload)
-            self.window = [StepStats(*pair) for pair in payload["window"]]
-        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-            if is_memory_full(error):
-                raise
-            own = self.session.config.model.network
-            remedy = "remove it" if own is None else "pass the network that it was saved with"
-            raise UserError(
-                f"checkpoint {self.file} does not fit ({one_line(error)}); {remedy}"
-            ) from error
-        self.saved_step = self.state.step
 
     def _save_once(self) -> Path:
         """Save a checkpoint, unless this step has one, and return the run folder."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from nsgf.config.schema import Config, TrainConfig
+from nsgf.config.schema import Config
 from nsgf.data import is_image_set
 from nsgf.system.errors import UserError
 
@@ -90,18 +90,13 @@ def device_settings() -> Iterator[None]:
         yield
 
 
-def prepare_environment(config: TrainConfig) -> None:
-    """Set the cache folder of torch's compiler before its first use."""
-    if config.compile:
-        os.environ[COMPILED] = compiled_folder()
-
-
-def compiled_folder() -> str:
-    """Return the cache folder of torch's compiler: the user's setting, or the user's cache. The
-    compiler executes code from there, so the folder is never in a run folder or a shared folder.
-    Raise UserError if there is neither."""
+def prepare_compiler() -> str:
+    """Set the cache folder of torch's compiler before its first use, and return it: the user's
+    setting, or the user's cache. The compiler executes code from there, so the folder is never in a
+    run folder or a shared folder. Raise UserError if there is neither."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.path.expanduser(os.environ.get(COMPILED) or f"{caches}/nsgf/compiled")
     if chosen.startswith("~"):
         raise UserError(f"train.compile = true: this user has no home folder; set {COMPILED}")
+    os.environ[COMPILED] = chosen
     return chosen

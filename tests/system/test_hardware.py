@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from nsgf.run.folder import _commit, provenance
+from nsgf.run import folder
 from nsgf.system import hardware
 from nsgf.system.distributed import take_card
 from nsgf.system.errors import UserError
@@ -179,17 +179,18 @@ def test_peak_memory_keeps_the_highest():
     assert after >= 80 * 2**20
 
 
-def test_provenance_names_versions_commit_and_machine(tmp_path):
-    known = provenance()
+def test_provenance_names_versions_commit_and_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "CHECKOUT", tmp_path)
+    known = folder.provenance()
     assert {"nsgf", "torch", "geomloss", "python", "commit"} <= known.keys()
     assert known["machine"]["cores"] == len(os.sched_getaffinity(0))
-    assert _commit(tmp_path) is None
+    assert known["commit"] is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
     subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "a").write_text("1")
     subprocess.run([*git, "add", "a"], check=True)
     subprocess.run([*git, "commit", "-qm", "x"], check=True)
-    commit = _commit(tmp_path)
+    commit = folder.provenance()["commit"]
     assert re.fullmatch("[0-9a-f]{40}", commit)
     (tmp_path / "a").write_text("2")
-    assert _commit(tmp_path) == f"{commit}-dirty"
+    assert folder.provenance()["commit"] == f"{commit}-dirty"

@@ -11,7 +11,7 @@ from nsgf.system.errors import UserError
 from nsgf.training.precision import (
     BFLOAT16_CHECKS,
     pick_precision,
-    prepare_environment,
+    prepare_compiler,
     sampling_precision,
 )
 from tests.training.toys import CPU, Quadratic, Updates
@@ -81,9 +81,7 @@ def test_compiled_code_is_kept_outside_of_runs(own, caches, expected, monkeypatc
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own)
     monkeypatch.setenv("HOME", "/h")
     monkeypatch.setenv("XDG_CACHE_HOME", caches)
-    prepare_environment(TrainConfig())
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == own
-    prepare_environment(TrainConfig(compile=True))
+    assert prepare_compiler() == expected
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
 
 
@@ -93,7 +91,7 @@ def test_user_without_a_home_names_the_folder_of_compiled_code(monkeypatch):
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError("uid not found")))
     with pytest.raises(UserError, match="set TORCHINDUCTOR_CACHE_DIR"):
-        prepare_environment(TrainConfig(compile=True))
+        prepare_compiler()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
