@@ -44,8 +44,6 @@ class Phase(ABC):
 
     takes_classes: ClassVar[bool] = False
     """Whether the network can be trained with class labels (``data.conditional``)."""
-    draws_paths: ClassVar[bool] = False
-    """Whether earlier networks, if there are any, compute its batches."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
     """Sections and dotted settings that determine training samples and network. They must match
     when a checkpoint is reused. The phase's optimizer settings are not included."""

@@ -120,7 +120,7 @@ class Reflow(Phase):
 
     name = "reflow"
     title = "reflow"
-    takes_classes = draws_paths = True
+    takes_classes = True
     follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:

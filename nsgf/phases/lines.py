@@ -119,7 +119,6 @@ class LinePhase(Phase):
     that sample end; with affine, where the affine map sends the sample."""
 
     takes_classes = True
-    draws_paths = True
     lines: ClassVar[tuple[str, ...]] = (
         *NSGF.follows,
         *("nsf.source", "nsf.coupling", "nsf.coupling_batch", "nsf.starts"),
