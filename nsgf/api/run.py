@@ -5,6 +5,7 @@ Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,)
 
 import copy
 import inspect
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,7 @@ class Run:
         check(config)
         if nfe is not None:
             way = find_way(config, self.networks.__contains__)
-            config = way.choose_calls(config, nfe)
+            config = way.choose_calls(config, operator.index(nfe))
         source = build_source(config.data, config.seed, "sample")
         sampler = self.sampler.with_settings(config)
         samples = generate(
