@@ -217,15 +217,15 @@ def test_time_of_training_is_told_once_for_each_method(tmp_path):
 
 
 def test_stop_between_two_measures(comparison):
-    hours, said = [0.0], []
+    stop, said = StopRequest(), []
 
     def log(line):
         if re.search(r"NFE \d", line):
             said.append(line)
-            hours[0] = 2
+            stop.follow()
 
     with pytest.raises(Stopped):
-        compare(comparison, StopRequest(1, lambda: 3600 * hours[0]), log)
+        compare(comparison, stop, log)
     assert len(said) == 1
 
 
