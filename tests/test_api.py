@@ -169,7 +169,6 @@ def test_a_run_is_opened_on_another_device(small_run):
         ({}, {"n": 0}, "n = 0"),
         ({}, {"n": 4, "seed": -1}, "seed = -1"),
         ({}, {"n": 4, "nfe": 2}, "nfe = 2: must be a whole number >= 3"),
-        ({}, {"n": 4, "nfe": 5.0}, "nfe = 5.0"),
         ({"sampling.solver": "dopri5"}, {"n": 4, "nfe": 10}, "nfe = 10: sampling.solver"),
         ({"sampling.stepz": 3}, {"n": 4}, "sampling.stepz"),
         ({1: 3}, {"n": 4}, "1: unknown key"),

@@ -74,7 +74,7 @@ def load_yaml(text: str) -> Any:
     try:
         if yaml.AliasEvent in map(type, yaml.parse(text, _Loader)):
             raise ValueError("an alias (*name): write the values out, or use the section optim")
-        return yaml.load(text, _Loader)
+        return _Loader(text).get_single_data()
     except Exception as error:  # PyYAML raises many types for a value with a wrong tag
         raise yaml.YAMLError(str(error)) from error
 

@@ -59,6 +59,12 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
     are followed, except to a folder that they lie in."""
     from PIL import Image
 
+    if not root.is_dir():
+        what = "is no folder" if root.exists() else "no such folder"
+        raise UserError(
+            f"{name_setting('data.path', root)}: {what}; name a folder of images, a file .npz or "
+            f".npy, or a file of points with {suggest('exp', 'points')}"
+        )
     home = root.resolve()
     endings = {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
     images = list[Path]()
@@ -78,9 +84,8 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
                 images.append(own)
     if len(images) < LEAST:
         raise UserError(
-            f"{name_setting('data.path', root)}: {len(images)} images, must be a folder with "
-            f"{LEAST} or more of {', '.join(FORMATS)}, or a file .npz or .npy; a file of points "
-            f"needs {suggest('exp', 'points')}"
+            f"{name_setting('data.path', root)}: {len(images)} images in it, must be {LEAST} or "
+            f"more of {', '.join(FORMATS)}"
         )
     return sorted(images, key=lambda file: file.parts), others
 

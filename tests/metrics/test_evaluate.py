@@ -82,7 +82,7 @@ def test_diverged_networks_are_refused(small, small_run, monkeypatch):
     monkeypatch.setattr(
         FlowSampler,
         "__call__",
-        lambda _, x, *__: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0),
+        lambda _, x, *__, **___: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0),
     )
     with pytest.raises(UserError, match="diverged"):
         evaluate_run(small, small_run)

@@ -142,9 +142,9 @@ def test_batches_must_divide_into_whole_groups_for_each_process(one_call, condit
     plan = get_phase("generator").plan
     plan(one_call, CPU, None, World(0, 8))
     plan(conditional, CPU, None, World(0, 2))
-    with pytest.raises(UserError, match=r"batch_size = 44: must be a multiple of 66"):
+    with pytest.raises(UserError, match=r"batch_size = 44: .*66"):
         plan(conditional, CPU, None, World(0, 3))
-    with pytest.raises(UserError, match=r"batch_size = 16: must be >= 18"):
+    with pytest.raises(UserError, match=r"batch_size = 16: .*18"):
         plan(one_call, CPU, None, World(0, 9))
 
 

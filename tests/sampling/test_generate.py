@@ -79,7 +79,7 @@ def test_path_is_that_of_the_first_samples():
 
 def test_samples_that_are_not_finite_are_noticed():
     class Broken(Copies):
-        def __call__(self, x, labels=None):
+        def __call__(self, x, labels=None, *, keep_path=False):
             return Samples(x=x / (len(x) - 4), nfe=1.0)  # the last batch of all
 
     assert drawn(None)[0].finite
@@ -172,7 +172,7 @@ def test_processes_stop_after_the_current_batch_when_torchrun_ends(monkeypatch, 
     monkeypatch.setattr("nsgf.sampling.generate.StopRequest", lambda: stop)
 
     class Last(Copies):
-        def __call__(self, x, labels=None):
+        def __call__(self, x, labels=None, *, keep_path=False):
             stop.reason = "torchrun has ended"
             return super().__call__(x, labels)
 
