@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -127,27 +127,6 @@ def starting_network(phase: Phase, session: Session, other: Phase | None = None)
     return model
 
 
-def restored_network(
-    phase: Phase, config: Config, state: Any, device: torch.device, own: OwnNetwork | None = None
-) -> nn.Module:
-    """Return a phase's network with the weights ``state``, in eval mode and without gradients.
-
-    Raises:
-        RuntimeError, TypeError, AttributeError: the weights do not fit the network.
-    """
-    model = new_network(phase, config, torch.device("cpu"), own)
-    model.load_state_dict(state)
-    return model.to(device).eval().requires_grad_(False)
-
-
-class SharedRun(RunFolder, ABC):
-    """A read-only folder that holds networks without checkpoints."""
-
-    @abstractmethod
-    def load(self, phase: Phase, config: Config, device: torch.device) -> TrainedNetwork:
-        """See :func:`load_network`."""
-
-
 def load_network(
     phase: Phase, config: Config, run: RunFolder, device: torch.device
 ) -> TrainedNetwork:
@@ -155,25 +134,33 @@ def load_network(
     gradients.
 
     Raises:
-        UserError: there is no checkpoint, or it has other settings or another architecture.
+        UserError: there are no weights, or they have other settings or another architecture.
     """
-    if isinstance(run, SharedRun):
-        return run.load(phase, config, device)
-    file = run.checkpoint_file(phase.name)
     try:
-        payload, remark = checkpoint.load_good(file)
+        kept = run.weights(phase.name)
     except checkpoint.Unreadable as error:
         number = [*config.phases, phase.name].index(phase.name) + 1  # phases may lack it now
         remedy = f"nsgf train --run {run.path} --resume-phase {number}"
         raise UserError(f"{error} and train that phase anew: {remedy}") from error
-    checkpoint.check_phase(file, payload, phase.name)
-    texts = find_contradictions(payload["config"], config, set(phase.follows) - FREE_IN_SAMPLING)
+    texts = find_contradictions(kept.config, config, set(phase.follows) - FREE_IN_SAMPLING)
     if texts:
-        raise UserError(f"cannot use {file}: " + "; ".join(texts))
+        raise UserError(f"cannot use {kept.file}: " + "; ".join(texts))
+    wanted = outline(phase, config, run.network).state_dict()
     try:
-        model = restored_network(phase, config, payload["ema"], device, run.network)
-        progress = f"{payload['step']} of {payload['config'][phase.name]['iterations']}{remark}"
-    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        its, ours = (
+            {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+            for tensors in (kept.state, wanted)
+        )
+        for name in sorted(its.keys() | ours.keys()):  # before weights are allocated
+            if its.get(name) != ours.get(name):
+                own = ours.get(name, "expected")
+                raise ValueError(f"{name} is {its.get(name, 'missing')}, not {own}")
+        if not checkpoint.is_finite({phase.name: kept.state}):
+            raise ValueError("has values that are not finite")
+        model = new_network(phase, config, torch.device("cpu"), run.network)
+        model.load_state_dict(kept.state)
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
         why = one_line(error)
-        raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
-    return TrainedNetwork(model, progress, payload.get("precision"))
+        raise UserError(f"{kept.file} does not fit the network ({why})") from error
+    network = model.to(device).eval().requires_grad_(False)
+    return TrainedNetwork(network, kept.progress, kept.precision)

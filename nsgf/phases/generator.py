@@ -160,8 +160,8 @@ class Generator(Phase):
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
             if count and (count % unit if groups > 1 else count < unit):
                 raise UserError(
-                    f"generator.{key} = {count}: must be {unit} or a multiple of it: two halves, "
-                    f"for {groups - 1} classes and for no class, in each of {world.size} "
+                    f"generator.{key} = {count}: must be >= {unit}, with classes a multiple: two "
+                    f"halves, for {groups - 1} classes and for no class, in each of {world.size} "
                     f"processes; the nearest is {nearest_multiple(count, unit)}"
                 )
         return "", 0

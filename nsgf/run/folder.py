@@ -16,7 +16,7 @@ from dataclasses import asdict
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -24,8 +24,14 @@ from nsgf.config.files import FACTS_FILE, read_experiment
 from nsgf.config.schema import PHASE_NUMBERS, Config, DataConfig, PhaseName
 from nsgf.config.settings import FACTS, Layer, nest
 from nsgf.config.values import dump_yaml
-from nsgf.run.checkpoint import previous_file, read_good_header, unused_file
-from nsgf.system.errors import UserError, cause
+from nsgf.run.checkpoint import (
+    check_phase,
+    load_good,
+    previous_file,
+    read_good_header,
+    unused_file,
+)
+from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.files import ensure_writable, read_object, sync_folder, write_text
 from nsgf.system.output import format_bytes
 from nsgf.version import versions
@@ -38,6 +44,20 @@ IN_FOLDER = ("none", "tensorboard")
 """Trackers that write into the run folder only."""
 FOREIGN = "wandb"
 """Folder of wandb's own files. They may be links; this program writes nothing into it."""
+
+
+class Weights(NamedTuple):
+    """The averaged weights of a phase's network."""
+
+    file: Path
+    state: dict[str, Any]
+    """Tensors by name."""
+    config: dict[str, Any]
+    """Settings that they were trained with, by section."""
+    progress: str
+    """Updates done and configured when they were saved, e.g. ``300 of 100000``."""
+    precision: object = None
+    """Precision of training; None: not known."""
 
 
 class RunFolder:
@@ -74,6 +94,24 @@ class RunFolder:
             where = f"{self.config_file}, written by nsgf {version}"
             raise UserError(f"{where}: {error}") from error
         return {**saved.settings, **saved.facts}
+
+    def weights(self, phase: PhaseName) -> Weights:
+        """Return the averaged weights of a phase, from its newest readable checkpoint.
+
+        Raises:
+            Unreadable: the file is damaged.
+            UserError: it is missing or of another phase, or the system cannot read it.
+        """
+        file = self.checkpoint_file(phase)
+        payload, remark = load_good(file)
+        check_phase(file, payload, phase)
+        try:
+            config = payload["config"]
+            progress = f"{payload['step']} of {config[phase]['iterations']}{remark}"
+            return Weights(file, payload["ema"], config, progress, payload.get("precision"))
+        except (KeyError, TypeError) as error:
+            why = one_line(error)
+            raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":

@@ -30,7 +30,6 @@ from nsgf.config.settings import (
     Layer,
     build,
     drop_machine_settings,
-    find_contradictions,
     nest,
     values,
 )
@@ -38,17 +37,10 @@ from nsgf.config.values import expand_path
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.measures import is_measure, name_of, report
 from nsgf.phases import Phase, find_way, get_phases
-from nsgf.phases.base import (
-    FREE_IN_SAMPLING,
-    SharedRun,
-    TrainedNetwork,
-    load_network,
-    outline,
-    restored_network,
-)
+from nsgf.phases.base import load_network
 from nsgf.report import render
-from nsgf.run.checkpoint import is_finite, newer_format_error
-from nsgf.run.folder import RunFolder, check_links, phase_stem
+from nsgf.run.checkpoint import newer_format_error
+from nsgf.run.folder import RunFolder, Weights, check_links, phase_stem
 from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import (
     UserError,
@@ -119,7 +111,7 @@ def open_run(folder: Path) -> RunFolder:
     raise UserError(f"{wrong}: no run folder (it has no config.yaml); pretrained runs: {known}")
 
 
-class ExportedRun(SharedRun):
+class ExportedRun(RunFolder):
     """An exported run. Settings are read at once, weights only when they are used."""
 
     def __init__(self, folder: Path) -> None:
@@ -156,38 +148,21 @@ class ExportedRun(SharedRun):
         """Whether the exported run has the weights of a phase."""
         return weights_file(phase) in self._sums
 
-    def load(self, phase: Phase, config: Config, device: torch.device) -> TrainedNetwork:
-        """Return the network of a phase in float32, in eval mode and without gradients. Raise
-        UserError if its file is missing, damaged, or does not fit the settings."""
-        file = self.path / weights_file(phase.name)
-        frozen = set(phase.follows) - FREE_IN_SAMPLING
-        if texts := find_contradictions(nest(self._saved), config, frozen):
-            raise UserError(f"cannot use {file}: " + "; ".join(texts))
-        wanted = outline(phase, config, self.network).state_dict()
+    def weights(self, phase: PhaseName) -> Weights:
+        """Return the weights of a phase in float32. Raise UserError if their file is missing or
+        damaged."""
+        file = self.path / weights_file(phase)
         try:
             content = file.read_bytes()
             if checksum(content) != self._sums.get(file.name):
                 raise ValueError(f"its checksum differs from {CONFIG_FILE}")
             state = load_tensors(content)
-            for key, part in state.items():  # of an export with --half
-                state[key] = part.float() if part.dtype == torch.float16 else part
-            its, ours = (
-                {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
-                for tensors in (state, wanted)
-            )
-            for name in sorted(its.keys() | ours.keys()):  # before weights are allocated
-                if its.get(name) != ours.get(name):
-                    problem = (
-                        f"{name} is {its.get(name, 'missing')}, not {ours.get(name, 'expected')}"
-                    )
-                    raise ValueError(f"does not fit the network of {CONFIG_FILE}: {problem}")
-            if not is_finite({phase.name: state}):  # after types: torch cannot compare 8-bit floats
-                raise ValueError("has values that are not finite")
         except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
             why = cause(error) if isinstance(error, OSError) else one_line(error)
             raise UserError(f"{file} cannot be read ({why}); export it again") from error
-        model = restored_network(phase, config, state, device, self.network)
-        return TrainedNetwork(model, str(self._updates.get(phase.name)), config.train.precision)
+        for key, part in state.items():  # of an export with --half
+            state[key] = part.float() if part.dtype == torch.float16 else part
+        return Weights(file, state, nest(self._saved), str(self._updates.get(phase)))
 
 
 def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> list[str]:
