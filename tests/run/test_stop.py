@@ -154,6 +154,8 @@ def started(folder: Path, *flags: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # a shell may have told this process to ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not list(folder.glob("*/metrics.jsonl")):
         assert process.poll() is None, process.stderr.read()
