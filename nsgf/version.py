@@ -1,4 +1,4 @@
-"""The versions of the package and of those that it uses."""
+"""Versions of nsgf and of the packages that it uses."""
 
 import functools
 import platform
