@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
+
+import torch
 
 from nsgf.comparison import Measured, Row, add_measure, read_measures
 from nsgf.comparison.tables import save_pictures, write_report
@@ -20,13 +23,14 @@ from nsgf.comparison.trials import (
     measure_key,
     method_title,
 )
+from nsgf.comparison.tuning import Tried, describe
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.config.values import format_value
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan, try_phases
-from nsgf.metrics.evaluate import Yardstick
-from nsgf.metrics.measures import Measure, keys_of, name_of, without_classes
+from nsgf.metrics.evaluate import TUNE, Yardstick
+from nsgf.metrics.measures import Measure, is_better_higher, keys_of, name_of, without_classes
 from nsgf.phases import get_phase
 from nsgf.report import trained_updates
 from nsgf.run.checkpoint import read_good_header, restore_previous
@@ -69,22 +73,17 @@ def compare(
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
     work.measure_functions()  # first, so that their errors come before hours of training
-    pending = [trial for trial in comparison.trials if not work.is_measured(trial)]
-    while pending:
-        left = []
-        for trial in pending:
-            if not work.finish(trial):
-                left.append(trial)
-            elif reports:
-                with suppress(Busy), lock_folder(comparison.folder):
-                    write_report(comparison, work.rows())
-        if len(left) == len(pending):
-            time.sleep(WAIT_SECONDS)
-        pending = left
+    # the search of each method's settings
+    work.finish_all(comparison.tuning_trials)
+    comparison = work.select_settings()
+    if comparison.chosen:
+        _check_trials(comparison.trials, work.device)
+    # the trials of the tables
+    work.finish_all(comparison.trials, reports=reports)
     if not reports:
         return []
     with wait_for_lock(comparison.folder, work.check_stop):
-        tables = write_report(comparison, work.rows())
+        tables = write_report(comparison, work.rows(), work.tried())
         return [*tables, *save_pictures(comparison, work.device)]
 
 
@@ -111,8 +110,26 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         )
     load_odeint(config.sampling.solver)
     check_links(comparison.folder)
-    device = pick_device(config.device)
-    for trial in todo:
+    tuning = comparison.tuning_trials
+    # without its settings a trial that the search decides cannot be compared with its checkpoints
+    _check_trials(tuning or todo, pick_device(config.device))
+    done = sum(
+        set(trial.keys.values()) <= read_measures(trial.measures).keys()
+        for trial in [*tuning, *todo]
+    )
+    names = ", ".join(map(method_title, [*comparison.functions, *methods]))
+    targets = ", ".join(sorted({trial.target for trial in todo}))
+    total = sum(count_updates(methods[trial.method]) for trial in [*tuning, *todo])
+    search = f" and {len(tuning)} of the search" if tuning else ""
+    return [
+        f"compare: {names} on {targets}, seeds: {config.compare.seeds}, NFE {config.compare.nfe}",
+        f"compare: trials: {len(todo)}{search}, measured: {done}, updates in all: {total}",
+    ]
+
+
+def _check_trials(trials: Sequence[Trial], device: torch.device) -> None:
+    """Raise UserError if a trial was trained with other settings, or cannot be trained here."""
+    for trial in trials:
         own = trial.config
         run = trial.run
         for phase in filter(run.has_checkpoint, own.phases):
@@ -123,17 +140,9 @@ def comparison_plan(comparison: Comparison) -> list[str]:
                     f"{run.path} was trained with other settings ({'; '.join(texts)}); "
                     "remove it, or use another out_dir"
                 )
-        if trial.seed == config.seed:  # other seeds need the same memory
+        if trial.seed == trials[0].seed:  # other seeds need the same memory
             left = [phase for phase in own.phases if not is_trained(own, run, phase)]
             training_plan(own, left, device, run)
-    done = sum(set(trial.keys.values()) <= read_measures(trial.measures).keys() for trial in todo)
-    names = ", ".join(map(method_title, [*comparison.functions, *methods]))
-    targets = ", ".join(sorted({trial.target for trial in todo}))
-    total = sum(count_updates(methods[trial.method]) for trial in todo)
-    return [
-        f"compare: {names} on {targets}, seeds: {config.compare.seeds}, NFE {config.compare.nfe}",
-        f"compare: trials: {len(todo)}, measured: {done}, updates in all: {total}",
-    ]
 
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
@@ -142,11 +151,20 @@ def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     return run.has_checkpoint(phase) and trained_updates(run, phase) >= needed
 
 
+def _effort(trial: Trial) -> tuple[int, float]:
+    """Return updates and seconds of a trial's training."""
+    if not trial.is_trained:
+        return 0, 0.0
+    costs = read_costs(trial.run.path)
+    seconds = sum(costs[phase].seconds for phase in trial.config.phases if phase in costs)
+    return count_updates(trial.config), round(seconds, 1)
+
+
 class Work:
     """Trains and measures the trials of one comparison; arguments as in :func:`compare`."""
 
     def __init__(self, comparison: Comparison, stop: StopRequest, log: Log) -> None:
-        self._comparison = comparison
+        self.comparison = comparison
         self._stop = stop
         self._log = log
         self.device = pick_device(comparison.config.device)
@@ -176,6 +194,59 @@ class Work:
 
     def _values(self, file: Path, key: str) -> Mapping[str, float]:
         return self._known[file][key].values if key in self._known.get(file, {}) else {}
+
+    def finish_all(self, trials: Sequence[Trial], *, reports: bool = False) -> None:
+        """Train and measure trials, and wait for those that other processes work on. ``reports``:
+        whether to write the tables after each."""
+        pending = [trial for trial in trials if not self.is_measured(trial)]
+        while pending:
+            left = []
+            for trial in pending:
+                if not self.finish(trial):
+                    left.append(trial)
+                elif reports:
+                    with suppress(Busy), lock_folder(self.comparison.folder):
+                        write_report(self.comparison, self.rows(), self.tried())
+            if len(left) == len(pending):
+                time.sleep(WAIT_SECONDS)
+            pending = left
+
+    def select_settings(self) -> Comparison:
+        """Return the comparison with the settings that were best in the search, for each target and
+        method."""
+        tried: dict[tuple[str, str], list[Trial]] = {}
+        for trial in self.comparison.tuning_trials:
+            tried.setdefault((trial.target, trial.method), []).append(trial)
+        chosen = {place: min(own, key=self._loss).choice for place, own in tried.items()}
+        self.comparison = replace(self.comparison, chosen=chosen)
+        return self.comparison
+
+    def _score(self, trial: Trial) -> tuple[str, float]:
+        """Return the first measure's key, and its mean over the draws of a measured trial."""
+        assert self.is_measured(trial)  # reads what another process measured
+        key = keys_of(self._yardsticks[trial.target].compared)[0]
+        return key, mean(self._values(trial.measures, own)[key] for own in trial.keys.values())
+
+    def _loss(self, trial: Trial) -> float:
+        key, value = self._score(trial)
+        return -value if is_better_higher(key) else value
+
+    def tried(self) -> list[Tried]:
+        """Return a line for each trial of the search."""
+        chosen = self.comparison.chosen
+        return [
+            Tried(
+                trial.target,
+                trial.method,
+                describe(trial.choice),
+                trial.seed,
+                trial.nfe[0],
+                *_effort(trial),
+                *self._score(trial),
+                trial.choice == chosen[trial.target, trial.method],
+            )
+            for trial in self.comparison.tuning_trials
+        ]
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial; return False if another process works on it."""
@@ -212,7 +283,7 @@ class Work:
 
     def measure_functions(self) -> None:
         """Measure the caller's functions, which may have changed since the last call."""
-        for trial in self._comparison.function_trials:
+        for trial in self.comparison.function_trials:
             for nfe, draw in trial.keys:
                 self._measure(trial, nfe, draw, self._yardsticks[trial.target].compared)
 
@@ -228,7 +299,8 @@ class Work:
         seconds = round(time.perf_counter() - started, 2)
         values = dict.fromkeys(keys_of(measures), math.inf)
         if samples.finite:
-            values = yardstick.measure(measures, samples.x, trial.seed, draw)
+            stream = TUNE if trial.is_tuning else "compare"
+            values = yardstick.measure(measures, samples.x, trial.seed, draw, stream)
         texts = ", ".join(f"{name_of(key)} {values[key]:.4g}" for key in without_classes(values))
         self._log(f"compare: {trial.title}, NFE {samples.nfe:g}: {texts}")
         measured = Measured(samples.nfe, seconds, values)
@@ -241,7 +313,7 @@ class Work:
 
     def rows(self) -> list[Row]:
         """Return all measures so far, and the floors, which are measured if missing."""
-        comparison = self._comparison
+        comparison = self.comparison
         rows = list[Row]()
         # functions of earlier calls stay behind the others
         files = sorted(comparison.folder.glob("*/functions.jsonl"))
@@ -250,17 +322,13 @@ class Work:
         names = [name for name in saved if isinstance(name, str) and name not in known]
         earlier = comparison.trials_of(dict.fromkeys(names))
         for trial in [*comparison.function_trials, *comparison.trials, *earlier]:
-            costs = read_costs(trial.run.path)
-            phases = trial.config.phases if trial.is_trained else []
-            updates = sum(getattr(trial.config, phase).iterations for phase in phases)
-            training = sum(costs[phase].seconds for phase in phases if phase in costs)
+            updates, training = _effort(trial)
             place = (trial.target, trial.method, trial.seed)
             for (nfe, draw), key in trial.keys.items():
                 if not self._find_missing(trial.target, trial.measures, key):
                     calls, seconds, values = self._known[trial.measures][key]
-                    times = (round(training, 1), seconds)
                     values = self._compared(trial.target, values)
-                    rows.append(Row(*place, draw, nfe, calls, updates, *times, values))
+                    rows.append(Row(*place, draw, nfe, calls, updates, training, seconds, values))
         # floors, and for images pure noise
         for target in dict.fromkeys(row.target for row in rows):
             yardstick = self._yardsticks[target]

@@ -12,6 +12,7 @@ from nsgf.comparison import SETTINGS, TABLE, Row, read_rows
 from nsgf.comparison.tables import (
     COST_LEGEND,
     LEGEND,
+    SEARCH_LEGEND,
     all_tables,
     by_draw,
     by_seed,
@@ -21,6 +22,7 @@ from nsgf.comparison.tables import (
     methods_of,
 )
 from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
+from nsgf.comparison.tuning import read_search
 from nsgf.config.schema import Config
 from nsgf.config.settings import build, drop_machine_settings
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
@@ -72,8 +74,8 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         config=comparison.config,
         targets=targets,
         methods=[method_title(method) for method in methods_of(rows)],
-        tables=all_tables(rows),
-        legends=(LEGEND, COST_LEGEND),
+        tables=all_tables(rows, read_search(folder)),
+        legends=(LEGEND, COST_LEGEND, SEARCH_LEGEND),
         pictures=album.pictures,
         place=shlex.quote(folder.resolve().name),
         runs=runs,

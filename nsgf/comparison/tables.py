@@ -12,6 +12,7 @@ import torch
 
 from nsgf.comparison import SETTINGS, TABLE, Row, table_csv
 from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
+from nsgf.comparison.tuning import SEARCH, Tried, search_csv
 from nsgf.data import Data
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
@@ -32,6 +33,10 @@ COST_LEGEND = (
     "includes 1-RF. To compare at equal time, set compare.updates to the fourth column, in this "
     "order, with another out_dir."
 )
+SEARCH_LEGEND = (
+    "Settings: each combination of compare.tune that a method uses was trained once and measured on "
+    "a draw of the target; neither this seed nor this draw is in a table above. search.csv has all."
+)
 IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
 IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}
 
@@ -41,8 +46,9 @@ POINTS, IMAGES = 2048, 36
 Cells = Mapping[tuple[str, int | None, str], list[Row]]
 Table = list[list[str]]
 """Lines of cells. The first line is the header; the best mean is written ``**mean**``."""
-Tables = tuple[list[Table], list[Table], Table]
-"""Tables of means and of differences for each measure, and the table of costs."""
+Tables = tuple[list[Table], list[Table], list[Table]]
+"""Tables of means and of differences for each measure; the table of costs, and with a search the
+one of settings."""
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
@@ -185,13 +191,32 @@ def cost_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def all_tables(rows: Sequence[Row]) -> Tables:
-    """Return a table of means and one of differences for each measure, and the table of costs."""
+def search_table(rows: Sequence[Row], tried: Sequence[Tried]) -> Table:
+    """Return the settings that the search selected, with the number that it tried. Rows: methods.
+    Columns: targets."""
+    targets = dict.fromkeys(one.target for one in tried)
+    first = tried[0]
+    head = f"settings, best by {name_of(first.measure)} at NFE {first.nfe}, seed {first.seed}"
+    table = [[head, *targets]]
+    for method in methods_of(rows):
+        line = [method_title(method)]
+        for target in targets:
+            own = [one for one in tried if (one.target, one.method) == (target, method)]
+            chosen = [one.settings for one in own if one.is_chosen]
+            line.append(f"{chosen[0]} (best of {len(own)})" if chosen else "not searched")
+        table.append(line)
+    return table
+
+
+def all_tables(rows: Sequence[Row], tried: Sequence[Tried] = ()) -> Tables:
+    """Return a table of means and one of differences for each measure, the table of costs, and for
+    the trials of a search the settings that it selected."""
     metrics = without_classes(rows[0].values)
     means = [measure_table(rows, metric) for metric in metrics]
     differences = [difference_table(rows, metric) for metric in metrics]
     # a single method has no differences
-    return means, [table for table in differences if len(table) > 1], cost_table(rows)
+    others = [cost_table(rows), *([search_table(rows, tried)] if tried else [])]
+    return means, [table for table in differences if len(table) > 1], others
 
 
 def markdown(tables: Tables) -> str:
@@ -205,13 +230,13 @@ def latex(tables: Tables) -> str:
 
 
 def _fill(name: str, tables: Tables) -> str:
-    means, differences, costs = tables
+    means, differences, others = tables
     return render(
         Path(__file__).with_name(name),
         means=means,
         differences=differences,
-        costs=costs,
-        legends=(LEGEND, COST_LEGEND),
+        others=others,
+        legends=(LEGEND, COST_LEGEND, SEARCH_LEGEND)[: 1 + len(others)],
         cell=_latex_cell,
     )
 
@@ -222,13 +247,18 @@ def _latex_cell(text: str) -> str:
     return "--" if text == "-" else re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", text)
 
 
-def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
-    """Write the tables and the settings into the comparison's folder; return the table files."""
+def write_report(
+    comparison: Comparison, rows: Sequence[Row], tried: Sequence[Tried] = ()
+) -> list[Path]:
+    """Write the tables, the trials of the search and the settings into the comparison's folder;
+    return the table files."""
     folder = comparison.folder
     write_facts(folder, comparison.config)
     write_text(folder / SETTINGS, comparison.settings_text)
-    tables = all_tables(rows)
+    tables = all_tables(rows, tried)
     texts = {"table.md": markdown(tables), TABLE: table_csv(rows), "table.tex": latex(tables)}
+    if tried:
+        texts[SEARCH] = search_csv(tried)
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]

@@ -18,9 +18,10 @@ import torch
 
 from nsgf.checks import check
 from nsgf.comparison import SETTINGS
+from nsgf.comparison.tuning import SEED_OFFSET, describe, options, settings_of
 from nsgf.config.files import method_layers, read_experiment
 from nsgf.config.schema import Config, PhaseName
-from nsgf.config.settings import build, fixed_values
+from nsgf.config.settings import Layer, build, change, fixed_values
 from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE, target_set
 from nsgf.metrics.features import SIDE
@@ -79,6 +80,8 @@ class Comparison:
     """Settings of each method, by name, with equal numbers of updates."""
     functions: Mapping[str, Draw] = field(default_factory=dict)
     """A caller's own methods, by name. They are measured but not trained."""
+    chosen: Mapping[tuple[str, str], Layer] = field(default_factory=dict)
+    """Settings that the search of ``compare.tune`` selected, by target and method."""
 
     @classmethod
     def of(cls, config: Config, methods: Sequence[Config]) -> "Comparison":
@@ -157,18 +160,35 @@ class Comparison:
         return self.trials_of(self.methods)
 
     @cached_property
+    def tuning_trials(self) -> list["Trial"]:
+        """The trials of the search: each combination of settings for each method and target. A
+        method with a single combination needs none."""
+        seed = self.config.seed + SEED_OFFSET
+        trials = []
+        for one in self.trials_of(self.methods, [seed]):
+            choices = options(self.methods[one.method])
+            if len(choices) > 1:
+                trials += [replace(one, choice=own, is_tuning=True) for own in choices]
+        return [trial for trial in trials if trial.nfe]
+
+    @cached_property
     def function_trials(self) -> list["Trial"]:
         """A trial for each of the caller's functions and each seed; the seed sets the noise."""
         return self.trials_of(self.functions)
 
-    def trials_of(self, methods: Iterable[str]) -> list["Trial"]:
-        """Return a trial of each method for each seed and target."""
+    def trials_of(
+        self, methods: Iterable[str], seeds: Iterable[int] | None = None
+    ) -> list["Trial"]:
+        """Return a trial of each method for each seed, default those of the tables, and target."""
         data = self.config.data
         compare = self.config.compare
         own: Any = data.name if data.source == NOISE else f"{data.source}_{data.name}"
-        seeds = range(self.config.seed, self.config.seed + compare.seeds)
+        seeds = seeds or range(self.config.seed, self.config.seed + compare.seeds)
         places = product(seeds, compare.targets or [own], methods)
-        return [Trial(self, target, method, seed) for seed, target, method in places]
+        return [
+            Trial(self, target, method, seed, self.chosen.get((target, method), {}))
+            for seed, target, method in places
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,11 +200,16 @@ class Trial:
     """``moons``, or ``8gaussians_moons`` for moons from another source than noise."""
     method: str
     seed: int
+    choice: Layer = field(default_factory=dict)
+    """Settings from ``compare.tune``."""
+    is_tuning: bool = False
+    """Whether the trial belongs to the search, and to no table."""
 
     @property
     def title(self) -> str:
-        """Title of the method."""
-        return method_title(self.method)
+        """Title of the method, and the settings that a trial of the search tries."""
+        title = method_title(self.method)
+        return f"{title} with {describe(self.choice)}" if self.is_tuning else title
 
     @property
     def is_trained(self) -> bool:
@@ -193,22 +218,33 @@ class Trial:
 
     @cached_property
     def _settings(self) -> Config:
-        return self.comparison.methods.get(self.method, self.comparison.config)
+        own = self.comparison.methods.get(self.method, self.comparison.config)
+        return change(own, settings_of(self.choice, own))
 
     @cached_property
     def nfe(self) -> list[int]:
-        """The values of ``compare.nfe`` with which the trial can be sampled."""
-        wanted = self.comparison.config.compare.nfe
+        """The values of ``compare.nfe`` with which the trial can be sampled; in the search the
+        largest one up to ``compare.tune_nfe``."""
+        compare = self.comparison.config.compare
         if not self.is_trained:
-            return wanted
+            return compare.nfe
         least, most = find_way(self._settings).possible_calls(self._settings)
-        return [nfe for nfe in wanted if least <= nfe <= most]
+        if not self.is_tuning:
+            return [nfe for nfe in compare.nfe if least <= nfe <= most]
+        limit = compare.tune_nfe or max(compare.nfe)
+        possible = [nfe for nfe in (limit, *compare.nfe) if least <= nfe <= min(most, limit)]
+        return [max(possible)] if possible else []
 
     @cached_property
     def run(self) -> RunFolder:
         """The trial's run folder. Rectified flows share one, because 2-RF continues after 1-RF,
         unless each has its own number of updates."""
         name = SHARED if _shares_training(self._settings) else self.method
+        if self.is_tuning:  # trials that differ in sampling only share one
+            trained = {
+                key: own for key, own in self.choice.items() if not key.startswith("sampling.")
+            }
+            name = f"{name}, {describe(trained)}"
         return RunFolder(self.comparison.folder / self.target / f"{name}-seed{self.seed}")
 
     @cached_property
@@ -277,7 +313,8 @@ def measure_key(config: Config, **own: Any) -> str:
 
 def _shares_training(config: Config) -> bool:
     """Whether a method is a rectified flow that is trained once for all such methods."""
-    return find_way(config).shares_training and not config.compare.updates
+    compare = config.compare
+    return find_way(config).shares_training and not (compare.updates or compare.tune)
 
 
 def share_updates(config: Config, total: int) -> Config:

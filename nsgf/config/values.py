@@ -24,7 +24,7 @@ NULL = ("null", "Null", "NULL", "~")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 NAMES[NoneType] = "null"
-WRONG = (ValueError, OverflowError, yaml.YAMLError)
+WRONG = (ValueError, OverflowError, AttributeError, yaml.YAMLError)
 """Errors of a value that has not the wanted type."""
 
 
@@ -86,6 +86,8 @@ def describe_type(kind: Any) -> str:
         return f"one of {', '.join(arguments)}" if len(arguments) > 1 else arguments[0]
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(map(describe_type, arguments))
+    if get_origin(kind) is dict:
+        return "settings with their values, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'"
     if get_origin(kind) is list:
         return f"a list, each {describe_type(arguments[0])}"
     return NAMES[kind]
@@ -117,6 +119,12 @@ def _convert(kind: Any, value: Any) -> Any:
             with suppress(*WRONG):
                 return _convert(part, value)
         raise ValueError
+    if kind is Any:
+        return value
+    if origin is dict:
+        if isinstance(value, str):
+            value = dict(word.split("=", 1) for word in value.split())
+        return {_convert(str, name): _convert(parts[1], own) for name, own in value.items()}
     if origin is Literal or kind is str:
         if not isinstance(value, str) or (parts and value not in parts):
             raise ValueError

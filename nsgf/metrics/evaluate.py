@@ -35,6 +35,8 @@ LEAST_OF_CLASS = 10
 """Smallest number of samples of each class with which ``compare`` measures each class."""
 REPEATS = 3
 """Number of times that points are drawn and measured."""
+TUNE = "tune"
+"""Stream of the measures that select settings (``compare.tune``)."""
 NEAREST = 2048
 """Largest number of samples, and of real images, whose nearest training images are searched."""
 
@@ -87,10 +89,11 @@ class Yardstick:
     ) -> dict[str, float]:
         """Return measures of values of samples (n, *shape), against as many real ones. A number of
         samples stands for new samples of the target: others, or of what is trained on if there is
-        a held-out part. Their measures are the floors."""
+        a held-out part. Their measures are the floors. The stream TUNE draws the real ones from
+        what is trained on."""
         found: dict[str, float] = {}
         data = self.data.with_seed(seed)
-        measured = self.measured.with_seed(seed)
+        measured = data if stream == TUNE else self.measured.with_seed(seed)
         for one in measures:
             count = samples if isinstance(samples, int) else len(samples)
             first = count
@@ -135,17 +138,23 @@ class Yardstick:
         return self.features.measures if has_enough else measures_in("imagenet")
 
     def measure(
-        self, measures: Sequence[Measure], samples: Tensor | None, seed: int, draw: int
+        self,
+        measures: Sequence[Measure],
+        samples: Tensor | None,
+        seed: int,
+        draw: int,
+        stream: str = "compare",
     ) -> dict[str, float]:
         """Return measures of samples (n, *shape) by key; None: of new samples of the target, as
-        many as those of a trial. Points are compared with a draw of the target, images with the
-        same real images in all draws."""
+        many as those of a trial. Points are compared with a draw of the target from ``stream``,
+        images with the same real images in all draws: for the stream TUNE with others, with which
+        no table compares samples."""
         if not self.features:
             own = self.samples if samples is None else samples
-            return self.distance(measures, own, seed, str(draw), "compare")
+            return self.distance(measures, own, seed, str(draw), stream)
         if samples is None:
             return self.features.floor(self.samples, draw, measures)
-        return self.features.measure(samples, measures)
+        return self.features.measure(samples, measures, is_tuning=stream == TUNE)
 
     def floor_places(self, places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
         """Return seed and draw of each floor, given seeds and draws of the measures. Floors of

@@ -257,12 +257,15 @@ class FeatureMetrics:
         others = floors[1][rows]
         self._real = self._stored(self.rest[rows]), others
         """Features of images that floors are drawn from, and their classes."""
+        self._tuning = self._real
+        """Images that settings are selected with, and their classes."""
         self._reference = self._real
         if reference:
             self._reference = self._stored(reference[0]), reference[1]
         elif not is_published:
             half = len(others) // 2
             self._reference = self._real[0][:half], others[:half]
+            self._tuning = self._real[0][half:], others[half:]
             self.rest = self.rest[order[half:most]]
         self.about = f"{len(self._reference[1])} {part} images of {config.name}"
         """Description of the reference."""
@@ -278,8 +281,11 @@ class FeatureMetrics:
         many as a floor can have."""
         return n if self._network.is_published else min(n, MOST, len(self.rest))
 
-    def measure(self, samples: Tensor, measures: Measures = None) -> dict[str, float]:
-        """Return measures (None: all) by key of the first :meth:`used` samples.
+    def measure(
+        self, samples: Tensor, measures: Measures = None, *, is_tuning: bool = False
+    ) -> dict[str, float]:
+        """Return measures (None: all) by key of the first :meth:`used` samples, against the
+        reference; with ``is_tuning`` against images outside it.
 
         The samples are images (N, C, H, W), uint8, or float in [-1, 1], which are clipped and
         rounded to bytes like real images. With K classes sample i has class i mod K. Raise
@@ -288,7 +294,8 @@ class FeatureMetrics:
         pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
         features = self._network.features(pixels, "samples", self._device)
         labels = class_labels(range(len(features)), len(self._names) or 1)
-        return self._compare((features, labels), self._reference, len(features), measures)
+        real = self._tuning if is_tuning else self._reference
+        return self._compare((features, labels), real, len(features), measures)
 
     def floor(self, n: int, split: int, measures: Measures = None) -> dict[str, float]:
         """Return the measures of real images in place of ``n`` samples, drawn at random for each

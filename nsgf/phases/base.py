@@ -44,6 +44,8 @@ class Phase(ABC):
 
     takes_classes: ClassVar[bool] = False
     """Whether the network can be trained with class labels (``data.conditional``)."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Sections besides its own that only affect its training."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
     """Sections and dotted settings that determine training samples and network. They must match
     when a checkpoint is reused. The phase's optimizer settings are not included."""
@@ -74,6 +76,10 @@ class Phase(ABC):
                 f"nsgf.train(resume=FOLDER, network={name}()), or nsgf.load(FOLDER, network=...)"
             )
         return make_own(own)
+
+    def uses(self, config: Config, key: str) -> bool:
+        """Whether training reads the setting ``key`` of its own section, or of :attr:`reads`."""
+        return key.partition(".")[0] in (self.name, *self.reads)
 
     def needs(self, config: Config) -> tuple["Phase", ...]:
         """Return the earlier phases that must be trained before this one."""

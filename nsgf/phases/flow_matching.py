@@ -74,6 +74,10 @@ class Peer(Phase):
     takes_classes = True
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
+    def uses(self, config: Config, key: str) -> bool:
+        unused = {"rf": ("peer.sigma", "peer.coupling_batch"), "icfm": ("peer.coupling_batch",)}
+        return super().uses(config, key) and key not in unused.get(config.peer.method, ())
+
     def task(self, session: Session, data: Data) -> Task:
         config = session.config.peer
         source = data.source(self.name)

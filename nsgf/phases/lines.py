@@ -166,6 +166,7 @@ class NSF(LinePhase):
 
     name: ClassVar[PhaseName] = "nsf"
     title = "straight flow"
+    reads = ("flow",)  # of the affine map
     follows = (*LinePhase.lines, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:

@@ -55,7 +55,8 @@ class NSGF(Phase):
     name = "nsgf"
     title = "gradient flow"
     takes_classes = True
-    follows = ("seed", "data", "sinkhorn", "flow", "pool", "model")
+    reads = ("sinkhorn", "flow", "pool")
+    follows = (*Phase.follows, *reads)
 
     def task(self, session: Session, data: Data) -> Task:
         config = session.config
