@@ -34,8 +34,8 @@ COST_LEGEND = (
     "order, with another out_dir."
 )
 SEARCH_LEGEND = (
-    "Settings: each combination of compare.tune that a method uses was trained once and measured on "
-    "a draw of the target; neither this seed nor this draw is in a table above. search.csv has all."
+    "Each combination of the settings of compare.tune that a method uses was trained once, with a "
+    "seed and measured on a draw of the target that no table above uses. search.csv has all."
 )
 IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
 IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}

@@ -380,9 +380,9 @@ class CompareConfig:
     """Network calls per sample. nsgf++ needs at least 3, nsgf++h 2, the others 1; sampling.solver
     heun needs one more. onecall and onecall+ are measured with 1 call only."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
-    """Settings to search for each method and target, with the values to try, as in
-    'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every combination of those that a method uses is trained once,
-    with the seed seed + 1000, and the best one by the first measure is compared. Empty: no search."""
+    """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
+    combination of those that a method uses is trained once, with the seed seed + 1000. The best one
+    by the first measure is then compared. Empty: no search."""
     tune_nfe: Annotated[int | None, Range(1)] = None
     """Network calls per sample in this search; null: the largest of compare.nfe."""
 
