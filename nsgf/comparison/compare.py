@@ -267,10 +267,13 @@ class Work:
                     elsewhere = replace(config, out_dir=tempfile.gettempdir())
                     tried = try_phases(elsewhere, self.device, stop=self._stop)
                     seconds = sum(needed for _, needed in tried)
-                    seeds = config.compare.seeds
+                    every = [*self.comparison.tuning_trials, *self.comparison.trials]
+                    count = sum(
+                        (one.target, one.method) == (trial.target, trial.method) for one in every
+                    )
                     self._log(
                         f"compare: {trial.title}: training takes about {format_hours(seconds)}, "
-                        f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
+                        f"trials: {count}, together {format_hours(count * seconds)}"
                     )
                 train(config, run, stop=self._stop)
             with lock_folder(run.path):

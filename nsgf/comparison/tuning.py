@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,17 @@ class Tried(NamedTuple):
     value: float
     """Its mean over the draws."""
     is_chosen: bool
+
+
+KINDS: list[Callable[[str], Any]] = [
+    *(str, str, str),
+    *(int, int, int),
+    float,
+    str,
+    float,
+    {"True": True, "False": False}.__getitem__,
+]
+"""Functions that read the columns."""
 
 
 def full_key(name: str) -> str:
@@ -110,15 +121,7 @@ def read_search(folder: Path) -> list[Tried]:
         if tuple(head) != Tried._fields:
             raise ValueError(f"its columns must be {','.join(Tried._fields)}")
         return [
-            Tried(
-                *line[:3],
-                *map(int, line[3:6]),
-                float(line[6]),
-                line[7],
-                float(line[8]),
-                line[9] == "True",
-            )
-            for line in lines
+            Tried(*(kind(text) for kind, text in zip(KINDS, line, strict=True))) for line in lines
         ]
-    except (OSError, ValueError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{file}: must be a search.csv of nsgf compare ({error})") from error

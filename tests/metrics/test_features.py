@@ -187,6 +187,15 @@ def test_each_floor_compares_disjoint_halves_of_another_split(metrics, compared)
     assert compared[-2] == halves[0]
 
 
+def test_settings_are_selected_with_images_outside_the_reference(metrics, compared):
+    noise = torch.randint(256, (100, 1, 8, 8), dtype=torch.uint8)
+    for is_tuning in (False, True):
+        metrics.measure(noise, is_tuning=is_tuning)
+    reference, tuning = compared[1::2]
+    assert not reference & tuning
+    assert len(reference) + len(tuning) == 1797
+
+
 def test_test_images_are_the_reference_of_a_set_that_has_some(
     images, compared, monkeypatch, tmp_path
 ):

@@ -78,3 +78,13 @@ def test_images_have_ten_floors_whatever_the_seed(tmp_path, monkeypatch):
     points = Yardstick(shipped("2d"), CPU, print)
     assert list(points.floor_places([(3, 0), (4, 0)])) == [(3, 0), (4, 0)]
     assert points.samples == 4096  # points without end are not cut short
+
+
+def test_settings_are_selected_by_what_is_trained_on(tmp_path, compared):
+    """Never by the held-out part, which tables use."""
+    flags = (f"--data.path={write_points(tmp_path / 'x.npy')}", "--data.held_out=0.4")
+    config = shipped("points", *flags)
+    yardstick, data = Yardstick(config, CPU, print), Data(config.data, 0)
+    yardstick.measure(yardstick.compared, torch.randn(16, *data.shape), 0, 0, evaluate.TUNE)
+    trained = {tuple(row) for row in data.points.tolist()}
+    assert {tuple(row) for row in compared[0][1].tolist()} <= trained

@@ -1,0 +1,157 @@
+"""The search of settings before a comparison."""
+
+import pytest
+
+import nsgf
+from nsgf.cli import main
+from nsgf.comparison import compare as engine
+from nsgf.comparison import read_rows
+from nsgf.comparison.compare import comparison_plan
+from nsgf.comparison.tuning import Tried, options, read_search, search_csv, settings_of
+from nsgf.config.settings import change
+from nsgf.system.errors import UserError
+from tests.comparison.table_rows import in_folder
+from tests.conftest import compared
+from tests.report.test_page import Page
+
+TUNE_FLAG = "--compare.tune=lr=1e-9,1e-2 peer.sigma=0 flow.steps=2,3 sampling.solver=euler,heun"
+FLAGS = (
+    *("--smoke", "--compare.targets=[moons]", "--device=cpu", "--compare.nfe=[2]"),
+    *("--num-samples=256", "--evaluation.w2_samples=256", "--model.mlp.width=32"),
+    *("--train-iters=40", "--batch-size=64", "--compare.draws=2"),
+)
+
+
+def searched(out_dir, *flags):
+    given = {flag.partition("=")[0]: flag for flag in (*FLAGS, TUNE_FLAG, *flags)}
+    return in_folder(compared("2d", *given.values()), out_dir)
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    monkeypatch.setattr(engine, "save_pictures", lambda *_: [])
+
+
+GRID = "--compare.tune=lr=1e-3,3e-3 peer.sigma=0,0.1 sinkhorn.blur=0.1,0.2,0.3 flow.steps=2,3"
+
+
+@pytest.mark.parametrize(
+    ("method", "names", "count"),
+    [
+        ("nsgf", {"lr", "sinkhorn.blur", "flow.steps"}, 12),
+        ("nsgf++h", {"lr", "sinkhorn.blur", "flow.steps"}, 12),
+        ("affine", {"lr", "flow.steps"}, 4),
+        ("otcfm+", {"lr", "peer.sigma"}, 4),
+        ("2rf", {"lr"}, 2),
+        ("onecall", {"lr"}, 2),
+    ],
+)
+def test_a_method_tries_the_settings_that_it_uses(method, names, count):
+    found = options(compared("2d", f"--methods={method}", GRID).methods[method])
+    assert len({*map(str, found)}) == len(found) == count
+    assert all(one.keys() == names for one in found)
+
+
+def test_a_choice_reaches_all_networks_of_the_method():
+    config = compared("2d", "--methods=nsgf++", GRID).methods["nsgf++"]
+    own = change(config, settings_of({"lr": 0.5, "sinkhorn.blur": 0.25}, config))
+    assert {getattr(own, phase).lr for phase in own.phases} == {0.5}
+    assert own.sinkhorn.blur == 0.25
+    assert own.peer.lr == config.peer.lr
+
+
+@pytest.mark.parametrize(
+    ("tune", "key"),
+    [
+        ("peer.sigmas=0,1", r"peer\.sigmas"),
+        ("data.name=moons,scurve", r"compare\.tune = data\.name"),
+        ("nsgf.iterations=5,10", r"compare\.tune = nsgf\.iterations"),
+        ("lr=", r"compare\.tune = lr"),
+        ("lr=fast", r"compare\.tune\.lr"),
+        ("lr=-1,1e-3", r"nsgf\.lr"),
+    ],
+)
+def test_wrong_settings_to_search_are_refused_before_any_work(tmp_path, tune, key):
+    with pytest.raises(UserError, match=key):
+        comparison_plan(searched(tmp_path, "--compare.methods=[nsgf]", f"--compare.tune={tune}"))
+
+
+def test_words_of_the_command_line_need_values(capsys):
+    assert main(["compare", "--exp=2d", "--compare.tune=lr"]) == 2
+    assert "compare.tune = lr: must be settings with their values" in capsys.readouterr().err
+
+
+def test_a_useless_rate_is_not_chosen(tmp_path, monkeypatch):
+    """Neither seed nor draw of the search is in a table, what is finished is not done again."""
+    methods = "--compare.methods=[nsgf,otcfm,1rf]"
+    own = searched(tmp_path, methods)
+    said = []
+    engine.compare(own, log=said.append)
+    # 4 of NSGF, 2 rates and 2 solvers of the others
+    assert "trials: 3 and 12 of the search, measured: 0" in said[1]
+    tried = read_search(own.folder)
+    chosen = {one.method: one for one in tried if one.is_chosen}
+    assert [one.method for one in tried if one.is_chosen] == ["nsgf", "otcfm", "1rf"]
+    assert all("lr 0.01" in one.settings for one in chosen.values())
+    for method, one in chosen.items():
+        assert one.value == min(each.value for each in tried if each.method == method)
+    trained = {trial.method: trial.config for trial in own.trials_of(own.methods)}
+    assert {config.peer.lr for config in trained.values()} == {1e-3}  # before the search
+    folders = {path.name for path in own.folder.glob("moons/*-seed*")}
+    assert len(folders) == 3 + 4 + 2 + 2  # solvers share a training
+    assert {name.rpartition("seed")[2] for name in folders} == {"0", "1000"}
+    saved = nsgf.load(own.folder / "moons/otcfm-seed0").config.peer
+    assert (saved.lr, saved.sigma) == (1e-2, 0)
+    rows = read_rows(own.folder / "table.csv")
+    assert {row.seed for row in rows} == {0}
+    for name in ("table.md", "table.tex"):
+        text = (own.folder / name).read_text()
+        assert "lr 0.01, flow.steps" in text
+        assert text.count("(best of 4)") == 3
+    assert main(["report", "--compare", str(own.folder)]) == 0
+    assert Page(own.folder / "report.html").text.count("(best of 4)") == 3
+
+    monkeypatch.setattr(engine, "train", None)
+    monkeypatch.setattr(engine, "generate", None)
+    before = (own.folder / "search.csv").read_text()
+    said.clear()
+    engine.compare(searched(tmp_path, methods), log=said.append)
+    assert "measured: 15" in said[1]
+    assert (own.folder / "search.csv").read_text() == before
+
+
+def test_calls_of_the_search(tmp_path):
+    """As many as a method can make; a method that no table has is not searched."""
+    own = searched(
+        tmp_path,
+        "--compare.methods=[nsgf++,onecall,nsgf]",
+        "--compare.nfe=[1,2,4]",
+        "--compare.tune_nfe=8",
+    )
+    calls = {trial.method: trial.nfe for trial in own.tuning_trials}
+    assert calls == {"nsgf++": [8], "onecall": [1], "nsgf": [8]}
+    few = searched(tmp_path, "--compare.methods=[nsgf++,nsgf]", "--compare.nfe=[1,2]")
+    assert {trial.method for trial in few.tuning_trials} == {"nsgf"}
+
+
+def test_own_methods_are_not_searched_and_the_table_says_so(tmp_path):
+    flags = dict(flag[2:].split("=", 1) for flag in FLAGS if "=" in flag and "num-" not in flag)
+    del flags["train-iters"], flags["batch-size"]
+    flags |= {"smoke": True, "compare.tune": {"lr": [1e-9, 1e-3]}, "evaluation.num_samples": 32}
+    how = {"against": ["icfm"], "out_dir": tmp_path, "overrides": flags, "quiet": True}
+    found = nsgf.compare("2d", methods={"mine": lambda noise, _: noise}, **how)
+    assert "| mine | not searched |" in found.table
+    assert "| I-CFM | lr 0.001 (best of 2) |" in found.table
+
+
+@pytest.mark.parametrize(
+    ("part", "damage"), [("target", "goal"), ("True", "yes"), (",7,", ",x,"), (",0.5,", ",")]
+)
+def test_a_damaged_search_is_refused(tmp_path, part, damage):
+    file = tmp_path / "search.csv"
+    lines = [Tried("moons", "nsgf", "lr 1, b 2", 7, 2, 5, 0.5, "w2", 1.5, True)]
+    file.write_text(search_csv(lines))
+    assert read_search(tmp_path) == lines
+    file.write_text(file.read_text().replace(part, damage))
+    with pytest.raises(UserError, match=r"search\.csv: must be a search\.csv"):
+        read_search(tmp_path)
