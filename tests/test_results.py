@@ -177,26 +177,13 @@ ENERGY = [[("1000 energy", ".2f±", {"target": x, "nfe": n}) for n in (10, 100)]
 SIGNS = [
     [(m, "", at) for m, _, at in [*w2, *energy]] for w2, energy in zip(W2, ENERGY, strict=True)
 ]
-STEPS = [[(m, ".3f±", at)] for m, _, at in W2[0]] + [ENERGY[0][1:]]
-STEPS += [[(m, ".3f±", at)] for m, _, at in W2[2]] + [ENERGY[2][1:]]
 ABLATION = [[part] for column in (W2[1], W2[3]) for part in column]
 ONE_CALL = [CALLS, *([("w2", ".3f", {"target": x, "nfe": 1})] for x in SETS), TIME]
 PLACES = ("mixture-2", "mixture-8", "mixture-32", "pinwheel", "spirals", "roll", "tree", "mnist-16")
-FLOWS = [[("energy", ".1f±", {"nfe": nfe})] for nfe in (3, 10)] + [[("train_seconds", ".0f", {})]]
 LEADS = [[("energy", "", {"target": x, "nfe": n}) for n in (3, 10)] for x in PLACES]
 BOTH = [("energy", ".1f±", 3), ("energy", ".1f±", 10)]
-NEAR = [("nearness", ".2f±", 10), ("copies", ".0f±", 10)]
 BY_SET = {
     "1000 x energy distance at 3 / 10 calls": ("points", BOTH),
-    "W2 / % in a wrong part, at 10 calls": (
-        "points",
-        [("w2", ".2f±", 10), ("parts_off", ".1f±", 10)],
-    ),
-    "nearness / % nearer to training points, at 10 calls": ("points", NEAR),
-    "10,000 updates: nearness / % nearer to training points, at 10 calls": ("points_long", NEAR),
-    "10,000 updates, at 3 / 10 calls": ("points_long", BOTH),
-    "seconds of training": ("points", [("train_seconds", ".0f", 10)]),
-    "seconds of 10,000 updates": ("points_long", [("train_seconds", ".0f", 10)]),
 }
 """Tables with a set of points in each row: the file, and measure, format and calls in a cell."""
 FRECHET = [*each({"imagenet_frechet": ".1f±"}, 1, 2, 3, 5, 10, 20), TIME]
@@ -215,10 +202,8 @@ TABLES = [
     ("W2 at 10 / 100 calls | 8gaussians", "2d", [*W2, TIME], {"join": " / "}),
     ("NSGF against", "2d", SIGNS, {"join": " ", "against": "nsgf"}),
     ("W2 at 10 / 100 calls, seed 0", "2d_plus", W2, PLUS),
-    ("NSGF on mixture-8, particles", "points_n", FLOWS, {}),
     ("at 3 and 10 calls", "points", LEADS, {"join": " "}),
     ("W2 | moons, 10 calls", "ablations_2d", ABLATION, {}),
-    ("minus configs/2d.yaml", "ablations_2d_steps", STEPS, {"against": "configs/2d.yaml"}),
     ("Fréchet distance at | 1 call", "digits", FRECHET, {}),
     ("1000 x KID; precision; recall at", "digits", KID, {}),
     ("paired over seeds", "digits", PAIRED, {}),
