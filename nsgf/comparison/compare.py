@@ -4,11 +4,10 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 
 import torch
 
@@ -23,14 +22,14 @@ from nsgf.comparison.trials import (
     measure_key,
     method_title,
 )
-from nsgf.comparison.tuning import Tried, describe
+from nsgf.comparison.tuning import describe, ranking
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.config.values import format_value
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan, try_phases
 from nsgf.metrics.evaluate import TUNE, Yardstick
-from nsgf.metrics.measures import Measure, is_better_higher, keys_of, name_of, without_classes
+from nsgf.metrics.measures import Measure, keys_of, name_of, without_classes
 from nsgf.phases import get_phase
 from nsgf.report import trained_updates
 from nsgf.run.checkpoint import read_good_header, restore_previous
@@ -83,7 +82,7 @@ def compare(
     if not reports:
         return []
     with wait_for_lock(comparison.folder, work.check_stop):
-        tables = write_report(comparison, work.rows(), work.tried())
+        tables = write_report(comparison, work.rows(), work.tuning_rows())
         return [*tables, *save_pictures(comparison, work.device)]
 
 
@@ -151,15 +150,6 @@ def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     return run.has_checkpoint(phase) and trained_updates(run, phase) >= needed
 
 
-def _effort(trial: Trial) -> tuple[int, float]:
-    """Return updates and seconds of a trial's training."""
-    if not trial.is_trained:
-        return 0, 0.0
-    costs = read_costs(trial.run.path)
-    seconds = sum(costs[phase].seconds for phase in trial.config.phases if phase in costs)
-    return count_updates(trial.config), round(seconds, 1)
-
-
 class Work:
     """Trains and measures the trials of one comparison; arguments as in :func:`compare`."""
 
@@ -206,7 +196,7 @@ class Work:
                     left.append(trial)
                 elif reports:
                     with suppress(Busy), lock_folder(self.comparison.folder):
-                        write_report(self.comparison, self.rows(), self.tried())
+                        write_report(self.comparison, self.rows(), self.tuning_rows())
             if len(left) == len(pending):
                 time.sleep(WAIT_SECONDS)
             pending = left
@@ -214,39 +204,14 @@ class Work:
     def select_settings(self) -> Comparison:
         """Return the comparison with the settings that were best in the search, for each target and
         method."""
-        tried: dict[tuple[str, str], list[Trial]] = {}
-        for trial in self.comparison.tuning_trials:
-            tried.setdefault((trial.target, trial.method), []).append(trial)
-        chosen = {place: min(own, key=self._loss).choice for place, own in tried.items()}
+        ranked = ranking(self.tuning_rows())
+        chosen = {
+            (trial.target, trial.method): trial.choice
+            for trial in self.comparison.tuning_trials
+            if describe(trial.choice) == ranked[trial.target, trial.method][0]
+        }
         self.comparison = replace(self.comparison, chosen=chosen)
         return self.comparison
-
-    def _score(self, trial: Trial) -> tuple[str, float]:
-        """Return the first measure's key, and its mean over the draws of a measured trial."""
-        assert self.is_measured(trial)  # reads what another process measured
-        key = keys_of(self._yardsticks[trial.target].compared)[0]
-        return key, mean(self._values(trial.measures, own)[key] for own in trial.keys.values())
-
-    def _loss(self, trial: Trial) -> float:
-        key, value = self._score(trial)
-        return -value if is_better_higher(key) else value
-
-    def tried(self) -> list[Tried]:
-        """Return a line for each trial of the search."""
-        chosen = self.comparison.chosen
-        return [
-            Tried(
-                trial.target,
-                trial.method,
-                describe(trial.choice),
-                trial.seed,
-                trial.nfe[0],
-                *_effort(trial),
-                *self._score(trial),
-                trial.choice == chosen[trial.target, trial.method],
-            )
-            for trial in self.comparison.tuning_trials
-        ]
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial; return False if another process works on it."""
@@ -324,14 +289,7 @@ class Work:
         known = {*comparison.functions, *comparison.methods}
         names = [name for name in saved if isinstance(name, str) and name not in known]
         earlier = comparison.trials_of(dict.fromkeys(names))
-        for trial in [*comparison.function_trials, *comparison.trials, *earlier]:
-            updates, training = _effort(trial)
-            place = (trial.target, trial.method, trial.seed)
-            for (nfe, draw), key in trial.keys.items():
-                if not self._find_missing(trial.target, trial.measures, key):
-                    calls, seconds, values = self._known[trial.measures][key]
-                    values = self._compared(trial.target, values)
-                    rows.append(Row(*place, draw, nfe, calls, updates, training, seconds, values))
+        rows += self._rows_of([*comparison.function_trials, *comparison.trials, *earlier])
         # floors, and for images pure noise
         for target in dict.fromkeys(row.target for row in rows):
             yardstick = self._yardsticks[target]
@@ -349,6 +307,26 @@ class Work:
             if yardstick.features:
                 values = self._compared(target, yardstick.features.noise)
                 rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, values))
+        return rows
+
+    def tuning_rows(self) -> list[Row]:
+        """Return all measures of the search so far."""
+        return self._rows_of(self.comparison.tuning_trials)
+
+    def _rows_of(self, trials: Iterable[Trial]) -> list[Row]:
+        rows = []
+        for trial in trials:
+            costs = read_costs(trial.run.path)
+            phases = trial.config.phases if trial.is_trained else []
+            updates = sum(getattr(trial.config, phase).iterations for phase in phases)
+            training = sum(costs[phase].seconds for phase in phases if phase in costs)
+            place = (trial.target, trial.label, trial.seed)
+            for (nfe, draw), key in trial.keys.items():
+                if not self._find_missing(trial.target, trial.measures, key):
+                    calls, seconds, values = self._known[trial.measures][key]
+                    times = (round(training, 1), seconds)
+                    values = self._compared(trial.target, values)
+                    rows.append(Row(*place, draw, nfe, calls, updates, *times, values))
         return rows
 
     def _compared(self, target: str, values: Mapping[str, float]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from nsgf.comparison.tables import (
     methods_of,
 )
 from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
-from nsgf.comparison.tuning import read_search
+from nsgf.comparison.tuning import SEARCH
 from nsgf.config.schema import Config
 from nsgf.config.settings import build, drop_machine_settings
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
@@ -48,6 +48,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
     the folder holds no comparison, nothing is measured yet, or the files cannot be written."""
     rows = measured_rows(folder)
     comparison = Comparison.stored(folder)
+    search = folder / SEARCH
     targets = list(dict.fromkeys(row.target for row in rows))
     home = results_folder(Config(out_dir=out_dir), RunFolder(folder))
     album = Album(home / "report", kind)
@@ -74,7 +75,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         config=comparison.config,
         targets=targets,
         methods=[method_title(method) for method in methods_of(rows)],
-        tables=all_tables(rows, read_search(folder)),
+        tables=all_tables(rows, read_rows(search) if search.exists() else ()),
         legends=(LEGEND, COST_LEGEND, SEARCH_LEGEND),
         pictures=album.pictures,
         place=shlex.quote(folder.resolve().name),

@@ -12,7 +12,7 @@ import torch
 
 from nsgf.comparison import SETTINGS, TABLE, Row, table_csv
 from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
-from nsgf.comparison.tuning import SEARCH, Tried, search_csv
+from nsgf.comparison.tuning import SEARCH, ranking
 from nsgf.data import Data
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
@@ -191,26 +191,25 @@ def cost_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def search_table(rows: Sequence[Row], tried: Sequence[Tried]) -> Table:
+def search_table(rows: Sequence[Row], tried: Sequence[Row]) -> Table:
     """Return the settings that the search selected, with the number that it tried. Rows: methods.
     Columns: targets."""
-    targets = dict.fromkeys(one.target for one in tried)
-    first = tried[0]
-    head = f"settings, best by {name_of(first.measure)} at NFE {first.nfe}, seed {first.seed}"
-    table = [[head, *targets]]
+    ranked = ranking(tried)
+    targets = dict.fromkeys(row.target for row in tried)
+    best = f"best by {name_of(next(iter(tried[0].values)))} at NFE {tried[0].nfe}"
+    table = [[f"settings, {best}, seed {tried[0].seed}", *targets]]
     for method in methods_of(rows):
-        line = [method_title(method)]
+        table.append([method_title(method)])
         for target in targets:
-            own = [one for one in tried if (one.target, one.method) == (target, method)]
-            chosen = [one.settings for one in own if one.is_chosen]
-            line.append(f"{chosen[0]} (best of {len(own)})" if chosen else "not searched")
-        table.append(line)
+            texts = ranked.get((target, method))
+            chosen = f"{texts[0]} (best of {len(texts)})" if texts else "not searched"
+            table[-1].append(chosen)
     return table
 
 
-def all_tables(rows: Sequence[Row], tried: Sequence[Tried] = ()) -> Tables:
-    """Return a table of means and one of differences for each measure, the table of costs, and for
-    the trials of a search the settings that it selected."""
+def all_tables(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Tables:
+    """Return a table of means and one of differences for each measure, the table of costs, and with
+    the rows of a search the settings that it selected."""
     metrics = without_classes(rows[0].values)
     means = [measure_table(rows, metric) for metric in metrics]
     differences = [difference_table(rows, metric) for metric in metrics]
@@ -248,9 +247,9 @@ def _latex_cell(text: str) -> str:
 
 
 def write_report(
-    comparison: Comparison, rows: Sequence[Row], tried: Sequence[Tried] = ()
+    comparison: Comparison, rows: Sequence[Row], tried: Sequence[Row] = ()
 ) -> list[Path]:
-    """Write the tables, the trials of the search and the settings into the comparison's folder;
+    """Write the tables, the rows of the search and the settings into the comparison's folder;
     return the table files."""
     folder = comparison.folder
     write_facts(folder, comparison.config)
@@ -258,7 +257,7 @@ def write_report(
     tables = all_tables(rows, tried)
     texts = {"table.md": markdown(tables), TABLE: table_csv(rows), "table.tex": latex(tables)}
     if tried:
-        texts[SEARCH] = search_csv(tried)
+        texts[SEARCH] = table_csv(tried)
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]

@@ -206,10 +206,14 @@ class Trial:
     """Whether the trial belongs to the search, and to no table."""
 
     @property
+    def label(self) -> str:
+        """The method, and in the search ``METHOD: SETTINGS``."""
+        return f"{self.method}: {describe(self.choice)}" if self.is_tuning else self.method
+
+    @property
     def title(self) -> str:
-        """Title of the method, and the settings that a trial of the search tries."""
-        title = method_title(self.method)
-        return f"{title} with {describe(self.choice)}" if self.is_tuning else title
+        """The label with the title of the method."""
+        return method_title(self.method) + self.label.removeprefix(self.method)
 
     @property
     def is_trained(self) -> bool:

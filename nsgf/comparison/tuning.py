@@ -1,16 +1,16 @@
 """The search of ``compare.tune``: which settings are tried for a method, and what it found."""
 
-import csv
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from itertools import product
-from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import mean
+from typing import Any
 
+from nsgf.comparison import Row
 from nsgf.config.files import refuse_unknown
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import KEYS, Layer
 from nsgf.config.values import format_value, read_value
+from nsgf.metrics.measures import is_better_higher
 from nsgf.phases import find_way, get_phases
 from nsgf.sampling.sampler import StraightFlow
 from nsgf.system.errors import UserError
@@ -21,34 +21,6 @@ SEED_OFFSET = 1000
 """The search uses the seed ``seed + SEED_OFFSET``; tables have at most SEED_OFFSET seeds."""
 SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool", "sampling", "train")
 """Sections whose settings can be searched: those in which methods may differ."""
-
-
-class Tried(NamedTuple):
-    """One combination of settings that was tried, a line of ``search.csv``."""
-
-    target: str
-    method: str
-    settings: str
-    seed: int
-    nfe: int
-    updates: int
-    train_seconds: float
-    measure: str
-    """Key of the measure."""
-    value: float
-    """Its mean over the draws."""
-    is_chosen: bool
-
-
-KINDS: list[Callable[[str], Any]] = [
-    *(str, str, str),
-    *(int, int, int),
-    float,
-    str,
-    float,
-    {"True": True, "False": False}.__getitem__,
-]
-"""Functions that read the columns."""
 
 
 def full_key(name: str) -> str:
@@ -102,26 +74,13 @@ def describe(choice: Layer) -> str:
     return ", ".join(f"{name} {format_value(value)}" for name, value in choice.items())
 
 
-def search_csv(lines: Sequence[Tried]) -> str:
-    """Return the text of ``search.csv``."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerows([Tried._fields, *lines])
-    return stream.getvalue()
-
-
-def read_search(folder: Path) -> list[Tried]:
-    """Return the lines of ``search.csv`` in a comparison's folder; none if there was no search.
-    Raise UserError if the file has another form."""
-    file = folder / SEARCH
-    if not file.exists():
-        return []
-    try:
-        head, *lines = csv.reader(io.StringIO(file.read_text("utf-8")))
-        if tuple(head) != Tried._fields:
-            raise ValueError(f"its columns must be {','.join(Tried._fields)}")
-        return [
-            Tried(*(kind(text) for kind, text in zip(KINDS, line, strict=True))) for line in lines
-        ]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{file}: must be a search.csv of nsgf compare ({error})") from error
+def ranking(rows: Iterable[Row]) -> dict[tuple[str, str], list[str]]:
+    """Return the combinations that were tried, by target and method, from the best to the worst
+    mean of the first measure. ``rows``: of the search, whose methods are ``METHOD: SETTINGS``."""
+    losses: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows:
+        method, _, settings = row.method.partition(": ")
+        (key, value), *_ = row.values.items()
+        own = losses.setdefault((row.target, method), {})
+        own.setdefault(settings, []).append(-value if is_better_higher(key) else value)
+    return {place: sorted(own, key=lambda text: mean(own[text])) for place, own in losses.items()}

@@ -1,5 +1,7 @@
 """The search of settings before a comparison."""
 
+from statistics import mean
+
 import pytest
 
 import nsgf
@@ -7,7 +9,7 @@ from nsgf.cli import main
 from nsgf.comparison import compare as engine
 from nsgf.comparison import read_rows
 from nsgf.comparison.compare import comparison_plan
-from nsgf.comparison.tuning import Tried, options, read_search, search_csv, settings_of
+from nsgf.comparison.tuning import options, ranking, settings_of
 from nsgf.config.settings import change
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import in_folder
@@ -89,12 +91,19 @@ def test_a_useless_rate_is_not_chosen(tmp_path, monkeypatch):
     engine.compare(own, log=said.append)
     # 4 of NSGF, 2 rates and 2 solvers of the others
     assert "trials: 3 and 12 of the search, measured: 0" in said[1]
-    tried = read_search(own.folder)
-    chosen = {one.method: one for one in tried if one.is_chosen}
-    assert [one.method for one in tried if one.is_chosen] == ["nsgf", "otcfm", "1rf"]
-    assert all("lr 0.01" in one.settings for one in chosen.values())
-    for method, one in chosen.items():
-        assert one.value == min(each.value for each in tried if each.method == method)
+    tried = read_rows(own.folder / "search.csv")
+    assert len(tried) == 12 * 2  # two draws
+    assert {(row.seed, row.nfe) for row in tried} == {(1000, 2)}
+    means = {
+        row.method: mean(each.values["w2"] for each in tried if each.method == row.method)
+        for row in tried
+    }
+    chosen = {method: texts[0] for (_, method), texts in ranking(tried).items()}
+    assert [*chosen] == ["nsgf", "otcfm", "1rf"]
+    for method, text in chosen.items():
+        assert "lr 0.01" in text
+        own_means = [means[label] for label in means if label.startswith(f"{method}:")]
+        assert means[f"{method}: {text}"] == min(own_means)
     trained = {trial.method: trial.config for trial in own.trials_of(own.methods)}
     assert {config.peer.lr for config in trained.values()} == {1e-3}  # before the search
     folders = {path.name for path in own.folder.glob("moons/*-seed*")}
@@ -142,16 +151,3 @@ def test_own_methods_are_not_searched_and_the_table_says_so(tmp_path):
     found = nsgf.compare("2d", methods={"mine": lambda noise, _: noise}, **how)
     assert "| mine | not searched |" in found.table
     assert "| I-CFM | lr 0.001 (best of 2) |" in found.table
-
-
-@pytest.mark.parametrize(
-    ("part", "damage"), [("target", "goal"), ("True", "yes"), (",7,", ",x,"), (",0.5,", ",")]
-)
-def test_a_damaged_search_is_refused(tmp_path, part, damage):
-    file = tmp_path / "search.csv"
-    lines = [Tried("moons", "nsgf", "lr 1, b 2", 7, 2, 5, 0.5, "w2", 1.5, True)]
-    file.write_text(search_csv(lines))
-    assert read_search(tmp_path) == lines
-    file.write_text(file.read_text().replace(part, damage))
-    with pytest.raises(UserError, match=r"search\.csv: must be a search\.csv"):
-        read_search(tmp_path)
