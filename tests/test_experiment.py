@@ -180,7 +180,7 @@ def test_nothing_is_set_aside_when_training_is_refused(tiny, tiny_run, monkeypat
     """Nor is a new folder made."""
     with pytest.raises(UserError, match="CUDA devices"):
         train(replace(tiny, device="cuda:99"), tiny_run, "nsgf")
-    monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
+    monkeypatch.setattr("nsgf.pool.available_bytes", lambda: 1000)
     for run in (tiny_run, None):
         with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16"):
             train(tiny, run, "nsgf")

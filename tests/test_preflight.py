@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from nsgf.phases import get_phase
-from nsgf.pool.plan import build_batch
+from nsgf.pool import build_batch
 from nsgf.preflight import preflight
 from tests.conftest import shipped
 from tests.pool.conftest import CPU

@@ -1,23 +1,26 @@
-"""Networks for points and images."""
+"""Networks for points, time predictors, affine starts; ``unet`` has the network for images."""
 
 import copy
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import ModelConfig
-from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
-from nsgf.models.unet import UNet
+from nsgf.config.schema import MLPConfig, ModelConfig
+from nsgf.models.unet import UNet, time_features
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
 """A caller's network, of which each phase trains a copy, or a function that makes one. It maps
 x (B, *shape), t (B,) and with classes labels (B,), 0 to K (K: no class), to (B, *shape)."""
-
-
 MOST_VALUES = 4096
 """Largest number of values D of a sample for an affine map; it needs a matrix (D, D)."""
+FASTEST = 25.0
+SLOWEST = 0.5
+TIME_FEATURES = 32
+"""Number of cosines and sines of t that are appended to the input."""
+HIDDEN_LAYERS = 3
 
 
 def make_own(own: OwnNetwork) -> nn.Module:
@@ -73,3 +76,56 @@ class AffineStartNetwork(nn.Module):
         root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T  # rounding can give values < 0
         self.matrix.copy_((1 - part) * torch.eye(len(mean)) + part * root)
         self.shift.copy_(part * mean)
+
+
+def _layers(inputs: int, outputs: int, config: MLPConfig) -> nn.Sequential:
+    widths = [inputs, *[config.width] * HIDDEN_LAYERS]
+    hidden = [part for w in pairwise(widths) for part in (nn.Linear(*w), nn.SiLU())]
+    return nn.Sequential(*hidden, nn.Linear(config.width, outputs))
+
+
+class VelocityMLP(nn.Module):
+    """v_theta(x, t) or u_delta(x, t) for x in R^D."""
+
+    def __init__(self, dim: int, config: MLPConfig) -> None:
+        super().__init__()
+        self.layers = _layers(dim + TIME_FEATURES, dim, config)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """x (B, D), t (B,) in [0, 1] -> velocity (B, D)."""
+        features = time_features(t, TIME_FEATURES, fastest=FASTEST, slowest=SLOWEST)
+        return self.layers(torch.cat([x, features.to(x.dtype)], dim=1))
+
+
+class TimePredictorMLP(nn.Module):
+    """t_phi(x) for x in R^D."""
+
+    def __init__(self, dim: int, config: MLPConfig) -> None:
+        super().__init__()
+        self.layers = _layers(dim, 1, config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, D) -> time in (0, 1), (B,)."""
+        return self.layers(x).squeeze(1).sigmoid()
+
+
+class TimePredictorCNN(nn.Module):
+    """t_phi(x) for images (appendix of the paper): layers of 3x3 convolution, ReLU and 2x2 average
+    pool, then a linear map and a sigmoid."""
+
+    def __init__(self, image_shape: tuple[int, ...], channels: list[int]) -> None:
+        """``image_shape``: (C, H, W); ``channels``: output channels of each convolution."""
+        super().__init__()
+        inputs, height, width = image_shape
+        layers: list[nn.Module] = []
+        for outputs in channels:
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
+            inputs = outputs
+            height = height // 2
+            width = width // 2
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(inputs * height * width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> time in (0, 1), (B,)."""
+        return self.head(self.features(x).flatten(1)).squeeze(1).sigmoid()

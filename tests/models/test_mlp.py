@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import MLPConfig
-from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
+from nsgf.models import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 
 
 def learns(model: nn.Module) -> bool:

@@ -8,8 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsgf.config.schema import MLPConfig, UNetConfig
 from nsgf.data import DATA_SETS
-from nsgf.models import velocity_network
-from nsgf.models.mlp import TimePredictorCNN, VelocityMLP
+from nsgf.models import TimePredictorCNN, VelocityMLP, velocity_network
 from nsgf.models.unet import Attention, Norm, ResBlock, Stage, UNet
 from tests.conftest import shipped
 from tests.models.test_unet import awake

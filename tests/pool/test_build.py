@@ -7,8 +7,7 @@ import torch
 
 from nsgf.data import Data
 from nsgf.method import run_flow, step_sizes
-from nsgf.pool import pool_folder
-from nsgf.pool.plan import flow_bytes
+from nsgf.pool import flow_bytes, pool_folder
 from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn import build_flow
 from nsgf.system.distributed import World
@@ -83,7 +82,7 @@ class Apart(World):
 def test_processes_build_the_flows_of_one_bit_for_bit(config, tmp_path, storage, size, monkeypatch):
     """Also where a flow's rounding depends on the flows beside it."""
     chosen = with_pool(config, storage=storage, num_batches=30)
-    monkeypatch.setattr("nsgf.pool.plan.BUILD_BYTES", 3 * flow_bytes(config, (2,)))
+    monkeypatch.setattr("nsgf.pool.BUILD_BYTES", 3 * flow_bytes(config, (2,)))
     folders, parts, calls = [], [], []
     for world in (Apart(rank, size) for rank in range(size)):
         solver = Sociable()

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from nsgf.data import data_shape
-from nsgf.pool import build_batch, plan, plan_pool
-from nsgf.pool.plan import flow_bytes, pool_bytes
+from nsgf.pool import build_batch, flow_bytes, plan_pool, pool_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -27,8 +26,8 @@ def free(monkeypatch):
     """Sets the free bytes of memory, and those of the disk."""
 
     def set_free(memory, disk=1000 * GB):
-        monkeypatch.setattr(plan, "available_bytes", lambda: memory)
-        monkeypatch.setattr(plan, "free_disk_bytes", lambda _: disk)
+        monkeypatch.setattr("nsgf.pool.available_bytes", lambda: memory)
+        monkeypatch.setattr("nsgf.pool.free_disk_bytes", lambda _: disk)
 
     return set_free
 
@@ -118,7 +117,7 @@ def test_flows_together_can_be_set_and_do_not_exceed_pool_and_card(monkeypatch):
     assert build_batch(config, CIFAR, CPU) == 80 * 10**6 // flow_bytes(config, CIFAR) > 1
     for card, budget in ((8 * GB, 2 * GB), (80 * GB, 4 * GB)):
         known = SimpleNamespace(total_memory=card)
-        monkeypatch.setattr(plan.torch.cuda, "get_device_properties", lambda _, known=known: known)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, known=known: known)
         many = with_pool(config, num_batches=10**6)
         found = build_batch(many, CIFAR, torch.device("cuda"))
         assert found == budget // flow_bytes(config, CIFAR)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from nsgf.data import INDICES
-from nsgf.pool import TrajectoryPool, plan_pool
+from nsgf.pool import TrajectoryPool, plan_pool, pool_bytes
 from nsgf.pool import trajectories as files
-from nsgf.pool.plan import pool_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
@@ -252,12 +251,12 @@ def test_flows_are_on_the_disk_before_the_header_that_lists_them(disk, folder, m
 def test_space_is_checked_before_anything_is_written(disk, folder, monkeypatch):
     """An interrupted pool has taken its space; continuing needs no more."""
     with monkeypatch.context() as patch:
-        patch.setattr("nsgf.pool.plan.free_disk_bytes", lambda _: 500)
+        patch.setattr("nsgf.pool.free_disk_bytes", lambda _: 500)
         with pytest.raises(UserError, match=r"pool\.num_batches = 7: .*disk"):
             build(disk, folder)
     assert not folder.exists()
     interrupt(disk, folder)
-    monkeypatch.setattr("nsgf.pool.plan.free_disk_bytes", lambda _: 0)
+    monkeypatch.setattr("nsgf.pool.free_disk_bytes", lambda _: 0)
     build(disk, folder)
 
 
