@@ -43,10 +43,10 @@ CHECKS = {
     """,
     "A loss": """
         import torch
-        from nsgf.phases.lines import NSFTask
+        from nsgf.phases.lines import LineTask
         from nsgf.training.task import Batch
         batch = Batch((torch.zeros(4),), torch.zeros(4))
-        assert NSFTask.loss(None, lambda x: x + 10, batch) == 10 - 0.5
+        assert LineTask.loss(None, lambda x: x + 10, batch) == 10 - 0.5
     """,
     "A flow": """
         import glob

@@ -25,7 +25,7 @@ from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import INDICES, Data, PointSampler, class_labels, data_classes, gaussian
 from nsgf.method import line_pairs
 from nsgf.phases.base import Phase, starting_network
-from nsgf.phases.lines import LineTask, NSFTask, Pairs, Transport, load_euler_steps
+from nsgf.phases.lines import LineTask, Pairs, Transport, load_euler_steps
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import Stopped
 from nsgf.system.seeding import derive_seed
@@ -136,7 +136,7 @@ class Reflow(Phase):
         classes = data.classes
         ends = path_ends(starts, steps, session, classes)
         seed = derive_seed(session.config.seed, self.name)
-        return NSFTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)
+        return LineTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
         pairs = min(config.reflow.pairs, max(TRIAL_PATHS, data_classes(config.data)))

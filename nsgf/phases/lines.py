@@ -76,7 +76,7 @@ class Pairs:
 
 
 class LineTask(Task):
-    """Draw random points on straight lines from X0 to X1. Subclasses make batches of them.
+    """Regression of u_delta(x, t) on X1 - X0, at random points of straight lines from X0 to X1.
 
     With K classes, line i has class i mod K: X1 is of this class, and NSGF steps get it as label.
     """
@@ -92,10 +92,6 @@ class LineTask(Task):
         times = self._times.at(positions)
         labels = self._labels.at(positions)
         return *self._pairs.at(positions), times, *labels
-
-
-class NSFTask(LineTask):
-    """Regression of u_delta(x, t) on X1 - X0."""
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, *labels = drawn
@@ -181,7 +177,7 @@ class NSF(LinePhase):
             model.set_map(*measure_moments(data), part)
             transport = model.start
         seed = derive_seed(config.seed, self.name)
-        return NSFTask(model, self.pairs(session, data, transport), seed, data.classes)
+        return LineTask(model, self.pairs(session, data, transport), seed, data.classes)
 
     def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
         network = super().network(config, own)

@@ -262,6 +262,8 @@ class FlowSampler:
 
     def __init__(self, legs: Sequence[Leg]) -> None:
         self.legs = list(legs)
+        self.config = self.legs[0].config
+        """Configuration, the same for all legs."""
 
     @torch_defaults()
     @torch.no_grad()
@@ -322,11 +324,6 @@ class FlowSampler:
             leg.config = config
             leg.evaluations = 0
         return FlowSampler(legs)
-
-    @property
-    def config(self) -> Config:
-        """Configuration, the same for all legs."""
-        return self.legs[0].config
 
     @property
     def expected_nfe(self) -> int | None:

@@ -53,15 +53,11 @@ class GeomlossSolver(Flow):
 
     def __init__(self, blur: float, scaling: float) -> None:
         """``scaling``: ratio of successive blurs while annealing."""
-        super().__init__()
         from geomloss import SamplesLoss
 
-        self._text = f"{self.title} with blur {blur:g} and scaling {scaling:g}"
         settings = {"blur": blur, "scaling": scaling}
+        super().__init__(**settings)
         self._loss = SamplesLoss("sinkhorn", potentials=True, backend="tensorized", **settings)
-
-    def __str__(self) -> str:
-        return self._text
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         velocity = torch.zeros_like(x)

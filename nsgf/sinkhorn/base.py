@@ -73,12 +73,15 @@ class Flow(ABC):
     arrives: ClassVar[bool] = False
     """Whether the particles reach the targets in the last of the harmonic steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, **shown: float) -> None:
+        """``shown``: the settings that the flow's text names."""
         self.report = SolverReport()
+        self._shown = shown
 
     def __str__(self) -> str:
         """Return the flow with its settings in words."""
-        return self.title
+        settings = " and ".join(f"{name} {value:g}" for name, value in self._shown.items())
+        return f"{self.title} with {settings}" if settings else self.title
 
     @staticmethod
     def matrix_entries(n: int, m: int) -> int:

@@ -81,13 +81,10 @@ class BatchedSolver(Flow):
     def __init__(
         self, blur: float, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS
     ) -> None:
-        super().__init__()
+        super().__init__(blur=blur)
         self.blur = blur
         self._tolerance = tolerance
         self._cap = max_iterations
-
-    def __str__(self) -> str:
-        return f"{self.title} with blur {self.blur:g}"
 
     @staticmethod
     def matrix_entries(n: int, m: int) -> int:

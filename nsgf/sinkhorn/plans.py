@@ -72,11 +72,8 @@ class Clouds:
             inner = x @ y.mT
             self._left = torch.cat([x, inner, x @ x.mT], 2)
             self._right = torch.cat([y, y @ y.mT, inner.mT], 2)
-
-    @property
-    def x(self) -> Tensor:
-        """The particles (B, N, D)."""
-        return self._left[:, :, : self._dim]
+        self.x = self._left[:, :, : self._dim]
+        """The particles (B, N, D), which :meth:`move` moves."""
 
     def last_potential(self) -> Tensor:
         """Return the potential of y against itself, or 0 if this would cost more than it saves. The

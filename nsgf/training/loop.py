@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from nsgf.system.errors import UserError, is_memory_full, one_line, suggest
 from nsgf.system.hardware import peak_memory
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
-from nsgf.training.precision import device_settings, pick_precision
+from nsgf.training.precision import pick_precision
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
 from nsgf.training.task import Batch, Session, Task, load_batches
 
@@ -46,7 +46,14 @@ def fit(phase: PhaseName, task: Task, session: Session, prepare_seconds: float =
     loop = PhaseLoop(phase, task, session, prepare_seconds)
     if session.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(session.device)
-    with device_settings():
+    with ExitStack() as held:
+        for owner, name in (  # for float32 layers
+            (torch.backends.cudnn, "benchmark"),
+            (torch.backends.cudnn, "allow_tf32"),
+            (torch.backends.cuda.matmul, "allow_tf32"),
+        ):
+            held.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, True)
         try:
             loop.run()
         finally:

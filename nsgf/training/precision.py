@@ -1,8 +1,7 @@
 """Precision of networks, and the settings of torch and its compiler for training."""
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -74,20 +73,6 @@ def precision_context(precision: Precision, device: torch.device) -> AbstractCon
     if precision == "fp32":
         return nullcontext()  # the meta device has no autocast
     return torch.autocast(device.type, DTYPES[precision])
-
-
-@contextmanager
-def device_settings() -> Iterator[None]:
-    """Context with cuDNN's benchmark mode and with TF32 for float32 layers."""
-    with ExitStack() as held:
-        for owner, name in (
-            (torch.backends.cudnn, "benchmark"),
-            (torch.backends.cudnn, "allow_tf32"),
-            (torch.backends.cuda.matmul, "allow_tf32"),
-        ):
-            held.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, True)
-        yield
 
 
 def prepare_compiler() -> str:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
 from torch.profiler import record_function
 
 from nsgf.config.schema import OptimConfig, TrainConfig
@@ -107,7 +106,6 @@ class TrainState:
         self._parameters: list[Tensor] = list(self.model.parameters())
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
         self.adam = Adam(self._parameters, lr=self.config.lr, fused=True)
-        self.schedule = LambdaLR(self.adam, lambda step: lr_factor(step, self.config))
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.ema = copy.deepcopy(self.model).requires_grad_(False)
         self._averages: list[Tensor] = list(self.ema.parameters())
@@ -130,9 +128,10 @@ class TrainState:
             loss = self.world.mean(loss)
             skips = ~torch.isfinite(loss + norm)
             self.adam.found_inf = skips.float()  # type: ignore[attr-defined]
+            for group in self.adam.param_groups:
+                group["lr"] = self.config.lr * lr_factor(self.step, self.config)
             self.adam.step()
             self.scaler.update()
-            self.schedule.step()
             # the warm-up lets short runs forget the initial weights
             decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
             with torch.no_grad():  # swa_utils would make a new function that profilers keep
@@ -201,7 +200,6 @@ class TrainState:
             "model": self.model.state_dict(),
             "ema": self.ema.state_dict(),
             "optimizer": self.adam.state_dict(),
-            "scheduler": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
             "accumulate": self.accumulate,
         }
@@ -214,11 +212,8 @@ class TrainState:
         self.adam.load_state_dict(state["optimizer"])
         for moments in self.adam.state.values():  # fused Adam needs the memory layout of weights
             moments |= {name: moments[name].contiguous() for name in ("exp_avg", "exp_avg_sq")}
-        self.schedule.load_state_dict(state["scheduler"])
         for group in self.adam.param_groups:
             group["fused"] = True  # only this Adam skips updates, and the file may have another
-            # the schedule's length may have changed
-            group["lr"] = self.config.lr * lr_factor(self.step, self.config)
         self.accumulate = max(self.accumulate, int(state["accumulate"]))  # fewer parts did not fit
         if state["scaler"] and self.scaler.is_enabled():  # the precision may have changed
             self.scaler.load_state_dict(state["scaler"])

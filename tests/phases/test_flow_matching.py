@@ -12,7 +12,7 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import flow_matching, get_phase, load_sampler
 from nsgf.phases.flow_matching import PeerTask, StoredPairs, path_ends
-from nsgf.phases.lines import NSFTask, Pairs
+from nsgf.phases.lines import LineTask, Pairs
 from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.training.task import Session
@@ -183,7 +183,7 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(tiny, tiny_r
 
 def test_pairs_and_times_of_reflow_are_unchanged():
     pairs = StoredPairs(torch.arange(50.0), 100 + torch.arange(50.0), seed=7)
-    start, end, t = NSFTask(nn.Identity(), pairs, seed=7).draw(range(3, 7))
+    start, end, t = LineTask(nn.Identity(), pairs, seed=7).draw(range(3, 7))
     assert start.tolist() == [48, 35, 15, 7]
     assert torch.equal(end, start + 100)
     torch.testing.assert_close(t, torch.tensor([0.474256, 0.601518, 0.286646, 0.243692]))

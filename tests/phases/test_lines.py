@@ -11,7 +11,6 @@ from nsgf.phases import get_phase
 from nsgf.phases.lines import (
     CachedStarts,
     LineTask,
-    NSFTask,
     Pairs,
     TimePredictorTask,
     measure_moments,
@@ -40,7 +39,7 @@ class Constant(PointSampler):
         return 0 * super().at(positions) + self.value
 
 
-def line(mu0=None, target=None, kind=NSFTask, **options) -> LineTask:
+def line(mu0=None, target=None, kind=LineTask, **options) -> LineTask:
     pairs = Pairs(mu0 or Constant(-1.0), target or Constant(3.0), CPU, **options)
     return kind(nn.Identity(), pairs, 0)
 
@@ -66,7 +65,7 @@ def test_points_lie_on_the_line_from_source_to_target():
     assert torch.equal(target, t)
 
 
-@pytest.mark.parametrize("kind", [NSFTask, TimePredictorTask])
+@pytest.mark.parametrize("kind", [LineTask, TimePredictorTask])
 def test_ends_belong_to_the_class_of_their_label(kind):
     ends = ClassSampler([Constant(float(number)) for number in range(3)])
     task = kind(nn.Identity(), Pairs(Constant(-1.0), ends, CPU), 0, classes=3)
@@ -76,7 +75,7 @@ def test_ends_belong_to_the_class_of_their_label(kind):
     assert 320 < int(is_told.sum()) < 400
     assert torch.equal(labels[is_told], end[is_told, 0].int())
     inputs = task.batch(*task.draw(range(8))).inputs
-    assert len(inputs) == (3 if kind is NSFTask else 1)  # where a sample is shows without it
+    assert len(inputs) == (3 if kind is LineTask else 1)  # where a sample is shows without it
     assert torch.equal(task.draw(range(9, 20))[3], labels[2:13])
 
 
