@@ -125,35 +125,27 @@ class Stage(nn.Module):
         self.block = ResBlock(inputs, outputs, embedding, config)
         self.attention = Attention(outputs, config) if attend else None
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """x (B, C_in, H, W), embedding (B, E) -> (B, C_out, H, W)."""
-        h = self.block(x, embedding)
+    def forward(self, embedding: Tensor, *parts: Tensor) -> Tensor:
+        """embedding (B, E), parts (B, C_i, H, W) of the input -> (B, C_out, H, W). The parts are
+        concatenated here, so that a recomputed stage stores only them."""
+        h = self.block(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)
         return h if self.attention is None else self.attention(h, embedding)
 
 
-class Downsample(nn.Module):
-    """Halve the resolution by a strided convolution."""
+class Resize(nn.Module):
+    """Halve the resolution by a strided convolution, or double it by repeating pixels, then a
+    convolution."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, doubles: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.doubles = doubles
+        self.conv = nn.Conv2d(channels, channels, 3, stride=1 if doubles else 2, padding=1)
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """x (B, C, H, W) -> (B, C, H/2, W/2); the embedding is unused."""
-        return self.conv(x)
-
-
-class Upsample(nn.Module):
-    """Double the resolution by repeating pixels, then a convolution."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) -> (B, C, 2H, 2W)."""
-        with keep_type(x):
-            x = functional.interpolate(x, scale_factor=2.0, mode="nearest")
+    def forward(self, embedding: Tensor, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> (B, C, H', W'); the embedding is unused."""
+        if self.doubles:
+            with keep_type(x):
+                x = functional.interpolate(x, scale_factor=2.0, mode="nearest")
         return self.conv(x)
 
 
@@ -200,7 +192,7 @@ class UNet(nn.Module):
                 self.down.append(layer)
                 widths.append(sizes[level])
             if level < levels[-1]:
-                self.down.append(Downsample(widths[-1]))
+                self.down.append(Resize(widths[-1], doubles=False))
                 widths.append(widths[-1])
         width = sizes[-1]
         self.middle = nn.ModuleList(
@@ -214,7 +206,7 @@ class UNet(nn.Module):
                 width = sizes[level]
                 self.up.append(Stage(inputs, width, embedding, config, attends[level]))
             if level > 0:
-                self.up.append(Upsample(width))
+                self.up.append(Resize(width, doubles=True))
         self.head = nn.Sequential(
             Norm(width), nn.SiLU(), zero_init(nn.Conv2d(width, image_channels, 3, padding=1))
         )
@@ -239,25 +231,18 @@ class UNet(nn.Module):
         h = self.stem(x)
         skips = [h]
         for layer in self.down:
-            h = self._call_stage(layer, embedding, h)
+            h = self._call_layer(layer, embedding, h)
             skips.append(h)
         for layer in self.middle:
-            h = self._call_stage(layer, embedding, h)
+            h = self._call_layer(layer, embedding, h)
         for layer in self.up:
-            if isinstance(layer, Upsample):
-                h = layer(h)
-            else:
-                h = self._call_stage(layer, embedding, h, skips.pop())
+            skipped = [skips.pop()] if isinstance(layer, Stage) else []
+            h = self._call_layer(layer, embedding, h, *skipped)
         return self.head(h)
 
-    def _call_stage(self, layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
-        """Call a layer on the concatenation of all parts, each (B, C_i, H, W)."""
+    def _call_layer(self, layer: nn.Module, *inputs: Tensor) -> Tensor:
+        """Call a layer; in training, a stage may store only its inputs."""
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         if recompute and isinstance(layer, Stage):  # other layers keep only inputs
-            return checkpoint(_call_on_parts, layer, embedding, *parts, use_reentrant=False)
-        return _call_on_parts(layer, embedding, *parts)
-
-
-def _call_on_parts(layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
-    """Concatenate inside the recomputed function, so that only the parts are stored."""
-    return layer(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)
+            return checkpoint(layer, *inputs, use_reentrant=False)
+        return layer(*inputs)

@@ -188,7 +188,7 @@ def get_phase(name: PhaseName) -> Phase:
 
 def get_phases(names: Sequence[PhaseName]) -> list[Phase]:
     """Return the phases of these names, in their order."""
-    return [get_phase(name) for name in names]
+    return [*map(get_phase, names)]
 
 
 def find_ways(config: Config) -> list[Way]:
@@ -234,6 +234,6 @@ def load_sampler(
     for phase in way.networks:
         trained = load_network(phase, config, run, device)
         precision = sampling_precision(config, device, trained.precision)
-        networks[phase] = InferenceNetwork(trained.network, precision, device)
+        networks[phase] = InferenceNetwork(trained.network, precision)
         progress[phase.name] = trained.progress
     return FlowSampler([leg(config, networks[phase]) for leg, phase in way.legs]), progress

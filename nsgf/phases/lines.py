@@ -236,7 +236,7 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Tr
     UserError if the phase is not trained."""
     trained = load_network(phase, session.config, session.run, session.device)
     precision = supported_precision(trained.precision, session.device)
-    network = InferenceNetwork(trained.network, precision, session.device, session.log.write)
+    network = InferenceNetwork(trained.network, precision, session.log.write)
 
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:

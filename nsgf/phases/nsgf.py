@@ -63,7 +63,11 @@ class NSGF(Phase):
         target = data.target_by_class("pool", run=config.sinkhorn.targets)
         pool = build_pool(session, data.source("pool"), target)
         release_memory(session.device)
-        labels = flow_labels(session, data.classes) if data.classes else None
+        labels = None
+        if data.classes:
+            n = config.sinkhorn.batch_size
+            share = session.world.share(range(config.pool.num_batches))
+            labels = class_labels(range(share.start * n, share.stop * n), data.classes, n)
         model = starting_network(self, session)
         task = NSGFTask(model, pool, config.seed, labels, data.classes)
         task.reads_disk = config.pool.storage == "disk"
@@ -87,11 +91,3 @@ class NSGF(Phase):
         flows = min(pool.num_batches, build_batch(config, data_shape(config.data), device))
         pool = replace(pool, num_batches=flows, storage="memory", build_batch=flows)
         return replace(config, pool=pool), config.pool.num_batches / flows
-
-
-def flow_labels(session: Session, classes: int) -> Tensor:
-    """Return the classes of this process's trajectories, in the order of the flows.  int32, (F,)"""
-    config = session.config
-    n = session.config.sinkhorn.batch_size
-    share = session.world.share(range(config.pool.num_batches))
-    return class_labels(range(share.start * n, share.stop * n), classes, n)

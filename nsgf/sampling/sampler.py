@@ -36,14 +36,12 @@ class InferenceNetwork(nn.Module):
         self,
         model: nn.Module,
         precision: Precision,
-        device: torch.device,
         log: Callable[[str], None] = show,
     ) -> None:
         """Wrap ``model`` and cast the weights of its layers in place; autocast would cast them
         again at each call. ``log`` gets a line when a batch is split."""
         super().__init__()
         self.model = model
-        self._device = device
         self._log = log
         self.precision = precision
         self._most: int | None = None
@@ -60,7 +58,7 @@ class InferenceNetwork(nn.Module):
         while True:
             parts = zip(*(part.split(max(1, together)) for part in inputs), strict=True)
             try:
-                with precision_context(self.precision, self._device):
+                with precision_context(self.precision, inputs[0].device):
                     answers = [self.model(*part).float() for part in parts]
                 break
             except torch.cuda.OutOfMemoryError as error:
@@ -322,7 +320,6 @@ class FlowSampler:
         legs = [copy(leg) for leg in self.legs]
         for leg in legs:
             leg.config = config
-            leg.evaluations = 0
         return FlowSampler(legs)
 
     @property

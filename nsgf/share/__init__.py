@@ -67,11 +67,6 @@ def weights_file(phase: PhaseName) -> str:
     return f"{phase_stem(phase)}.safetensors"
 
 
-def checksum(content: bytes) -> str:
-    """Return the SHA-256."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def find_folder(path: str | PathLike[str]) -> Path:
     """Return the local folder for a path: of ``hf://OWNER/NAME``, or of a pretrained run if no run
     has its name as path, or the path itself. Raise UserError if the address is wrong,
@@ -154,7 +149,7 @@ class ExportedRun(RunFolder):
         file = self.path / weights_file(phase)
         try:
             content = file.read_bytes()
-            if checksum(content) != self._sums.get(file.name):
+            if hashlib.sha256(content).hexdigest() != self._sums.get(file.name):
                 raise ValueError(f"its checksum differs from {CONFIG_FILE}")
             state = load_tensors(content)
         except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
@@ -215,7 +210,9 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
                 "settings": nest(values(drop_machine_settings(config))),
                 "updates": updates,
                 "weights": "float16" if half else "float32",
-                "files": {file.name: checksum(file.read_bytes()) for file in files},
+                "files": {
+                    file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+                },
             }
             text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
             write_text(partial / CONFIG_FILE, f"{text}\n")

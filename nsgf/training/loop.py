@@ -111,10 +111,9 @@ class PhaseLoop:
             except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
                 if is_memory_full(error):
                     raise
-                own = session.config.model.network
-                remedy = "remove it" if own is None else "pass the network that it was saved with"
                 raise UserError(
-                    f"checkpoint {self.file} does not fit ({one_line(error)}); {remedy}"
+                    f"checkpoint {self.file} does not fit ({one_line(error)}); pass the network "
+                    "that it was saved with, or remove it"
                 ) from error
             self.saved_step = state.step
             self.log(f"continues after step {state.step} of {total}")
@@ -145,9 +144,9 @@ class PhaseLoop:
                 try:
                     state.gradient(batch)
                 except TorchDynamoException as error:
-                    cause = " ".join(str(error).partition("\n\n")[0].split())
+                    why = one_line(str(error).partition("\n\n")[0])
                     raise UserError(
-                        f"train.compile = true: cannot compile here ({cause}); use false"
+                        f"train.compile = true: cannot compile here ({why}); use false"
                     ) from error
                 self.log(f"compiled in {time.perf_counter() - started:.1f} s")
                 batches = chain([batch], loaded)
@@ -265,10 +264,9 @@ class PhaseLoop:
                 "train longer: the loss scale of fp16 needs some updates to settle"
             )
         if not checkpoint.is_finite(content):
-            kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"
             raise UserError(
-                f"{self.name}: the weights are not finite after step {step}; {kept} is kept; try a "
-                f"lower {self.name}.lr ({self.optim.lr:g}) in a new run"
+                f"{self.name}: the weights are not finite after step {step}, so they are not "
+                f"saved; try a lower {self.name}.lr ({self.optim.lr:g}) in a new run"
             )
         if self.session.world.is_main:
             content |= {

@@ -106,10 +106,8 @@ def test_every_skip_connection_changes_the_output(small):
     for stage, skip in zip(stages, skips, strict=True):
 
         def cut(_module, inputs, skip=skip):
-            h, width = inputs[0].clone(), skip.shape[1]
-            assert torch.equal(h[:, -width:], skip)
-            h[:, -width:] = 0
-            return h, inputs[1]
+            assert torch.equal(inputs[2], skip)
+            return *inputs[:2], torch.zeros_like(skip)
 
         handle = stage.register_forward_pre_hook(cut)
         assert (small(x, t) - expected).abs().max() > 1e-4

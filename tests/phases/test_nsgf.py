@@ -8,8 +8,9 @@ from torch import nn
 
 from nsgf.data import Data
 from nsgf.data.images import to_unit_range
-from nsgf.phases.nsgf import NSGFTask, flow_labels
-from nsgf.pool import TrajectoryPool, build_pool
+from nsgf.phases import get_phase
+from nsgf.phases.nsgf import NSGFTask
+from nsgf.pool import TrajectoryPool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.training.task import Session
@@ -33,10 +34,9 @@ def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
         run = RunFolder(tmp_path / f"{rank}")
         world = Apart(rank, size)
         session = Session(config, run, RunLog(tmp_path, quiet=True), CPU, world)
-        target = data.target_by_class("pool", run=6)
-        built = build_pool(session, data.source("pool"), target)
-        ends.append(built._positions[:, -1])
-        labels.append(flow_labels(session, 10))
+        task = get_phase("nsgf").task(session, data)
+        ends.append(task.pool._positions[:, -1])
+        labels.append(task._labels)
     last, labels_of_pairs = torch.cat(ends), torch.cat(labels)
     assert last.shape == (25 * 4, 1, 8, 8)
     classes = to_unit_range((25 * torch.arange(10)).to(torch.uint8)).view(-1, 1).expand(-1, 64)

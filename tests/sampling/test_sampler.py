@@ -206,7 +206,7 @@ class Full(nn.Module):
 
 def inference(model, lines=None, config=None):
     precision = sampling_precision(config or Config(), CPU)
-    return InferenceNetwork(model, precision, CPU, pytest.fail if lines is None else lines.append)
+    return InferenceNetwork(model, precision, pytest.fail if lines is None else lines.append)
 
 
 def in_precision(config, precision):

@@ -108,8 +108,8 @@ def test_time_between_checkpoints_is_bounded_in_the_first_process(
     assert steps == expected
 
 
-@pytest.mark.parametrize(("first", "kept"), [(5, "the checkpoint of 5 is kept"), (0, "nothing")])
-def test_weights_that_are_not_finite_are_not_saved(tiny, first, kept):
+@pytest.mark.parametrize("first", [5, 0])
+def test_weights_that_are_not_finite_are_not_saved(tiny, first):
     """An update with a finite loss and gradient may still leave them."""
     run = run_fit(tiny, Quadratic(), iterations=first) if first else RunFolder.create(tiny)
     trainer = Quadratic()
@@ -120,7 +120,7 @@ def test_weights_that_are_not_finite_are_not_saved(tiny, first, kept):
         return answer
 
     trainer.model.fault = spoil
-    with pytest.raises(UserError, match=rf"not finite after step {first + 5}; {kept}"):
+    with pytest.raises(UserError, match=f"not finite after step {first + 5}"):
         run_fit(tiny, trainer, run, iterations=12)
     assert run.has_checkpoint("nsgf") == bool(first)
 
