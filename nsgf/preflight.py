@@ -27,10 +27,6 @@ def preflight(
     device = pick_device(config.device)
     yield f"machine: {describe_device(device)}"
 
-    def load() -> Iterator[str]:
-        data = Data(config.data, config.seed)
-        yield f"ok data: {f'{data.count} samples of ' if data.count else ''}{config.data.name}"
-
     def plan_sessions() -> Iterator[str]:
         hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
         seconds = 0.0
@@ -42,6 +38,10 @@ def preflight(
         yield f"    {command} --max-hours {hours:g}"
         if sessions > 1:
             yield f"    {command} --resume --max-hours {hours:g}    # in each later session"
+
+    def load() -> Iterator[str]:
+        count = Data(config.data, config.seed).count or "unlimited"
+        yield f"ok data: {count} samples of {config.data.name}"
 
     lines = [*_tried(lambda: [*training_plan(config, config.phases, device), "ok memory, disk"])]
     lines += _tried(load)

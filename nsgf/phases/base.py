@@ -151,20 +151,15 @@ def load_network(
     texts = find_contradictions(kept.config, config, set(phase.follows) - FREE_IN_SAMPLING)
     if texts:
         raise UserError(f"cannot use {kept.file}: " + "; ".join(texts))
-    wanted = outline(phase, config, run.network).state_dict()
+    model = outline(phase, config, run.network)
+    types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     try:
-        its, ours = (
-            {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
-            for tensors in (kept.state, wanted)
-        )
-        for name in sorted(its.keys() | ours.keys()):  # before weights are allocated
-            if its.get(name) != ours.get(name):
-                own = ours.get(name, "expected")
-                raise ValueError(f"{name} is {its.get(name, 'missing')}, not {own}")
+        model.load_state_dict(kept.state, assign=True)  # settings alone allocate no weights
+        for name, tensor in kept.state.items():
+            if tensor.dtype != types[name]:
+                raise ValueError(f"{name} is {tensor.dtype}, not {types[name]}")
         if not checkpoint.is_finite({phase.name: kept.state}):
             raise ValueError("has values that are not finite")
-        model = new_network(phase, config, torch.device("cpu"), run.network)
-        model.load_state_dict(kept.state)
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:
         why = one_line(error)
         raise UserError(f"{kept.file} does not fit the network ({why})") from error

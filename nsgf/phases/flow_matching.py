@@ -25,7 +25,7 @@ from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import INDICES, Data, PointSampler, class_labels, data_classes, gaussian
 from nsgf.method import line_pairs
 from nsgf.phases.base import Phase, starting_network
-from nsgf.phases.lines import LineTask, Pairs, Transport, load_euler_steps
+from nsgf.phases.lines import LineTask, Pairs, load_euler_steps
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import Stopped
 from nsgf.system.seeding import derive_seed
@@ -131,10 +131,17 @@ class Reflow(Phase):
         """Return the task; the network starts with the peer's averaged weights. A resumed phase
         computes the same paths again."""
         student = starting_network(self, session, Peer())
-        starts = data.source(self.name).at(range(session.config.reflow.pairs))
-        steps = load_euler_steps(Peer(), session, STEPS, 1 / STEPS)
+        carry = load_euler_steps(Peer(), session, STEPS, 1 / STEPS)
         classes = data.classes
-        ends = path_ends(starts, steps, session, classes)
+        starts = data.source(self.name).at(range(session.config.reflow.pairs))
+        ends = torch.empty_like(starts)
+        labels = [class_labels(range(len(starts)), classes)] if classes else []
+        session.log.write(f"reflow: {len(starts)} paths of {STEPS} steps")
+        batches = list(zip(*(part.split(PATHS) for part in (ends, starts, *labels)), strict=True))
+        for end, *own in count_progress(batches, "reflow paths", "batch", session.log.progress):
+            if session.should_stop():
+                raise Stopped("reflow: before its first step")
+            end.copy_(carry(*(part.to(session.device) for part in own)))
         seed = derive_seed(session.config.seed, self.name)
         return LineTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)
 
@@ -145,21 +152,3 @@ class Reflow(Phase):
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (Peer(),)
-
-
-def path_ends(starts: Tensor, carry: Transport, session: Session, classes: int = 0) -> Tensor:
-    """Return the ends Z1 = ``carry``(Z0) for starts Z0 (N, *shape), both on the CPU. With K classes
-    start i has class i mod K.
-
-    Raises:
-        Stopped: a stop was requested; no path is kept.
-    """
-    session.log.write(f"reflow: {len(starts)} paths of {STEPS} steps")
-    ends = torch.empty_like(starts)
-    labels = [class_labels(range(len(starts)), classes)] if classes else []
-    batches = list(zip(*(part.split(PATHS) for part in (ends, starts, *labels)), strict=True))
-    for end, *own in count_progress(batches, "reflow paths", "batch", session.log.progress):
-        if session.should_stop():
-            raise Stopped("reflow: before its first step")
-        end.copy_(carry(*(part.to(session.device) for part in own)))
-    return ends

@@ -33,44 +33,37 @@ from nsgf.system.errors import UserError
 from nsgf.training.task import Batch, NetworkCall, Session, Task
 
 
-class Drift:
-    """Compute V for B independent problems; each half of the samples is the x' of the other half.
+@torch.no_grad()
+def drift(solvers: Sequence[BatchedSolver], made: Tensor, real: Tensor) -> Tensor:
+    """Return V (B, N, *shape), float32, for generated samples (B, N, *shape) and real samples
+    (B, M, *shape) of B independent problems; 0 for the last sample if N is odd.
 
-    The unit of the blurs is the square root of the mean cost between x and y, which changes while a
-    network learns. V is averaged over the blurs.
+    Each half of the samples is the x' of the other half. The unit of the solvers' blurs is the
+    square root of the mean cost between x and y, which changes while a network learns. V is
+    averaged over the solvers. Raise ValueError if samples are not finite, or a blur is too small
+    for float32.
     """
-
-    def __init__(self, blurs: Sequence[float], tolerance: float) -> None:
-        self._solvers = [BatchedSolver(blur, tolerance) for blur in blurs]
-        self.reports = [solver.report for solver in self._solvers]
-        """Solver reports, one for each blur."""
-
-    @torch.no_grad()
-    def velocity(self, made: Tensor, real: Tensor) -> Tensor:
-        """Return V (B, N, *shape), float32, for generated samples (B, N, *shape) and real samples
-        (B, M, *shape); 0 for the last sample if N is odd. Raise ValueError if samples are not
-        finite, or a blur is too small for float32."""
-        unit = mean_cost(made, real).sqrt()
-        # (2B, N/2, *shape): all first halves, then all second halves
-        x, y = (
-            torch.cat((each.float() / unit)[:, : each.shape[1] // 2 * 2].chunk(2, dim=1))
-            for each in (made, real)
-        )
-        other = x.roll(len(x) // 2, dims=0)
-        total = torch.zeros_like(x)
-        for solver in self._solvers:
-            # each velocity is T minus the projection of x on itself; the projections cancel
-            if y.shape == x.shape:  # all problems at once
-                both = solver.velocity(torch.cat([x, x]), torch.cat([y, other]))
-                to_y, to_x = both.chunk(2)
-            else:
-                to_y = solver.velocity(x, y)
-                to_x = solver.velocity(x, other)
-            total += (to_y - to_x).view(x.shape)
-        halves = (total * (unit / len(self._solvers))).chunk(2)
-        velocity = torch.zeros_like(made, dtype=torch.float32)
-        velocity[:, : 2 * x.shape[1]] = torch.cat(halves, dim=1)
-        return velocity
+    unit = mean_cost(made, real).sqrt()
+    # (2B, N/2, *shape): all first halves, then all second halves
+    x, y = (
+        torch.cat((each.float() / unit)[:, : each.shape[1] // 2 * 2].chunk(2, dim=1))
+        for each in (made, real)
+    )
+    other = x.roll(len(x) // 2, dims=0)
+    total = torch.zeros_like(x)
+    for solver in solvers:
+        # each velocity is T minus the projection of x on itself; the projections cancel
+        if y.shape == x.shape:  # all problems at once
+            both = solver.velocity(torch.cat([x, x]), torch.cat([y, other]))
+            to_y, to_x = both.chunk(2)
+        else:
+            to_y = solver.velocity(x, y)
+            to_x = solver.velocity(x, other)
+        total += (to_y - to_x).view(x.shape)
+    halves = (total * (unit / len(solvers))).chunk(2)
+    velocity = torch.zeros_like(made, dtype=torch.float32)
+    velocity[:, : 2 * x.shape[1]] = torch.cat(halves, dim=1)
+    return velocity
 
 
 def mean_cost(x: Tensor, y: Tensor) -> Tensor:
@@ -94,7 +87,8 @@ class GeneratorTask(Task):
         self._config = config.generator
         self._is_residual = NSGF.name in config.phases
         self._noise = data.source("generator")
-        self._drift = Drift(config.generator.blurs, config.generator.tolerance)
+        tolerance = config.generator.tolerance
+        self.solvers = [BatchedSolver(blur, tolerance) for blur in config.generator.blurs]
         self._groups = count_groups(config)
         self._real = data.target_by_class("generator", mixed=True)
 
@@ -125,7 +119,7 @@ class GeneratorTask(Task):
         clouds = made.detach(), batch.target  # sample i is in group i mod G
         x, y = (each.unflatten(0, (-1, self._groups)).transpose(0, 1) for each in clouds)
         try:
-            v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
+            v = drift(self.solvers, x, y).transpose(0, 1).flatten(0, 1)
         except ValueError as error:  # the samples are finite: the blur is the cause
             raise UserError(
                 f"generator.blurs = {self._config.blurs}: too small for float32"
@@ -134,8 +128,7 @@ class GeneratorTask(Task):
         return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)
 
     def remarks(self) -> tuple[str, ...]:
-        reports = zip(self._config.blurs, self._drift.reports, strict=True)
-        return tuple(f"blur {blur:g}: {report}" for blur, report in reports if report.solves)
+        return tuple(f"blur {each.blur:g}: {each.report}" for each in self.solvers)
 
 
 class Generator(Phase):

@@ -245,44 +245,39 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Tr
     return transport
 
 
+@dataclass
 class CachedStarts(Sampler):
     """A stream of noise after NSGF steps or another transport.
 
     The first ``kept`` end points are computed once, cached in main memory and repeated. None: all
     are new. With K classes, sample i has class i mod K, and ``kept`` is a multiple of K."""
 
-    def __init__(
-        self,
-        source: Sampler,
-        transport: Transport,
-        device: torch.device,
-        kept: int | None,
-        classes: int = 0,
-    ) -> None:
-        self.shape = source.shape
-        self._source = source
-        self._transport = transport
-        self._device = device
-        self._kept = kept
-        self._classes = classes
+    source: Sampler
+    transport: Transport
+    device: torch.device
+    kept: int | None
+    classes: int = 0
+
+    def __post_init__(self) -> None:
+        self.shape = self.source.shape
         self._pages: dict[int, Tensor] = {}
 
     def at(self, positions: range) -> Tensor:
-        if self._kept is None:
+        if self.kept is None:
             return self._transport_noise(positions)
         parts = []
-        for _, epoch in pages(positions, self._kept):
+        for _, epoch in pages(positions, self.kept):
             for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
                 if number not in self._pages:
                     # compute a whole page: rounding depends on the size of the network's batch
                     whole = range(number * BLOCK, (number + 1) * BLOCK)
                     self._pages[number] = self._transport_noise(whole).cpu()
-                parts.append(self._pages[number][cut].to(self._device))
+                parts.append(self._pages[number][cut].to(self.device))
         return torch.cat(parts)
 
     def _transport_noise(self, positions: range) -> Tensor:
-        x = self._source.at(positions).to(self._device)
+        x = self.source.at(positions).to(self.device)
         labels = []
-        if self._classes:
-            labels = [class_labels(positions, self._classes).to(self._device)]
-        return self._transport(x, *labels)
+        if self.classes:
+            labels = [class_labels(positions, self.classes).to(self.device)]
+        return self.transport(x, *labels)

@@ -31,7 +31,7 @@ from nsgf.config.schema import Config
 from nsgf.config.settings import fixed_values
 from nsgf.method import flow_pairs
 from nsgf.run.progress import Progress, count_progress
-from nsgf.system.errors import UserError, cause, suggest
+from nsgf.system.errors import UserError, suggest
 from nsgf.system.files import COUNT, fields, load_object, write_text
 
 FORMAT = 1
@@ -68,8 +68,6 @@ def read_header(folder: Path) -> Header | None:
         header = Header(*fields(load_object(file), **kinds, format=range(FORMAT, FORMAT + 1)))
         if header.dtype not in ("float32", "float16"):
             raise ValueError("another type")
-    except OSError as error:
-        raise UserError(f"pool header {file} cannot be read ({cause(error)})") from error
     except (ValueError, TypeError) as error:
         raise UserError(f"pool header {file} is damaged; remove the folder {folder}") from error
     return header

@@ -54,26 +54,24 @@ class InferenceNetwork(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the network's output (B, ...) for inputs (B, ...). Raise UserError if the card's
         memory is too small for a single sample."""
-        most = together = min(len(inputs[0]), self._most or len(inputs[0]))
+        before = self._most
+        size = before or max(1, len(inputs[0]))
         while True:
-            parts = zip(*(part.split(max(1, together)) for part in inputs), strict=True)
+            parts = zip(*(part.split(size) for part in inputs), strict=True)
             try:
                 with precision_context(self.precision, inputs[0].device):
                     answers = [self.model(*part).float() for part in parts]
                 break
             except torch.cuda.OutOfMemoryError as error:
-                if together <= 1:
+                if size <= 1:
                     raise UserError(
                         f"card memory is full, even with one sample; use {suggest('device', 'cpu')}"
                     ) from error
-            together = -(-together // 2)  # here the handler has freed its tensors
+            size = -(-min(size, len(inputs[0])) // 2)  # here the handler has freed its tensors
+            self._most = size
             torch.cuda.empty_cache()
-        if together < most:
-            self._most = together
-            self._log(
-                f"the card's memory is full with {len(inputs[0])} samples at a time; continuing "
-                f"with {together} at a time"
-            )
+        if self._most != before:
+            self._log(f"the card's memory is full; continuing with {size} samples at a time")
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
 

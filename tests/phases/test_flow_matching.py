@@ -11,7 +11,7 @@ from nsgf.data import Data, PointSampler
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import flow_matching, get_phase, load_sampler
-from nsgf.phases.flow_matching import PeerTask, StoredPairs, path_ends
+from nsgf.phases.flow_matching import PeerTask, StoredPairs
 from nsgf.phases.lines import LineTask, Pairs
 from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
@@ -168,17 +168,21 @@ def test_flow_matching_trains_with_the_settings_of_nsgf():
         assert len(values) == 1, name
 
 
-def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(tiny, tiny_run, monkeypatch):
+def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(peer, tiny_run, monkeypatch):
     """Paths are computed in parts of a fixed size, since sums are rounded by it."""
-    monkeypatch.setattr("nsgf.phases.flow_matching.PATHS", 12)
-    starts, sizes = torch.arange(32.0).view(-1, 1), []
-    session = Session(tiny, tiny_run, RunLog(tiny_run.path), CPU)
-    ends = path_ends(starts, lambda x: sizes.append(len(x)) or 2 * x + 50, session)
+    sizes = []
+    monkeypatch.setattr(flow_matching, "PATHS", 12)
+    monkeypatch.setattr(flow_matching, "starting_network", lambda *_: nn.Identity())
+    carry = lambda x: sizes.append(len(x)) or 2 * x + 50  # noqa: E731
+    monkeypatch.setattr(flow_matching, "load_euler_steps", lambda *_: carry)
+    session = Session(peer, tiny_run, RunLog(tiny_run.path), CPU)
+    data = Data(peer.data, 0)
+    start, end, _ = get_phase("reflow").task(session, data).draw(range(64))
     assert sizes == [12, 12, 8]
-    torch.testing.assert_close(ends, 2 * starts + 50)
+    torch.testing.assert_close(end, 2 * start + 50)
     session.stop = StopRequest(max_hours=0)
     with pytest.raises(Stopped):
-        path_ends(starts, lambda x: x, session)
+        get_phase("reflow").task(session, data)
 
 
 def test_pairs_and_times_of_reflow_are_unchanged():

@@ -11,7 +11,7 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network, new_network
-from nsgf.phases.generator import Drift, GeneratorTask, mean_cost, nearest_multiple
+from nsgf.phases.generator import GeneratorTask, drift, mean_cost, nearest_multiple
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -70,9 +70,7 @@ def test_gradient_of_the_loss_points_along_the_velocity(one_call):
     moved = batch.inputs[0].clone().requires_grad_()
     loss = task.loss(lambda x, t: moved, batch)
     loss.backward()
-    v = Drift(one_call.generator.blurs, one_call.generator.tolerance).velocity(
-        batch.inputs[0].unsqueeze(0), batch.target.unsqueeze(0)
-    )[0]
+    v = drift(task.solvers, batch.inputs[0].unsqueeze(0), batch.target.unsqueeze(0))[0]
     cost = torch.cdist(batch.inputs[0], batch.target).square().mean() / 2
     share = v.square().sum(1).mean() / 2 / cost
     assert float(loss.detach()) == pytest.approx(float(share), rel=1e-4)
@@ -131,7 +129,8 @@ def test_transport_stays_within_the_classes(conditional):
     for group in range(11):
         x, y = (part[group::11].unsqueeze(0) for part in (batch.inputs[0], batch.target))
         same_blur = blur * float(unit / mean_cost(x, y).sqrt())
-        found[group::11] = Drift([same_blur], conditional.generator.tolerance).velocity(x, y)[0]
+        solver = BatchedSolver(same_blur, conditional.generator.tolerance)
+        found[group::11] = drift([solver], x, y)[0]
     towards = -moved.grad
     scale = float(towards.norm() / found.norm())
     torch.testing.assert_close(towards, scale * found, rtol=1e-2, atol=1e-3 * scale)
@@ -162,7 +161,7 @@ def clouds():
 def test_velocity_is_the_difference_of_two_maps(clouds, targets):
     made, real = clouds[0], clouds[1][:targets]
     images = made.view(1, 12, 3, 1), real.view(1, targets, 3, 1)
-    v = Drift([0.3], 1e-6).velocity(*images).view(12, 3)
+    v = drift([BatchedSolver(0.3, 1e-6)], *images).view(12, 3)
     blur = 0.3 * float((torch.cdist(made, real).square() / 2).mean().sqrt())
     (a, b), (ya, yb) = made.chunk(2), real.chunk(2)
     expected = [plan(a, ya, blur) @ ya.double() - plan(a, b, blur) @ b.double()]
@@ -172,18 +171,18 @@ def test_velocity_is_the_difference_of_two_maps(clouds, targets):
 
 def test_velocities_of_several_blurs_are_averaged(clouds):
     made, real = (cloud.unsqueeze(0) for cloud in clouds)
-    one, other = (Drift([blur], 1e-6).velocity(made, real) for blur in (0.2, 0.6))
-    both = Drift([0.2, 0.6], 1e-6)
-    assert torch.allclose(both.velocity(made, real), (one + other) / 2, atol=1e-5)
-    assert [report.solves for report in both.reports] == [4, 4]
+    one, other = (drift([BatchedSolver(blur, 1e-6)], made, real) for blur in (0.2, 0.6))
+    both = [BatchedSolver(0.2, 1e-6), BatchedSolver(0.6, 1e-6)]
+    assert torch.allclose(drift(both, made, real), (one + other) / 2, atol=1e-5)
+    assert [solver.report.solves for solver in both] == [4, 4]
 
 
 def test_odd_samples_and_single_points_stay():
     made, real = torch.randn(1, 7, 2), torch.randn(1, 7, 2) + 5
-    v = Drift([1.0], 1e-6).velocity(made, real)[0]
+    v = drift([BatchedSolver(1.0, 1e-6)], made, real)[0]
     assert (v[:6].norm(dim=1) > 1).all()
     assert (v[6] == 0).all()
-    assert not Drift([0.5], 1e-6).velocity(torch.ones(1, 4, 2), torch.ones(1, 4, 2)).any()
+    assert not drift([BatchedSolver(0.5, 1e-6)], torch.ones(1, 4, 2), torch.ones(1, 4, 2)).any()
 
 
 def test_samples_of_the_target_stay_on_average():
@@ -191,7 +190,7 @@ def test_samples_of_the_target_stay_on_average():
     velocity, against the samples themselves, still draws all of them inwards."""
     generator = torch.Generator().manual_seed(1)
     made, real = torch.randn(2, 1, 1024, 8, generator=generator)
-    v = Drift([1 / float(mean_cost(made, real).sqrt())], 1e-3).velocity(made, real)[0]
+    v = drift([BatchedSolver(1 / float(mean_cost(made, real).sqrt()), 1e-3)], made, real)[0]
     outwards = (v * made[0]).sum(1).mean() / made[0].square().sum(1).mean()
     assert abs(float(outwards)) < 0.02
     usual = BatchedSolver(1.0).solve(made, real).velocity[0]

@@ -222,7 +222,7 @@ def test_batch_that_does_not_fit_is_split_and_logged_once():
     assert torch.equal(network(x, t), Full()(x, t))
     assert model.sizes == [3] * 6 + [2]
     assert len(lines) == 1
-    assert "with 3 at a time" in lines[0]
+    assert "with 3 samples at a time" in lines[0]
     with pytest.raises(UserError, match="memory is full, even with one sample"):
         inference(Full(room=0), [])(x)
 

@@ -104,8 +104,8 @@ def test_weights_that_are_none(exported, content):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda state, key: state.pop(key), "is missing"),
-        (lambda state, key: state.update(x=state[key] + 1), "x is"),
+        (lambda state, key: state.pop(key), "Missing key"),
+        (lambda state, key: state.update(x=state[key] + 1), "Unexpected key"),
         (lambda state, key: state.update({key: state[key][:1] + 0}), "does not fit the network"),
         (lambda state, key: state.update({key: state[key].double()}), "float64, not"),
         (lambda state, key: state.update({key: state[key].to(torch.float8_e4m3fn)}), "float8"),
