@@ -17,7 +17,6 @@ from torch import Tensor
 
 from nsgf.sinkhorn import BatchedSolver, Flow
 from nsgf.sinkhorn.base import as_clouds, full_precision, positive_number
-from nsgf.system.errors import UserError
 
 Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
 
@@ -43,7 +42,7 @@ def run_flow(flow: Flow, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
     """Algorithm 1: X^{t+1} = X^t + eta_t v(X^t) for B problems, each solve from the last one.
 
     Particles X^0 (B, N, *shape) and targets (B, M, *shape) -> X^0 .. X^T (B, N, T+1, *shape),
-    float32. Raise ValueError if shapes differ, clouds are not finite, or the solver fails.
+    float32. Raise UserError if shapes differ, clouds are not finite, or the solver fails.
     """
     start, targets = as_clouds(x, y)
     positions = start.new_empty(*start.shape[:2], len(etas) + 1, start.shape[2])
@@ -142,10 +141,7 @@ class SinkhornFlowMatcher:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw a step of each particle: return
         t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut over [0, 1] is the flow."""
-        try:
-            positions = run_flow(self._flow, x0.unsqueeze(0), x1.unsqueeze(0), self._etas)[0]
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        positions = run_flow(self._flow, x0.unsqueeze(0), x1.unsqueeze(0), self._etas)[0]
         particles = torch.arange(len(x0), device=x0.device)
         step = torch.randint(len(self._etas), (len(x0),), device=x0.device)
         xt, ut, t = flow_pairs(positions, particles, step, 1 / len(self._etas))

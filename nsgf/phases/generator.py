@@ -40,7 +40,7 @@ def drift(solvers: Sequence[BatchedSolver], made: Tensor, real: Tensor) -> Tenso
 
     Each half of the samples is the x' of the other half. The unit of the solvers' blurs is the
     square root of the mean cost between x and y, which changes while a network learns. V is
-    averaged over the solvers. Raise ValueError if samples are not finite, or a blur is too small
+    averaged over the solvers. Raise UserError if samples are not finite, or a blur is too small
     for float32.
     """
     unit = mean_cost(made, real).sqrt()
@@ -120,7 +120,7 @@ class GeneratorTask(Task):
         x, y = (each.unflatten(0, (-1, self._groups)).transpose(0, 1) for each in clouds)
         try:
             v = drift(self.solvers, x, y).transpose(0, 1).flatten(0, 1)
-        except ValueError as error:  # the samples are finite: the blur is the cause
+        except UserError as error:  # the samples are finite: the blur is the cause
             raise UserError(
                 f"generator.blurs = {self._config.blurs}: too small for float32"
             ) from error

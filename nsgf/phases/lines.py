@@ -128,7 +128,8 @@ class LinePhase(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> tuple[str, int]:
-        """Raise UserError if cached starts do not fit into main memory."""
+        """Return a warning if NSGF steps leave nothing to learn. Raise UserError if cached starts
+        do not fit into main memory."""
         starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
         needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
         if needed > (free := available_bytes()):
@@ -136,6 +137,10 @@ class LinePhase(Phase):
                 f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
                 f"{format_bytes(free)} are free; use fewer, or null to compute new ones each time"
             )
+        arrives = config.flow.schedule == "harmonic" and FLOWS[config.flow.kind].arrives
+        if arrives and config.nsf.source == "prior":
+            why = "NSGF steps of flow.schedule harmonic end in the data"
+            return f"{self.name}: nothing to learn, because {why}", 0
         return "", 0
 
     def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> Pairs:
@@ -187,17 +192,6 @@ class NSF(LinePhase):
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.nsf.init == "nsgf" else super().needs(config)
-
-    def plan(
-        self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> tuple[str, int]:
-        """Return a warning if the NSGF steps leave nothing to learn."""
-        line, size = super().plan(config, device, run, world)
-        arrives = config.flow.schedule == "harmonic" and FLOWS[config.flow.kind].arrives
-        if arrives and config.nsf.source == "prior":
-            why = "NSGF steps of flow.schedule harmonic end in the data"
-            line = f"nsf: nothing to learn, because {why}"
-        return line, size
 
 
 class Predictor(LinePhase):

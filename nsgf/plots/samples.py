@@ -81,15 +81,7 @@ def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
 def save_grid(images: Tensor, file: Path) -> None:
     """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square."""
     with replacing(file) as stream:
-        draw_grid(images).save(stream, "png")
-
-
-def draw_grid(images: Tensor) -> Any:
-    """Return images (N, C, H, W) in [-1, 1] as one PIL image, nearly square."""
-    from PIL import Image
-
-    grid = join_images(images, padding=2, value=-1.0, width=MIN_PIXELS)
-    return Image.fromarray(to_bytes(grid).numpy())
+        draw_samples(images).save(stream, "png")
 
 
 def to_pictures(images: Tensor) -> Iterator[Any]:
@@ -102,16 +94,15 @@ def to_pictures(images: Tensor) -> Iterator[Any]:
 
 
 @figure_defaults()
-def draw_samples(samples: Tensor, axes: Sequence[str] | None = None) -> Any:
-    """Return a PIL image: a grid of images, or a plot of points (N, D) with named ``axes``."""
+def draw_samples(samples: Tensor, axes: tuple[str, ...] | None = None) -> Any:
+    """Return a PIL image: images (N, C, H, W) in [-1, 1], nearly square, or a plot of points
+    (N, D) with named ``axes``."""
     from PIL import Image
 
     if samples.ndim == 4:
-        return draw_grid(samples)
-    figure = new_figure(5, 5)
-    _show_samples(panel := figure.subplots(), samples, samples, "tab:red", "samples")
-    if axes or samples.shape[1] > 1:
-        name_axes(panel, axes)
+        grid = join_images(samples, padding=2, value=-1.0, width=MIN_PIXELS)
+        return Image.fromarray(to_bytes(grid).numpy())
+    figure = draw_points([samples], None, "Samples", axes)
     figure.savefig(stream := BytesIO(), format="png", bbox_inches="tight")
     return Image.open(stream)
 

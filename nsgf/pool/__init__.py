@@ -293,7 +293,7 @@ def simulate(
     )
     try:
         return run_flow(solver, x, y, step_sizes(flow.steps, flow.step_size)).flatten(0, 1)
-    except (ValueError, ArithmeticError) as error:
+    except (UserError, ValueError, ArithmeticError) as error:
         remedy = f"with {name_setting('flow.eta', flow.eta)}: try a smaller {suggest('flow.eta')}"
         if "blur" in solver.uses:
             remedy += f" or a larger {suggest('sinkhorn.blur')}"

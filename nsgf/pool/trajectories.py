@@ -32,7 +32,7 @@ from nsgf.config.settings import fixed_values
 from nsgf.method import flow_pairs
 from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, suggest
-from nsgf.system.files import COUNT, fields, load_object, write_text
+from nsgf.system.files import COUNT, fields, read_object, write_text
 
 FORMAT = 1
 POSITIONS = "positions.bin"
@@ -65,7 +65,7 @@ def read_header(folder: Path) -> Header | None:
         return None
     try:
         kinds = {"dtype": str, "settings": dict, "limits": [(COUNT, COUNT[1:])], "checksums": [str]}
-        header = Header(*fields(load_object(file), **kinds, format=range(FORMAT, FORMAT + 1)))
+        header = Header(*fields(read_object(file), **kinds, format=range(FORMAT, FORMAT + 1)))
         if header.dtype not in ("float32", "float16"):
             raise ValueError("another type")
     except (ValueError, TypeError) as error:

@@ -92,7 +92,7 @@ class Flow(ABC):
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the velocities of the particles of B flows, float32, without gradients.
 
-        x (B, N, D), y (B, M, D) -> v (B, N, D). Raise ValueError if the solver fails.
+        x (B, N, D), y (B, M, D) -> v (B, N, D). Raise UserError if the solver fails.
         """
 
     def start(self, x: Tensor, y: Tensor, steps: int) -> "Particles":
@@ -159,18 +159,18 @@ def refuse_masks(values: Any) -> None:
 
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Return particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M, D). Raise
-    ValueError if they are empty, not finite or of different shapes."""
+    UserError if they are empty, not finite or of different shapes."""
     if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
-        raise ValueError(
+        raise UserError(
             f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
             "and (flows, M, *shape) with the same shape"
         )
     if not x.numel() or not y.numel():
-        raise ValueError(f"empty cloud: particles {tuple(x.shape)}, targets {tuple(y.shape)}")
+        raise UserError(f"empty cloud: particles {tuple(x.shape)}, targets {tuple(y.shape)}")
     flat_x = x.flatten(2).to(dtype)
     flat_y = y.flatten(2).to(dtype)
     if not (flat_x.sum() + flat_y.sum()).isfinite():
-        raise ValueError("particles or targets are not finite")
+        raise UserError("particles or targets are not finite")
     return flat_x, flat_y
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from nsgf.sinkhorn.base import Flow, Particles, as_clouds, full_precision
 from nsgf.sinkhorn.blocks import BLOCK, LARGEST_PLAN, clouds_of
 from nsgf.sinkhorn.plans import Clouds, some_of, with_some
-from nsgf.system.errors import name_setting
+from nsgf.system.errors import UserError, name_setting
 
 UPDATES = 6
 """Number of updates of v and u between two checks of the error."""
@@ -102,7 +102,7 @@ class BatchedSolver(Flow):
         guess. It saves updates, and changes the result only within the tolerance.
 
         Raises:
-            ValueError: see :func:`as_clouds`; or the blur is too small for float32.
+            UserError: see :func:`as_clouds`; or the blur is too small for float32.
         """
         x, y, _ = self.centred(*as_clouds(x, y))
         with full_precision(x.device):
@@ -128,7 +128,7 @@ class BatchedSolver(Flow):
         # 1/2 |x - y|^2 must not overflow
         largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
         if not largest <= FLOAT32_LIMIT:  # also true for nan, after an overflow of distances
-            raise ValueError(
+            raise UserError(
                 f"{name_setting('sinkhorn.blur', self.blur)} is too small for float32: cost / "
                 f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
             )

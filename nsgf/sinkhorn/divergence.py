@@ -164,10 +164,7 @@ def _checked(
         )
     dtype = torch.promote_types(torch.promote_types(given.dtype, y.dtype), torch.float32)
     both = (given, y) if BATCHED[y.ndim] else (given.unsqueeze(0), y.unsqueeze(0))
-    try:
-        x, y = as_clouds(*both, dtype)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    x, y = as_clouds(*both, dtype)
     origin = y.detach().mean(1, keepdim=True)
     x = x - origin
     y = y - origin

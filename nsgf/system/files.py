@@ -182,16 +182,11 @@ def fields(record: Any, **kinds: Any) -> list[Any]:
     return [expect(known.get(name), kind) for name, kind in kinds.items()]
 
 
-def load_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise OSError or ValueError if it cannot be read."""
-    with file.open("rb") as stream:
-        return parse_object(stream.read(LARGEST_HEADER))
-
-
 def read_object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; an empty one if the file cannot be read."""
     try:
-        return load_object(file)
+        with file.open("rb") as stream:
+            return parse_object(stream.read(LARGEST_HEADER))
     except (OSError, ValueError):
         return {}
 

@@ -104,7 +104,6 @@ class PhaseLoop:
         # continue after the last checkpoint, if there is one
         if self.file.exists():
             payload = checkpoint.load(self.file)
-            checkpoint.check_phase(self.file, payload, self.name)
             try:
                 state.load_state_dict(payload)
                 self.window = [StepStats(*pair) for pair in payload["window"]]

@@ -52,7 +52,7 @@ def test_w2_between_clouds_of_different_sizes_is_that_of_a_linear_program(far, u
 
 
 def test_samples_that_are_not_finite_are_refused():
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(UserError, match="finite"):
         w2(torch.full((2, 2), torch.nan), torch.ones(2, 2))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from nsgf.method import run_flow
 from nsgf.sinkhorn import batched, blocks, plans
 from nsgf.sinkhorn.batched import BatchedSolver
+from nsgf.system.errors import UserError
 from tests.sinkhorn import reference
 from tests.sinkhorn.reference import relative_error
 
@@ -228,9 +229,9 @@ def test_cut_off_flows_do_not_depend_on_the_others_in_their_chunk():
 def test_blur_too_small_for_float32_is_refused():
     """Also where infinite clouds have distances that are not even a number."""
     x, y = points(1, 16)
-    with pytest.raises(ValueError, match=r"sinkhorn\.blur = 0\.0001 is too small for float32"):
+    with pytest.raises(UserError, match=r"sinkhorn\.blur = 0\.0001 is too small for float32"):
         run_flow(solver(blur=1e-4), x, y, [0.5] * 2)
-    with pytest.raises(ValueError, match="reaches inf"):
+    with pytest.raises(UserError, match="reaches inf"):
         run_flow(solver(), x, y, [3e38] * 3)
 
 

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from nsgf.config.schema import Config, FlowConfig, SinkhornConfig
 from nsgf.method import run_flow
 from nsgf.sinkhorn import Flow, build_flow
+from nsgf.system.errors import UserError
 from tests.sinkhorn.reference import first_velocity, relative_error
 
 pytestmark = pytest.mark.parametrize("solver", ["sinkhorn", "geomloss"])
@@ -136,5 +137,5 @@ def test_single_point_rests(solver):
     ],
 )
 def test_clouds_that_do_not_go_together_are_refused(solver, x, y, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(UserError, match=words):
         run_flow(build(solver), x[None], y[None], [0.1])
