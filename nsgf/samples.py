@@ -155,9 +155,8 @@ def _output(out: str, config: Config) -> tuple[Path, str]:
     kinds += [f"FILE{suffix}" for suffix in MOVING if data_shape(config.data) != (1,)]
     if (f"FILE{suffix}" if suffix else "DIR/") not in kinds:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
-    images = [_image_name(0, label) for label in class_names(config.data)]
-    longest = max(images, key=lambda name: len(os.fsencode(name)), default="x")
-    ensure_writable(path.parent, "out", [path.name, longest])
+    images = (_image_name(0, label) for label in class_names(config.data))
+    ensure_writable(path.parent, "out", [path.name, *images])
     if path.exists() and (suffix or not path.is_dir() or any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
     return path, suffix

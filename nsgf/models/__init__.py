@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import MLPConfig, ModelConfig
-from nsgf.models.unet import UNet, time_features
+from nsgf.config.schema import MLPConfig
+from nsgf.models.unet import time_features
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
 """A caller's network, of which each phase trains a copy, or a function that makes one. It maps
@@ -26,22 +26,6 @@ HIDDEN_LAYERS = 3
 def make_own(own: OwnNetwork) -> nn.Module:
     """Return a copy of a caller's network, or a new one."""
     return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
-
-
-def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-    """Return a network that maps x and t (and labels, if ``classes`` > 0) to a velocity. Networks
-    for points take no labels."""
-    if len(shape) == 1:
-        return VelocityMLP(shape[0], config.mlp)
-    recompute = config.checkpoint_activations
-    return UNet(shape, config.unet, classes, checkpoint_activations=recompute)
-
-
-def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
-    """Return a network that maps x to a time."""
-    if len(shape) == 1:
-        return TimePredictorMLP(shape[0], config.mlp)
-    return TimePredictorCNN(shape, config.predictor_channels)
 
 
 class AffineStartNetwork(nn.Module):

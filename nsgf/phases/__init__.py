@@ -25,7 +25,6 @@ from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import (
     AffineStart,
     EntryTimes,
-    FixedTime,
     FlowSampler,
     InferenceNetwork,
     Leg,
@@ -139,7 +138,6 @@ _FREE: When = {"sampling.tau": (None,)}
 _LINES: When = {"nsf.source": ("prior", "nsgf")}
 _FIXED: When = {**_LINES, "sampling.tau": Range(0, below=1)}
 _STEPS, _STRAIGHT = (NSGFSteps, NSGF()), (StraightFlow, NSF())
-_FIXED_TIME: Legs = (_STEPS, (FixedTime, None), _STRAIGHT)
 _PEER: dict[str, Any] = {
     "title": "by `{config.peer.method}`",
     "text": f"`{{config.peer.method}}`, compared with {PAPER}",
@@ -153,9 +151,9 @@ _ONE_CALL: dict[str, Any] = {
 
 WAYS = (
     # NSGF++: Algorithm 4; sampling.tau, if it is set, replaces the predicted times
-    Way((NSGF(), NSF(), Predictor()), _FIXED_TIME, _FIXED),
+    Way((NSGF(), NSF(), Predictor()), (_STEPS, _STRAIGHT), _FIXED),
     Way((NSGF(), NSF(), Predictor()), (_STEPS, (EntryTimes, Predictor()), _STRAIGHT), _LINES),
-    Way((NSGF(), NSF()), _FIXED_TIME, _FIXED),
+    Way((NSGF(), NSF()), (_STEPS, _STRAIGHT), _FIXED),
     # the hand-over: straight lines start where NSGF steps end
     Way((NSGF(), NSF()), (_STEPS, _STRAIGHT), {"nsf.source": ("nsgf",)}),
     # NSGF: Algorithm 2

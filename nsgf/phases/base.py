@@ -10,7 +10,8 @@ from torch import nn
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.data import Data, data_classes, data_shape
-from nsgf.models import OwnNetwork, make_own, velocity_network
+from nsgf.models import OwnNetwork, VelocityMLP, make_own
+from nsgf.models.unet import UNet
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
@@ -66,10 +67,15 @@ class Phase(ABC):
         Raises:
             UserError: the run needs the caller's network, and ``own`` is None.
         """
-        name = config.model.network
+        model = config.model
+        name = model.network
         if name is None:
-            data = config.data
-            return velocity_network(config.model, data_shape(data), data_classes(data))
+            shape = data_shape(config.data)
+            if len(shape) == 1:  # networks for points take no labels
+                return VelocityMLP(shape[0], model.mlp)
+            recompute = model.checkpoint_activations
+            classes = data_classes(config.data)
+            return UNet(shape, model.unet, classes, checkpoint_activations=recompute)
         if own is None:
             raise UserError(
                 f"model.network = {name}: is your class and not saved; from Python, use "

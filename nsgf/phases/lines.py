@@ -16,7 +16,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
-from nsgf.models import AffineStartNetwork, OwnNetwork, time_network
+from nsgf.models import AffineStartNetwork, OwnNetwork, TimePredictorCNN, TimePredictorMLP
 from nsgf.phases.base import Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -207,7 +207,10 @@ class Predictor(LinePhase):
 
     def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
         """Return the time predictor, which takes no labels and is never the caller's."""
-        return time_network(config.model, data_shape(config.data))
+        shape = data_shape(config.data)
+        if len(shape) == 1:
+            return TimePredictorMLP(shape[0], config.model.mlp)
+        return TimePredictorCNN(shape, config.model.predictor_channels)
 
 
 def measure_moments(data: Data) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -202,18 +202,8 @@ class EntryTimes(Leg):
         samples.tau = self._call(samples.x)
 
 
-class FixedTime(Leg):
-    """Let all samples enter the straight flow at ``sampling.tau``."""
-
-    calls = 0
-
-    def carry(self, samples: Samples, observe: Observer | None) -> None:
-        time: Any = self.config.sampling.tau
-        samples.tau = samples.x.new_full((len(samples.x),), time)
-
-
 class StraightFlow(Leg):
-    """Follow u_delta from each sample's tau, or from 0, to 1."""
+    """Follow u_delta to 1 from ``sampling.tau``, else from each sample's tau, or from 0."""
 
     title = "straight flow"
     steps = "straight_steps"
@@ -221,6 +211,8 @@ class StraightFlow(Leg):
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x = samples.x
         velocity = self.velocity(samples.labels)
+        if (tau := self.config.sampling.tau) is not None:
+            samples.tau = x.new_full((len(x),), tau)
         start = torch.zeros(len(x), device=x.device) if samples.tau is None else samples.tau
         samples.x = integrate(velocity, x, start, self.config.sampling, observe)
 

@@ -13,7 +13,8 @@ from nsgf.config.schema import Config
 from nsgf.config.settings import build, spread_optim
 from nsgf.data.choices import for_images, for_points
 from nsgf.experiment import train
-from nsgf.models import time_network, velocity_network
+from nsgf.models import TimePredictorCNN
+from nsgf.models.unet import UNet
 from nsgf.report.page import report_run
 from nsgf.run.folder import RunFolder
 from nsgf.samples import sample_run
@@ -90,8 +91,9 @@ def test_chosen_networks_are_valid_at_every_size(size):
     check(config)
     with torch.device("meta"):
         x, t = torch.empty(2, channels, *sides), torch.empty(2)
-        assert velocity_network(config.model, x.shape[1:])(x, t).shape == x.shape
-        assert time_network(config.model, x.shape[1:])(x).shape == (2,)
+        assert UNet(x.shape[1:], config.model.unet)(x, t).shape == x.shape
+        predictor = TimePredictorCNN(x.shape[1:], config.model.predictor_channels)
+        assert predictor(x).shape == (2,)
     with pytest.raises(UserError, match=r"data\.size = 66: "):  # halves too seldom
         for_images(200, 3, 66, 66)
     with pytest.raises(UserError, match=r"data\.path: 66 x 28"):

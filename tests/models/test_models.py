@@ -9,7 +9,8 @@ from torch import nn
 from nsgf.checks import check
 from nsgf.config.schema import UNetConfig
 from nsgf.data import DATA_SETS
-from nsgf.models import AffineStartNetwork, time_network, velocity_network
+from nsgf.models import AffineStartNetwork, TimePredictorCNN
+from nsgf.models.unet import UNet
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
 from nsgf.system.errors import UserError
@@ -62,8 +63,8 @@ def test_every_accepted_architecture_works(
         return
     with torch.device("meta"):
         x, t = torch.randn(batch, *shape), torch.rand(batch)
-        assert velocity_network(config.model, shape)(x, t).shape == x.shape
-        assert time_network(config.model, shape)(x).shape == t.shape
+        assert UNet(shape, unet)(x, t).shape == x.shape
+        assert TimePredictorCNN(shape, predictor)(x).shape == t.shape
 
 
 # --- the affine map ---

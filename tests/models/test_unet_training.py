@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsgf.config.schema import MLPConfig, UNetConfig
 from nsgf.data import DATA_SETS
-from nsgf.models import TimePredictorCNN, VelocityMLP, velocity_network
+from nsgf.models import TimePredictorCNN, VelocityMLP
 from nsgf.models.unet import Attention, Norm, ResBlock, Stage, UNet
 from tests.conftest import shipped
 from tests.models.test_unet import awake
@@ -120,7 +120,7 @@ def test_every_attention_of_shipped_networks_can_use_fused_kernels(name, layout,
     for unaligned memory where rows do not begin at multiples of 16 bytes, 8 values of 16 bit."""
     config, shape, shapes = shipped(name).model, DATA_SETS[name].shape, set()
     with torch.device("meta"):
-        model = velocity_network(config, shape)
+        model = UNet(shape, config.unet)
         for layer in model.modules():
             if isinstance(layer, Attention):
                 layer.register_forward_pre_hook(lambda _, inputs: shapes.add(inputs[0].shape))
@@ -159,8 +159,8 @@ def test_recomputed_activations_give_the_same_gradients(dropout):
 
 
 def test_each_stage_is_recomputed_once_and_only_for_gradients():
-    config = shipped("digits", "--model.checkpoint_activations=true").model
-    model, calls = awake(velocity_network(config, (1, 8, 8))), []
+    config = shipped("digits").model.unet
+    model, calls = awake(UNet((1, 8, 8), config, checkpoint_activations=True)), []
     stages = [module for module in model.modules() if isinstance(module, Stage)]
     for stage in stages:
         stage.register_forward_pre_hook(lambda module, _: calls.append(id(module)))

@@ -19,7 +19,6 @@ from nsgf.run.log import RunLog
 from nsgf.samples import preview_samples, sample_run
 from nsgf.sampling.sampler import (
     EntryTimes,
-    FixedTime,
     FlowSampler,
     InferenceNetwork,
     NSGFSteps,
@@ -41,9 +40,8 @@ def config(steps=3, eta=0.2, **sampling) -> Config:
 
 def plus_plus(config, straight, predictor=None, velocity=lambda x, t: 0 * x + 1) -> FlowSampler:
     """Algorithm 4, with a velocity of one in its NSGF steps."""
-    time = EntryTimes if config.sampling.tau is None else FixedTime
-    legs = zip((NSGFSteps, time, StraightFlow), (velocity, predictor, straight), strict=True)
-    return FlowSampler([leg(config, own) for leg, own in legs])
+    times = [EntryTimes(config, predictor)] if config.sampling.tau is None else []
+    return FlowSampler([NSGFSteps(config, velocity), *times, StraightFlow(config, straight)])
 
 
 def growing(x, t):
