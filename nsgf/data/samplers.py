@@ -108,7 +108,7 @@ class RowSampler(Sampler):
 
 def class_labels(positions: range, classes: int, run: int = 1) -> Tensor:
     """Return the class of the sample at each position, (n,). Classes repeat in order, with ``run``
-    successive samples each. int32, since int64 stays on the CPU (:mod:`nsgf.training.task`)."""
+    successive samples each, int32."""
     numbers = torch.arange(positions.start, positions.stop)
     return (numbers // run % classes).int()
 

@@ -192,9 +192,9 @@ def get_phases(names: Sequence[PhaseName]) -> list[Phase]:
 def find_ways(config: Config) -> list[Way]:
     """Return the methods that apply to a configuration: those that train its phases, then those
     that train only its first phases."""
-    ways = [way for way in WAYS if way.names == config.phases[: len(way.names)]]
-    ways.sort(key=lambda way: -len(way.trains))
-    return [way for way in ways if not way.misfits(config)]
+    ways = (way for way in WAYS if way.names == config.phases[: len(way.names)])
+    fitting = [way for way in ways if not way.misfits(config)]
+    return sorted(fitting, key=lambda way: -len(way.trains))
 
 
 def find_way(config: Config, is_trained: Callable[[PhaseName], bool] | None = None) -> Way:

@@ -82,9 +82,8 @@ def cgroup_folders() -> list[Path]:
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             for controller in controllers.split(","):  # "" in version 2
-                top = CGROUPS / controller
-                place = top / path.lstrip("/")
-                found += [folder for folder in (place, *place.parents) if top in folder.parents]
+                place = CGROUPS / controller / path.lstrip("/")
+                found += [place, *place.parents]
     return found
 
 

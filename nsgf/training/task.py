@@ -75,7 +75,7 @@ class Task(ABC):
     @abstractmethod
     def batch(self, *drawn: Tensor) -> Batch:
         """Return the regression problem for the tensors from :meth:`draw`, which are on the
-        network's device by now, except int64 tensors."""
+        network's device by now."""
 
     def remarks(self) -> tuple[str, ...]:
         """Return lines that are logged after the last update of this process."""
@@ -149,10 +149,7 @@ def load_batches(
 
 
 def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to the device, except int64 tensors: these are seeds, which the CPU reads.
-    Labels, which networks read, are int32."""
-    if tensor.dtype == torch.int64:
-        return tensor
+    """Move a tensor to the device; to a card from pinned memory, so that nothing waits."""
     if tensor.device.type == "cpu" and device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

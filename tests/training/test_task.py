@@ -39,23 +39,6 @@ def test_each_batch_has_its_own_samples(prefetch):
             assert torch.equal(batch.target, -expected)
 
 
-def test_seeds_stay_on_the_host_and_labels_go_to_the_device():
-    """A seed (int64) that was sent to a card would have to be waited for."""
-
-    class Seeded(Numbers):
-        def draw(self, positions):
-            labels = torch.zeros(len(positions), dtype=torch.int32)
-            return (*super().draw(positions), torch.tensor([positions.start]), labels)
-
-        def batch(self, *drawn):
-            assert drawn[0].is_meta
-            assert int(drawn[1]) == 10
-            assert drawn[2].is_meta
-            return super().batch(*drawn)
-
-    assert next(load_batches(Seeded(), 5, torch.device("meta"), World(), 2)).target.is_meta
-
-
 def test_a_limited_number_of_batches_is_drawn_ahead_until_the_end():
     numbers, before = Numbers(), threads()
     with closing(load_batches(numbers, 2, CPU, World(), prefetch=True)) as batches:
