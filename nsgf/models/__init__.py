@@ -105,10 +105,9 @@ class TimePredictorCNN(nn.Module):
         for outputs in channels:
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
             inputs = outputs
-            height = height // 2
-            width = width // 2
         self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(inputs * height * width, 1)
+        shrunk = 2 ** len(channels)
+        self.head = nn.Linear(inputs * (height // shrunk) * (width // shrunk), 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> time in (0, 1), (B,)."""

@@ -102,8 +102,8 @@ class Attention(nn.Module):
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.out = zero_init(nn.Conv2d(channels, channels, 1))
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """x (B, C, H, W) -> (B, C, H, W); the embedding is unused."""
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> (B, C, H, W)."""
         batch, channels, height, width = x.shape
         # fused kernels need the channels of a head contiguous in memory; this is the only copy
         pixels_last = self.norm(x).contiguous(memory_format=torch.channels_last)
@@ -129,7 +129,7 @@ class Stage(nn.Module):
         """embedding (B, E), parts (B, C_i, H, W) of the input -> (B, C_out, H, W). The parts are
         concatenated here, so that a recomputed stage stores only them."""
         h = self.block(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)
-        return h if self.attention is None else self.attention(h, embedding)
+        return h if self.attention is None else self.attention(h)
 
 
 class Resize(nn.Module):

@@ -41,13 +41,12 @@ class PeerTask(LineTask):
         pairs: Pairs,
         config: PeerConfig,
         seed: int,
-        shape: tuple[int, ...],
         classes: int = 0,
     ) -> None:
         super().__init__(model, pairs, seed, classes)
         self._is_bridge = config.method == "sbcfm"
         self._sigma = 0.0 if config.method == "rf" else config.sigma
-        self._noise = PointSampler(gaussian(shape), derive_seed(seed, "noise"))
+        self._noise = PointSampler(gaussian(pairs.source.shape), derive_seed(seed, "noise"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return X0, X1 (B, *shape), t (B,), noise (B, *shape), and labels (B,) if there are
@@ -88,7 +87,7 @@ class Peer(Phase):
         pairs = Pairs(source, target, session.device, group, data.classes)
         model = starting_network(self, session)
         seed = derive_seed(session.config.seed, self.name)
-        return PeerTask(model, pairs, config, seed, source.shape, data.classes)
+        return PeerTask(model, pairs, config, seed, data.classes)
 
 
 STEPS = 100

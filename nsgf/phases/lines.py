@@ -115,12 +115,10 @@ class LinePhase(Phase):
     that sample end; with affine, where the affine map sends the sample."""
 
     takes_classes = True
-    lines: ClassVar[tuple[str, ...]] = (
+    follows = (
         *NSGF.follows,
         *("nsf.source", "nsf.coupling", "nsf.coupling_batch", "nsf.starts"),
     )
-    """Settings that determine the lines."""
-    follows = lines
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.nsf.source == "nsgf" else ()
@@ -168,7 +166,7 @@ class NSF(LinePhase):
     name: ClassVar[PhaseName] = "nsf"
     title = "straight flow"
     reads = ("flow",)  # of the affine map
-    follows = (*LinePhase.lines, "nsf.init")
+    follows = (*LinePhase.follows, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
         config = session.config

@@ -6,7 +6,7 @@
 import math
 import time
 from bisect import bisect_right
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from nsgf.pool.trajectories import (
 )
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
-from nsgf.sinkhorn import FLOWS, Flow, SolverReport, build_flow
+from nsgf.sinkhorn import FLOWS, Flow, build_flow
 from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
 from nsgf.system.hardware import available_bytes, free_disk_bytes, release_memory
@@ -230,7 +230,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
                 left = stops[bisect_right(stops, share[finished])] - share[finished]
                 together = min([left, *limits])
                 numbers = share[finished : finished + together]
-                before = asdict(solver.report)
+                before = replace(solver.report)
                 try:
                     pool.append(simulate(config, source, target, solver, session.device, numbers))
                     finished += len(numbers)
@@ -246,7 +246,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
                             f"{suggest('sinkhorn.target_batch')}"
                         ) from error
                 # here the handler has freed the flows
-                solver.report = SolverReport(**before)
+                solver.report = before
                 release_memory(session.device)
                 half = len(numbers) // 2
                 log.write(f"pool: the card has no memory for {len(numbers)} flows, trying {half}")

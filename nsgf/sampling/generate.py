@@ -67,9 +67,8 @@ def generate(
         for leg in sampler.legs:
             if isinstance(leg.network, InferenceNetwork):
                 for name, tensor in leg.network.state_dict().items():
-                    digest.update(name.encode())
-                    content = tensor.cpu().flatten().view(torch.uint8)  # numpy has no bfloat16
-                    digest.update(content.numpy())
+                    content = tensor.flatten().view(torch.uint8)  # numpy has no bfloat16
+                    digest.update(f"{name} {store.fingerprint(content)}".encode())
         origin = f"{folder.parent.name}/{folder.name} {digest.hexdigest()}"
         for number in range(len(cuts)) if world.is_main else ():
             batch = store.find(folder / f"{number}.pt", dict, lambda _: None)

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -225,13 +226,13 @@ class PhaseLoop:
         if not self.window:
             return
         losses, norms = zip(*self.window, strict=True)
-        self.mean_loss = math.fsum(losses) / len(losses)
+        self.mean_loss = fmean(losses)
         self.window = []
         self.session.log.record(
             phase=self.name,
             step=step,
             loss=self.mean_loss,
-            grad_norm=math.fsum(norms) / len(norms),
+            grad_norm=fmean(norms),
             lr=self.optim.lr * lr_factor(step - 1, self.optim),
         )
         self.session.log.record(

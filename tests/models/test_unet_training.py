@@ -103,7 +103,7 @@ def test_attention_and_its_gradients_in_either_layout(layout):
     x = torch.randn(2, 64, 4, 3)
     mine = x.clone().contiguous(memory_format=layout).requires_grad_()
     reference = x.clone().requires_grad_()
-    output, expected = layer(mine, None), by_explicit_softmax(layer, reference)
+    output, expected = layer(mine), by_explicit_softmax(layer, reference)
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)
     weight = torch.randn_like(x)
     parameters = list(layer.parameters())
@@ -138,7 +138,7 @@ def test_every_attention_of_shipped_networks_can_use_fused_kernels(name, layout,
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
     for size in shapes:
-        Attention(size[1], config.unet)(torch.randn(size).contiguous(memory_format=layout), None)
+        Attention(size[1], config.unet)(torch.randn(size).contiguous(memory_format=layout))
 
 
 # --- recomputed activations ---

@@ -45,7 +45,7 @@ def task(method: str, sigma: float = 0.0, seed: int = 3) -> PeerTask:
     """64 pairs in a group, where the method has optimal pairs."""
     group = 64 if method in ("otcfm", "sbcfm") else None
     pairs = Pairs(PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2), CPU, group)
-    return PeerTask(nn.Identity(), pairs, PeerConfig(method=method, sigma=sigma), seed, (1,))
+    return PeerTask(nn.Identity(), pairs, PeerConfig(method=method, sigma=sigma), seed)
 
 
 MATCHERS = {
@@ -114,7 +114,7 @@ def test_samples_are_paired_within_their_class():
     """Pair i has class i mod K, ends of the class, and its label; a tenth has none."""
     pairs = Pairs(PointSampler(Grid(0.0), 1), ByClass(), CPU, 64, 3)
     config = PeerConfig(method="otcfm", sigma=0.0)
-    peer = PeerTask(nn.Identity(), pairs, config, 3, (1,), classes=3)
+    peer = PeerTask(nn.Identity(), pairs, config, 3, classes=3)
     (x, t, labels), velocity = (
         (batch := peer.batch(*peer.draw(range(64, 128)))).inputs,
         batch.target,
