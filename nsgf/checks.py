@@ -19,7 +19,7 @@ from nsgf.data import (
 )
 from nsgf.models import MOST_VALUES
 from nsgf.models.unet import GROUPS
-from nsgf.phases import WAYS, find_way, find_ways, get_phases
+from nsgf.phases import WAYS, find_way, find_ways
 from nsgf.phases.generator import count_groups, nearest_multiple
 from nsgf.system.errors import UserError, list_names, name_setting, suggest
 
@@ -191,10 +191,6 @@ def _class_rules(config: Config) -> Iterator[Rule]:
         yield "data.conditional", f"must be false for {data.name}, which has no classes"
     if data.fake:
         yield "data.conditional", "must be false with data.fake, whose images have no classes"
-    for phase in get_phases(config.phases):
-        if not phase.takes_classes:
-            wanted = f"must be false with phase {phase.name}, whose network knows no classes"
-            yield "data.conditional", wanted
     if sampling.omega is not None:
         yield "sampling.omega", "must be null with data.conditional"
     if classes and sampling.label is not None and class_number(data, sampling.label) is None:

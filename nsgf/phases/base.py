@@ -43,8 +43,6 @@ class Phase(ABC):
     title: ClassVar[str]
     """Title of the network in pictures and pages."""
 
-    takes_classes: ClassVar[bool] = False
-    """Whether the network can be trained with class labels (``data.conditional``)."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Sections besides its own that only affect its training."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")

@@ -70,7 +70,6 @@ class Peer(Phase):
 
     name = "peer"
     title = "flow matching"
-    takes_classes = True
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
     def uses(self, config: Config, key: str) -> bool:
@@ -123,7 +122,6 @@ class Reflow(Phase):
 
     name = "reflow"
     title = "reflow"
-    takes_classes = True
     follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:

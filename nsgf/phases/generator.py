@@ -136,7 +136,6 @@ class Generator(Phase):
 
     name = "generator"
     title = "one-call generator"
-    takes_classes = True
     follows = (*Phase.follows, "phases")
 
     def task(self, session: Session, data: Data) -> Task:

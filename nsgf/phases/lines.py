@@ -114,7 +114,6 @@ class LinePhase(Phase):
     A line starts at a sample of mu0. With ``nsf.source`` nsgf it starts where the NSGF steps of
     that sample end; with affine, where the affine map sends the sample."""
 
-    takes_classes = True
     follows = (
         *NSGF.follows,
         *("nsf.source", "nsf.coupling", "nsf.coupling_batch", "nsf.starts"),

@@ -54,7 +54,6 @@ class NSGF(Phase):
 
     name = "nsgf"
     title = "gradient flow"
-    takes_classes = True
     reads = ("sinkhorn", "flow", "pool")
     follows = (*Phase.follows, *reads)
 

@@ -110,7 +110,7 @@ def draw_samples(samples: Tensor, axes: tuple[str, ...] | None = None) -> Any:
 def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
     """Draw images (N, C, H, W) in [-1, 1], nearly square unless ``columns`` is given."""
     grid = join_images(images, columns, padding=1, value=1.0)
-    panel.imshow(((grid.clamp(-1, 1) + 1) / 2).numpy())
+    panel.imshow(to_bytes(grid).numpy())
     panel.set(xticks=[], yticks=[], frame_on=False)
 
 
