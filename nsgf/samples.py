@@ -253,11 +253,10 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
                 figure = compare_images(x, target, title)
             save_figure(figure, file)
         release_memory(session.device)
+        log.write(f"{phase.name}: picture of samples, {file}")
+        log.picture(f"{phase.name}/samples", file)
     except Exception as error:
         log.write(f"{phase.name}: no picture of samples ({one_line(error)})")
-        return
-    log.write(f"{phase.name}: picture of samples, {file}")
-    log.picture(f"{phase.name}/samples", file)
 
 
 def part_of_way(config: Config, phase: Phase) -> str:

@@ -15,7 +15,7 @@ from nsgf.pool import PoolBatch, TrajectoryPool, flow_groups, plan_pool, simulat
 from nsgf.sinkhorn import build_flow
 from nsgf.sinkhorn.base import Array, positive_number, to_tensor
 from nsgf.system.errors import UserError, naming
-from nsgf.system.hardware import device_name, pick_device
+from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import derive_seed, make_generator, torch_defaults
 
 Draw = Callable[[int, torch.Generator], Array]
@@ -80,7 +80,7 @@ class SinkhornPool:
             "flow.eta": eta,
             "flow.schedule": schedule,
             "seed": seed,
-            "device": device_name(device),
+            "device": device and str(device),
         }
         with naming({key: key.rpartition(".")[2] for key in settings}):
             config = build(from_arguments({}, settings))

@@ -36,7 +36,7 @@ from nsgf.share import export_run, find_folder, open_run
 from nsgf.sinkhorn.base import to_array
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, write_text
-from nsgf.system.hardware import device_name, pick_device
+from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
@@ -140,7 +140,7 @@ class Run:
     @from_python({})
     def to(self, device: str | torch.device) -> "Run":
         """Open the run again on another device, such as ``cuda:1``, with the same settings."""
-        config = change(self.config, from_arguments({"device": device_name(device)}))
+        config = change(self.config, from_arguments({"device": device and str(device)}))
         check(config)
         return _open(config, self.folder)
 
@@ -213,7 +213,7 @@ def load(
         UserError: there is no such run, its files are missing or damaged, or they are not those of
             this run; a setting is wrong or does not fit its networks; the device does not exist.
     """
-    settings = from_arguments({"device": device_name(device)}, overrides)
+    settings = from_arguments({"device": device and str(device)}, overrides)
     run = open_run(find_folder(path))
     run.network = network
     config = resolve("sample", {**settings, **class_name(network)}, {}, run=run).config

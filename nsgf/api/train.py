@@ -33,7 +33,7 @@ from nsgf.run.stop import stop_of_caller
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, sync_folder
-from nsgf.system.hardware import device_name, pick_device
+from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import from_python, keep_random_numbers
 
@@ -122,7 +122,7 @@ def train(
         "optim.batch_size": batch_size,
         "optim.lr": lr,
         "out_dir": out_dir,
-        "device": device_name(device),
+        "device": device and str(device),
         "seed": seed,
     }
     settings = from_arguments(named, overrides) | class_name(network)

@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ FASTEST = 25.0
 SLOWEST = 0.5
 TIME_FEATURES = 32
 """Number of cosines and sines of t that are appended to the input."""
-HIDDEN_LAYERS = 3
 
 
 def make_own(own: OwnNetwork) -> nn.Module:
@@ -63,9 +61,16 @@ class AffineStartNetwork(nn.Module):
 
 
 def _layers(inputs: int, outputs: int, config: MLPConfig) -> nn.Sequential:
-    widths = [inputs, *[config.width] * HIDDEN_LAYERS]
-    hidden = [part for w in pairwise(widths) for part in (nn.Linear(*w), nn.SiLU())]
-    return nn.Sequential(*hidden, nn.Linear(config.width, outputs))
+    width = config.width
+    return nn.Sequential(
+        nn.Linear(inputs, width),
+        nn.SiLU(),
+        nn.Linear(width, width),
+        nn.SiLU(),
+        nn.Linear(width, width),
+        nn.SiLU(),
+        nn.Linear(width, outputs),
+    )
 
 
 class VelocityMLP(nn.Module):

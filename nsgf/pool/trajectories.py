@@ -219,10 +219,8 @@ class TrajectoryPool:
         end = self.filled + len(positions)
         place = self._positions[self.filled : end].copy_(positions)
         if not all(bound.isfinite() for bound in place.aminmax()):  # nan if any value is nan
-            most = float(positions.abs().max())
-            if math.isfinite(most):
-                raise UserError(f"pool.dtype = float16: must be float32 for values of {most:.3g}")
-            raise UserError(f"values of a flow are not finite; try a smaller {suggest('flow.eta')}")
+            remedy = f"{suggest('pool.dtype', 'float32')} or a smaller {suggest('flow.eta')}"
+            raise UserError(f"values of a flow are not finite in {place.dtype}; try {remedy}")
         self.filled = end
 
     def particles(self, indices: Tensor) -> Tensor:

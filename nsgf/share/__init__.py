@@ -80,11 +80,11 @@ def find_folder(path: str | PathLike[str]) -> Path:
 
             found = snapshot_download(named[1], revision=named[2], allow_patterns=DOWNLOADED)
             return Path(found)
-        except ImportError as error:
-            raise UserError(f"{path}: needs huggingface_hub; pip install -e .[hub]") from error
         except Exception as error:  # the hub, its transport and the system raise many types
             why = one_line(error)[:300]
-            raise UserError(f"{path}: cannot be downloaded from the hub ({why})") from error
+            raise UserError(
+                f"{path}: cannot be downloaded from the hub ({why}); it needs pip install -e .[hub]"
+            ) from error
     folder = expand_path("run", path)
     index = folder / CONFIG_FILE  # other programs use this name too
     is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")

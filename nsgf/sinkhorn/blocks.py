@@ -85,12 +85,6 @@ class BlockClouds(Clouds):
         return v, (torch.linalg.vector_norm(v[at], dim=(1, 2)) / math.sqrt(self._n)).tolist()
 
 
-def _log_sums(z: Tensor) -> Tensor:
-    """Return log(exp(z).sum(1)). torch.logsumexp would need more memory, of the size of z."""
-    highest = z.amax(1)
-    return z.sub_(highest.unsqueeze(1)).exp_().sum(1).log_() + highest
-
-
 class BlockPlan(Plan):
     """The plans of some flows. Only h and the logarithms of the row factors are stored."""
 
@@ -105,7 +99,8 @@ class BlockPlan(Plan):
         self._live = live
         self._log_ratio = math.log(y.shape[1] / x.shape[1])
         rows = [
-            torch.cat([_log_sums(z) for z in clouds.blocks(x[k], y[k], h[k], scale)]) for k in live
+            torch.cat([z.logsumexp(1) for z in clouds.blocks(x[k], y[k], h[k], scale)])
+            for k in live
         ]
         self._log_u = -torch.stack(rows)
         self._set_errors(self._log_u)

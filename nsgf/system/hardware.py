@@ -21,11 +21,6 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def device_name(device: object) -> object:
-    """Return the name of a torch.device; return other values unchanged."""
-    return str(device) if isinstance(device, torch.device) else device
-
-
 def pick_device(name: str) -> torch.device:
     """Return the device that ``name`` (auto, cpu, cuda, cuda:N) selects.
 

@@ -45,9 +45,7 @@ class PendingStats:
         self.step = step
         on_card = loss.device.type == "cuda"  # other devices have no events
         self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=on_card)
-        self._copied = torch.cuda.Event() if on_card else None
-        if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(loss.device))
+        self._copied = torch.cuda.current_stream(loss.device).record_event() if on_card else None
 
     def read(self) -> StepStats:
         """Wait until the update is done, and return its statistics."""

@@ -30,7 +30,8 @@ def pixels(file) -> np.ndarray:
 def cell(panel, row: int, column: int, size: int = 8) -> float:
     """The brightness in the middle of an image of a grid."""
     array = np.asarray(panel.images[0].get_array())
-    return float(array[row * (size + 1) + size // 2, column * (size + 1) + size // 2, 0])
+    value = array[row * (size + 1) + size // 2, column * (size + 1) + size // 2, 0]
+    return round(float(value) / 255, 2)
 
 
 def offsets(panel, number: int) -> np.ndarray:
