@@ -20,7 +20,7 @@ from nsgf.data import (
 from nsgf.models import MOST_VALUES
 from nsgf.models.unet import GROUPS
 from nsgf.phases import WAYS, find_way, find_ways
-from nsgf.phases.generator import count_groups, nearest_multiple
+from nsgf.phases.generator import nearest_multiple
 from nsgf.system.errors import UserError, list_names, name_setting, suggest
 
 EXP = re.compile(r"[\w-]{1,100}")
@@ -221,7 +221,7 @@ def _for_classes(config: Config) -> Layer:
     if "reflow" in phases:
         wanted["reflow.pairs"] = nearest_multiple(config.reflow.pairs, classes)
     if "generator" in phases:
-        unit = 2 * count_groups(config)
+        unit = 2 * (classes + 1)
         for name in ("batch_size", "targets"):
             count = getattr(config.generator, name)
             wanted[f"generator.{name}"] = count and nearest_multiple(count, unit)

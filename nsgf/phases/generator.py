@@ -89,7 +89,7 @@ class GeneratorTask(Task):
         self._noise = data.source("generator")
         tolerance = config.generator.tolerance
         self.solvers = [BatchedSolver(blur, tolerance) for blur in config.generator.blurs]
-        self._groups = count_groups(config)
+        self._groups = data_classes(config.data) + 1  # the last one has no class
         self._real = data.target_by_class("generator", mixed=True)
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
@@ -147,7 +147,7 @@ class Generator(Phase):
     ) -> tuple[str, int]:
         """Raise UserError if a process cannot divide each group into two equal halves."""
         own = config.generator
-        groups = count_groups(config)
+        groups = data_classes(config.data) + 1
         unit = 2 * groups * world.size
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
             if count and (count % unit if groups > 1 else count < unit):
@@ -165,8 +165,3 @@ class Generator(Phase):
 def nearest_multiple(count: int, unit: int) -> int:
     """Return the positive multiple of ``unit`` that is nearest to ``count``."""
     return max(1, (count + unit // 2) // unit) * unit
-
-
-def count_groups(config: Config) -> int:
-    """Return the number of groups in a batch: K + 1 with K classes, else 1."""
-    return data_classes(config.data) + 1
