@@ -103,12 +103,10 @@ def machine_problem(error: Exception) -> str | None:
         return f"the main memory is full ({reason}); free some, or use smaller batches or data"
     if kind != "DistBackendError" and "gloo" not in reason:
         return None
-    if "timed out" in reason.lower():
-        return (
-            f"another process is silent ({reason}): it hangs, or its machine or the network is "
-            "down; end all processes, then resume from the last checkpoint"
-        )
-    return f"another process is gone, whose own lines say why ({reason})"
+    return (
+        f"another process is gone or silent ({reason}): its own lines say why, or it hangs, or its "
+        "machine or the network is down; end all processes, then resume from the last checkpoint"
+    )
 
 
 def is_memory_full(error: BaseException) -> bool:

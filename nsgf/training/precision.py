@@ -61,11 +61,10 @@ def sampling_precision(config: Config, device: torch.device, trained: object = N
 def supported_precision(trained: object, device: torch.device) -> Precision:
     """Return the precision ``trained`` if the device supports it, else fp32."""
     on_card = device.type == "cuda"
-    if trained == "bf16" and on_card and torch.cuda.get_device_capability(device) < BFLOAT16:
-        return "fp32"
-    if trained == "bf16" or (trained == "fp16" and device.type != "cpu"):
-        return trained
-    return "fp32"
+    if trained == "fp16" and on_card:
+        return "fp16"
+    is_old = on_card and torch.cuda.get_device_capability(device) < BFLOAT16
+    return "bf16" if trained == "bf16" and not is_old else "fp32"
 
 
 def precision_context(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
