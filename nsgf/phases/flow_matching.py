@@ -44,8 +44,7 @@ class PeerTask(LineTask):
         classes: int = 0,
     ) -> None:
         super().__init__(model, pairs, seed, classes)
-        self._is_bridge = config.method == "sbcfm"
-        self._sigma = 0.0 if config.method == "rf" else config.sigma
+        self._config = config
         self._noise = PointSampler(gaussian(pairs.source.shape), derive_seed(seed, "noise"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
@@ -57,8 +56,8 @@ class PeerTask(LineTask):
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, noise, *labels = drawn
         x, velocity = line_pairs(start, end, t)
-        width = self._sigma * noise
-        if self._is_bridge:
+        width = noise * (0.0 if self._config.method == "rf" else self._config.sigma)
+        if self._config.method == "sbcfm":
             s = t.view(-1, *[1] * (start.ndim - 1))
             width = width * (s * (1 - s)).sqrt()
             velocity = velocity + (1 - 2 * s) / (2 * s * (1 - s) + 1e-8) * width

@@ -113,7 +113,9 @@ def load_batches(
         with torch.cuda.stream(stream) if stream else nullcontext():
             drawn = task.draw(positions)
             with record_function("transfer"):
-                tensors = tuple(_move(part, device) for part in drawn)
+                if device.type == "cuda":  # from pinned memory, so that nothing waits
+                    drawn = tuple(part if part.is_cuda else part.pin_memory() for part in drawn)
+                tensors = tuple(part.to(device, non_blocking=True) for part in drawn)
             return tensors, stream.record_event() if stream else None
 
     def arrived(tensors: tuple[Tensor, ...], event: Any) -> tuple[Tensor, ...]:
@@ -146,13 +148,6 @@ def load_batches(
         thread.shutdown(wait=True, cancel_futures=True)
         if stream:  # the caller may free tensors that the stream still reads
             torch.cuda.current_stream(device).wait_stream(stream)
-
-
-def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to the device; to a card from pinned memory, so that nothing waits."""
-    if tensor.device.type == "cpu" and device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
 
 
 OnLog = Callable[[PhaseName, int, float | None, Callable[[], Path]], None]
