@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import MLPConfig
-from nsgf.models.unet import time_features
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
 """A caller's network, of which each phase trains a copy, or a function that makes one. It maps
@@ -58,6 +57,19 @@ class AffineStartNetwork(nn.Module):
         root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T  # rounding can give values < 0
         self.matrix.copy_((1 - part) * torch.eye(len(mean)) + part * root)
         self.shift.copy_(part * mean)
+
+
+def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Tensor:
+    """Return cosines and sines of t (B,) at ``dim / 2`` geometrically spaced angular frequencies,
+    radians per unit of t.  (B, dim)
+
+    This is the sinusoidal embedding of diffusion models (Dhariwal and Nichol 2021), with explicit
+    frequencies.
+    """
+    exponent = torch.linspace(0.0, 1.0, dim // 2, dtype=torch.float32, device=t.device)
+    frequency = fastest * torch.exp(exponent * math.log(slowest / fastest))
+    angle = t.float().unsqueeze(1) * frequency
+    return torch.cat([angle.cos(), angle.sin()], dim=1)
 
 
 def _layers(inputs: int, outputs: int, config: MLPConfig) -> nn.Sequential:

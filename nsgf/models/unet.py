@@ -6,7 +6,6 @@ zero-initialised output layers; the class embedding is added to the time embeddi
 Shapes: B batch, C channels, H height, W width, E time embedding.
 """
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -15,23 +14,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from nsgf.config.schema import UNetConfig
+from nsgf.models import time_features
 
 GROUPS = 32
 FASTEST = 1000.0
 SLOWEST = 0.1
-
-
-def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Tensor:
-    """Return cosines and sines of t (B,) at ``dim / 2`` geometrically spaced angular frequencies,
-    radians per unit of t.  (B, dim)
-
-    This is the sinusoidal embedding of diffusion models (Dhariwal and Nichol 2021), with explicit
-    frequencies.
-    """
-    exponent = torch.linspace(0.0, 1.0, dim // 2, dtype=torch.float32, device=t.device)
-    frequency = fastest * torch.exp(exponent * math.log(slowest / fastest))
-    angle = t.float().unsqueeze(1) * frequency
-    return torch.cat([angle.cos(), angle.sin()], dim=1)
 
 
 def zero_init(layer: nn.Module) -> nn.Module:

@@ -11,7 +11,6 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.data import Data, data_classes, data_shape
 from nsgf.models import OwnNetwork, VelocityMLP, make_own
-from nsgf.models.unet import UNet
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
@@ -71,6 +70,8 @@ class Phase(ABC):
             shape = data_shape(config.data)
             if len(shape) == 1:  # networks for points take no labels
                 return VelocityMLP(shape[0], model.mlp)
+            from nsgf.models.unet import UNet
+
             recompute = model.checkpoint_activations
             classes = data_classes(config.data)
             return UNet(shape, model.unet, classes, checkpoint_activations=recompute)
