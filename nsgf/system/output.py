@@ -6,23 +6,33 @@ does not import torch, so that --help is fast.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TextIO
 
 from nsgf.system.errors import printable
 
 
-def show(text: str) -> None:
-    """Print a text to stdout at once, above a progress bar."""
+def show(text: str, stream: TextIO | None = None) -> None:
+    """Print a text to ``stream``, or to stdout, at once and above a progress bar."""
     from tqdm import tqdm
 
-    _write(text, sys.stdout, tqdm.write)
+    stream = stream or sys.stdout
+    if stream is None:  # a program without a terminal
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    shown = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        tqdm.write(shown, file=stream)
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):  # otherwise Python fails when it flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def show_error(text: str) -> None:
     """Print a text to stderr at once."""
-    _write(text, sys.stderr, print)
+    show(text, sys.stderr)
 
 
 @contextmanager
@@ -30,18 +40,6 @@ def silence() -> Iterator[None]:
     """Context without any output of this process."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
-
-
-def _write(text: str, stream: TextIO | None, write: Callable[..., object]) -> None:
-    if stream is None:  # a program without a terminal
-        return
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        write(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=stream)
-        stream.flush()
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):  # otherwise Python fails when it flushes at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 STARTED_BY = os.getppid()
