@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from nsgf.data.images import to_bytes
 from nsgf.plots.samples import join_images, name_axes, new_figure, point_box
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
@@ -123,9 +122,9 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
             if (smaller := WIDTH / columns / x.shape[3]) < 1:
                 size = [max(1, int(side * smaller)) for side in x.shape[2:]]
                 x = functional.interpolate(x, size, mode="area")
-            grid = to_bytes(join_images(x, columns, padding=1, value=1.0, width=WIDTH))
+            grid = join_images(x, columns, WIDTH)
             figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
-            figure.figimage(grid.numpy(), origin="upper")
+            figure.figimage(grid, origin="upper")
             figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
         else:
             low, high = point_box(*samples.path)

@@ -100,8 +100,7 @@ def draw_samples(samples: Tensor, axes: tuple[str, ...] | None = None) -> Any:
     from PIL import Image
 
     if samples.ndim == 4:
-        grid = join_images(samples, padding=2, value=-1.0, width=MIN_PIXELS)
-        return Image.fromarray(to_bytes(grid).numpy())
+        return Image.fromarray(join_images(samples, width=MIN_PIXELS))
     figure = draw_points([samples], None, "Samples", axes)
     figure.savefig(stream := BytesIO(), format="png", bbox_inches="tight")
     return Image.open(stream)
@@ -109,24 +108,21 @@ def draw_samples(samples: Tensor, axes: tuple[str, ...] | None = None) -> Any:
 
 def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
     """Draw images (N, C, H, W) in [-1, 1], nearly square unless ``columns`` is given."""
-    grid = join_images(images, columns, padding=1, value=1.0)
-    panel.imshow(to_bytes(grid).numpy())
+    panel.imshow(join_images(images, columns))
     panel.set(xticks=[], yticks=[], frame_on=False)
 
 
-def join_images(
-    images: Tensor, columns: int | None = None, *, padding: int, value: float, width: int = 0
-) -> Tensor:
-    """Return images (N, C, H, W) in rows as one (H', W', 3), with ``padding`` pixels of
-    ``value`` around each, enlarged by a whole factor to about ``width`` if it is smaller."""
+def join_images(images: Tensor, columns: int | None = None, width: int = 0) -> Any:
+    """Return images (N, C, H, W) in [-1, 1] in rows, as bytes (H', W', 3), with a white
+    line around each, enlarged by a whole factor to about ``width`` if it is smaller."""
     columns = columns or math.ceil(math.sqrt(len(images)))
     last = (0, 0, 0, -len(images) % columns)  # empty cells
-    cells = functional.pad(to_colour(images.cpu()), (padding, 0, padding, 0, *last), value=value)
+    cells = functional.pad(to_colour(images.cpu()), (1, 0, 1, 0, *last), value=1.0)
     cells = cells.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)  # (rows, H, columns, W, C)
     grid = cells.flatten(2, 3).flatten(0, 1)
-    grid = functional.pad(grid, (0, 0, 0, padding, 0, padding), value=value)
+    grid = to_bytes(functional.pad(grid, (0, 0, 0, 1, 0, 1), value=1.0))
     zoom = max(1, round(width / grid.shape[1]))
-    return grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
+    return grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1).numpy()
 
 
 def draw_rows(images: Tensor, names: Sequence[str]) -> Any:

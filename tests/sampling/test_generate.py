@@ -24,8 +24,7 @@ class Copies(FlowSampler):
     config = Config(data=DATA, sampling=SamplingConfig(batch_size=8))
 
     def __init__(self, classes=0, *legs):
-        super().__init__(legs)
-        self.sizes, self.classes = [], classes
+        self.legs, self.sizes, self.classes = legs, [], classes
 
     def labels(self, positions):
         return torch.tensor(positions) % self.classes if self.classes else None
