@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from nsgf.config.files import (
     Experiment,
@@ -23,7 +23,7 @@ from nsgf.config.files import (
     pretrained_runs,
     read_experiment,
 )
-from nsgf.config.schema import OF_PHASES, Config
+from nsgf.config.schema import OF_PHASES, Config, OwnName
 from nsgf.config.settings import Layer, build, change, spread_optim
 from nsgf.config.values import expand_path, format_value
 from nsgf.system.errors import UserError, list_names, suggest
@@ -257,9 +257,7 @@ def _configure(
     chosen for own data, or with ``fits_pool`` the experiment's, is smaller for fewer updates."""
     # these load torch; typos are reported before
     from nsgf.checks import check, check_values, fit_to_classes
-    from nsgf.data import INSPECTORS, data_classes, target_set
-    from nsgf.data.choices import choose_for_own_data
-    from nsgf.data.own import data_path
+    from nsgf.data import data_classes, target_set
     from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS
 
     below, own = method_layers(experiment, method) if is_new else ({}, experiment.settings)
@@ -268,7 +266,9 @@ def _configure(
     # own data are inspected first: settings follow from them
     chosen: Layer = {}
     layer = {**below, **own, **given}
-    if is_new and layer.get("data.name") in INSPECTORS:
+    if is_new and layer.get("data.name") in get_args(OwnName):
+        from nsgf.data.choices import choose_for_own_data
+
         draft = build(layer)
         check_values(draft)
         chosen, found, lines = choose_for_own_data(draft)
@@ -324,5 +324,7 @@ def _configure(
         raise UserError(f"{key}: has no effect with {useless[key]}; leave it out")
     if config.data.path is None:
         return config
+    from nsgf.data.own import data_path
+
     # later commands may start in another folder
     return change(config, {"data.path": str(data_path(config.data).absolute())})

@@ -142,5 +142,6 @@ def setting_docs() -> dict[str, str]:
             continue
         found[section] = inspect.cleandoc(kind.__doc__ or "").replace("\n", " ")
         for name, text in below[kind.__name__].items():
-            found[f"{section}.{name}".lstrip(".")] = text
+            if (key := f"{section}.{name}".lstrip(".")) in KEYS:
+                found[key] = text
     return found

@@ -105,7 +105,7 @@ def read_facts(sections: dict[str, Any]) -> Layer:
     UserError if they are damaged."""
     facts = {key: look_up(sections, key, item.default) for key, item in FACTS.items()}
     for key, value in facts.items():
-        if value is not None and not isinstance(value, FACTS[key].kind):
+        if not isinstance(value, FACTS[key].kind):
             raise UserError(f"{key}: damaged; train a new run")
     return facts
 

@@ -5,11 +5,13 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 """
 
 import math
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, get_args
 
 MANY = 10**9
 """Largest value of a number for which the schema sets no maximum."""
+FACT: Final = "fact"
+"""Marks what the program finds. It is kept beside the settings; no file or flag sets it."""
 FREE_ON_RESUME: Final = "free on resume"
 """Marks a setting that does not change results, only files, memory or time."""
 MACHINE_PATH: Final = "machine path"
@@ -44,24 +46,16 @@ PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "g
 """Numbers of phases in the names of their files; other phases have number 1."""
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 ImageName = Literal["digits", "mnist", "cifar10"]
+OwnName = Literal["images", "points"]
 SolverName = Literal["euler", "heun", "dopri5"]
 FlowKind = Literal["sinkhorn", "energy", "geomloss"]
 
 
-class Facts:
-    """What the program finds, which is kept beside the settings; an InitVar is no field."""
-
-    found: dict[str, Any]
-    """Facts about the data at data.path. They must be the same when the run is resumed."""
-    network: str | None
-    """Class of the network that nsgf.train was given in place of mlp or unet; None: none."""
-
-
 @dataclass(frozen=True)
-class DataConfig(Facts):
+class DataConfig:
     """Source mu0 and target mu*."""
 
-    name: Literal[PointName, ImageName, "images", "points"] = "8gaussians"
+    name: Literal[PointName, ImageName, OwnName] = "8gaussians"
     """Target mu*: a 2D set, an image set, or your own images or points at data.path."""
     source: Literal["gaussian", "8gaussians"] = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
@@ -94,10 +88,8 @@ class DataConfig(Facts):
     the same samples for every seed."""
     key: str | None = None
     """Name of the array of images or points in a file .npz that has several."""
-    found: InitVar[dict[str, Any] | None] = None
-
-    def __post_init__(self, found: dict[str, Any] | None) -> None:
-        vars(self)["found"] = found or {}
+    found: Annotated[dict, FACT] = field(default_factory=dict)  # type: ignore[type-arg]
+    """Facts about the data at data.path. They must be the same when the run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +178,7 @@ class UNetConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig(Facts):
+class ModelConfig:
     """Networks: mlp for points, unet for images."""
 
     mlp: MLPConfig = field(default_factory=MLPConfig)
@@ -197,10 +189,8 @@ class ModelConfig(Facts):
     """Convolution layers of the time predictor for images; each halves the resolution."""
     checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
     """Recompute activations of a unet in the backward pass: less memory, a third more time."""
-    network: InitVar[str | None] = None
-
-    def __post_init__(self, network: str | None) -> None:
-        vars(self)["network"] = network
+    network: Annotated[str | None, FACT] = None
+    """Class of the network that nsgf.train was given in place of mlp or unet; None: none."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ an :class:`ImageSet` in images.py; the records of a user's own data follow from 
 ``data.path``. All other code uses the records and knows no set by its name.
 """
 
-from collections.abc import Callable
 from copy import copy
 from typing import get_args
 
@@ -13,8 +12,6 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig, ImageName
 from nsgf.data.images import IMAGE_SETS, ImageSet
-from nsgf.data.own import Inspection, TableSet, inspect_points, read_found
-from nsgf.data.own_images import file_state, image_set, inspect_images
 from nsgf.data.points import INDICES, POINT_SETS, TIMES, PointSet, Target, gaussian
 from nsgf.data.samplers import (
     ClassSampler,
@@ -28,15 +25,10 @@ from nsgf.system.errors import UserError, name_setting
 from nsgf.system.seeding import derive_seed
 
 __all__ = ["ClassSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler", "class_labels"]
-__all__ += ["INDICES", "TIMES", "ImageSet", "PointSet", "TableSet", "Target", "gaussian"]
+__all__ += ["INDICES", "TIMES", "ImageSet", "PointSet", "Target", "gaussian"]
 
 DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
 """The shipped data sets by ``data.name``."""
-INSPECTORS: dict[str, Callable[[DataConfig], Inspection]] = {
-    "images": inspect_images,
-    "points": inspect_points,
-}
-"""Functions that fill ``data.found`` of a user's own data, by ``data.name``."""
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
 
@@ -45,8 +37,14 @@ def target_set(config: DataConfig) -> Target:
     """Return the record of the set that the section ``data`` names; raise UserError for own data
     that were not inspected."""
     if config.name == "images":
+        from nsgf.data.own_images import image_set
+
         return image_set(config)
-    return TableSet(read_found(config)) if config.name == "points" else DATA_SETS[config.name]
+    if config.name == "points":
+        from nsgf.data.own import TableSet, read_found
+
+        return TableSet(read_found(config))
+    return DATA_SETS[config.name]
 
 
 def is_image_set(name: str) -> bool:
@@ -94,7 +92,7 @@ class Data:
         self._config = config
         self._seed = seed
         self._target = target_set(config)
-        self._file_state = file_state(config)  # before the samples are read
+        self._file_state = self._target.file_state(config)  # before the samples are read
         self._samples = self._target.load(config, seed)
         self.shape = self._target.shape
         self.axes = self._target.axes
@@ -152,7 +150,7 @@ class Data:
 
     def _check(self) -> None:
         """Raise UserError if a file has changed that images are read from."""
-        if file_state(self._config) != self._file_state:
+        if self._target.file_state(self._config) != self._file_state:
             raise UserError(
                 f"{name_setting('data.path', self._config.path)}: has changed while it was used; "
                 "restore it and resume, or train a new run"

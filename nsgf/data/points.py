@@ -34,9 +34,14 @@ class Target:
         or damaged."""
         return None
 
-    def labels(self, config: DataConfig, count: int, *, test: bool = False) -> Tensor:
-        """Return the classes of the ``count`` training or test samples, int64, (count,)."""
+    def labels(self, config: DataConfig, count: int, *, held_out: bool = False) -> Tensor:
+        """Return the classes of the ``count`` samples of :meth:`load`, int64, (count,)."""
         raise NotImplementedError(self.name)
+
+    def file_state(self, config: DataConfig) -> tuple[int, float] | None:
+        """Return size and time of the file that samples are mapped from; None: there is none. To
+        read beyond the end of a file that is shorter now would end the process."""
+        return None
 
     def from_units(self, samples: Tensor) -> Tensor:
         """Return samples in the units of the data as networks see them.  (N, *shape)"""

@@ -232,7 +232,7 @@ class FeatureMetrics:
         self._folder = ensure_writable(out_dir.expanduser() / ".features")
         is_published = network.is_published
         self._names = class_names(config) if labels is not None and not is_published else ()
-        test = None if config.fake else kind.test_images(config)
+        test = None if config.fake else kind.load(config, SEED, held_out=True)
         self._is_split = test is None
         part = "training"
         floors = images, torch.zeros(len(images)) if labels is None else labels
@@ -243,7 +243,7 @@ class FeatureMetrics:
             limit = None if is_published else MOST
             own = torch.zeros(len(test))
             if self._names:
-                own = kind.labels(config, len(test), test=True)
+                own = kind.labels(config, len(test), held_out=True)
             reference = test[:limit], own[:limit]
             if is_published and not config.held_out:
                 floors, reference = reference, floors

@@ -12,7 +12,6 @@ import re
 import subprocess
 from collections.abc import Container
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -22,7 +21,7 @@ import psutil
 
 from nsgf.config.files import FACTS_FILE, read_experiment
 from nsgf.config.schema import PHASE_NUMBERS, Config, DataConfig, PhaseName
-from nsgf.config.settings import FACTS, Layer, nest
+from nsgf.config.settings import FACTS, Layer, nest, sections_of
 from nsgf.config.values import dump_yaml
 from nsgf.run.checkpoint import (
     check_phase,
@@ -181,7 +180,7 @@ def results_folder(config: Config, run: RunFolder) -> Path:
 
 def dump_config(config: Config) -> str:
     """Return the configuration as YAML."""
-    return dump_yaml(asdict(config))
+    return dump_yaml(sections_of(config))
 
 
 def folder_stem(exp: str, smoke: bool) -> str:

@@ -8,7 +8,6 @@ import os
 import re
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict
 from importlib.util import find_spec
 from os.path import lexists
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from nsgf.config.schema import OF_PHASES, Config
+from nsgf.config.settings import sections_of
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import write_text
@@ -138,7 +138,7 @@ class WandbTracker:
             group=env.get("WANDB_RUN_GROUP", config.exp),
             id=run_id(run),
             resume="allow",
-            config=asdict(config),
+            config=sections_of(config),
             allow_val_change=True,  # a resumed run may train longer
             dir=str(run.path),
             settings=wandb.Settings(
