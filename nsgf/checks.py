@@ -18,7 +18,6 @@ from nsgf.data import (
     target_set,
 )
 from nsgf.models import MOST_VALUES
-from nsgf.models.unet import GROUPS
 from nsgf.phases import WAYS, find_way, find_ways, get_phases
 from nsgf.phases.generator import count_groups, nearest_multiple
 from nsgf.system.errors import UserError, list_names, name_setting, suggest
@@ -153,6 +152,8 @@ def _data_rules(config: Config) -> Iterator[Rule]:
 
 def _network_rules(config: Config) -> Iterator[Rule]:
     """Yield the rules for the UNet and for the time predictor for images."""
+    from nsgf.models.unet import GROUPS
+
     unet = config.model.unet
     channels = config.model.predictor_channels
     height, width = data_shape(config.data)[1:]

@@ -31,7 +31,6 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.run.trackers import open_tracker, require_tracker
 from nsgf.samples import show_preview
 from nsgf.system.distributed import ALONE, World, check_shares
 from nsgf.system.errors import UserError, cause
@@ -84,8 +83,6 @@ def train(
             pool or checkpoints contradict the configuration.
     """
     stop = stop or StopRequest(config.train.max_hours)
-    if run is None or not run.config_file.exists():  # an existing run works without its tracker
-        require_tracker(config)
     device = pick_device(config.device)
     with ExitStack() as held:
         # complete what a killed process has begun
@@ -130,7 +127,10 @@ def train(
         if world.is_main and names:
             if not is_new:
                 restart(config, run, restarts, log.write)
-            log.tracker = open_tracker(config, run, log.write)
+            if config.tracking.tracker != "none":
+                from nsgf.run.trackers import open_tracker
+
+                log.tracker = open_tracker(config, run, log.write)
         for phase in get_phases(config.phases):  # a killed run may have skipped this
             if phase.name not in names:
                 phase.clean(session)

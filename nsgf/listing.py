@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nsgf.comparison import SETTINGS, TABLE, read_rows
 from nsgf.config.settings import build
-from nsgf.report import last_loss, progress_of
+from nsgf.report import curves, progress_of
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
@@ -40,12 +40,12 @@ def _row(run: RunFolder) -> tuple[str, ...]:
 def _run_cells(run: RunFolder) -> tuple[str, ...]:
     """Return data, method, progress, last loss and time of a run."""
     config = build(run.read_settings())
-    loss = last_loss(run)
+    losses = [loss for curve in curves(run).values() for _, loss, _ in curve]
     taken = sum(cost.seconds for cost in read_costs(run.path).values())
     is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)
     progress = progress_of(run, config) if is_begun else "aborted: no checkpoint"
     time = format_hours(taken) if taken else ""
-    shown = "" if loss is None else f"{loss:.4g}"
+    shown = f"{losses[-1]:.4g}" if losses else ""
     return (config.data.name, config.method or "", progress, shown, time)
 
 

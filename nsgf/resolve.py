@@ -11,6 +11,7 @@ the files. This module imports torch only after typos are reported.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -97,7 +98,7 @@ def resolve(
         command: its name.
         given: settings of flags or arguments, also facts that the caller knows.
         options: options that are no settings; ``run``, ``config``, ``pretrained``, ``compare``,
-            ``resume`` and ``resume_phase`` decide where the other settings come from.
+            ``resume`` and ``resume-phase`` decide where the other settings come from.
         run: the run that the command works on, if it is already open.
         keeps_total: whether another number of particles keeps the total size of the pool.
 
@@ -169,10 +170,12 @@ def resolve(
         except UserError as error:
             raise UserError(f"{error} (method {name})") from error
         notes += [line for line in lines if line.startswith("method ") and line not in notes]
-    if run and command == "train" and "tracking.tracker" in {**on_top, **given}:
-        from nsgf.run.trackers import require_tracker
-
-        require_tracker(config)
+    # the saved tracker of a run may be missing on this machine
+    tracks = command in ("train", "compare") and config.tracking.tracker == "tensorboard"
+    is_chosen = run is None or "tracking.tracker" in {**on_top, **given}
+    if tracks and is_chosen and find_spec("tensorboard") is None:
+        must = "needs tensorboard; pip install tensorboard, or use none"
+        raise UserError(f"tracking.tracker = tensorboard: {must}")
     return Request(command, config, run, methods, notes, options)
 
 
@@ -181,7 +184,7 @@ def _find_run(
 ) -> "RunFolder | None":
     """Return the run folder that the command works on, None for a new run. ``own``: settings of the
     experiment's file, whose ``out_dir`` is searched."""
-    is_new = command == "train" and not {"run", "resume", "resume_phase"} & options.keys()
+    is_new = command == "train" and not {"run", "resume", "resume-phase"} & options.keys()
     if command in WITHOUT_RUN or "compare" in options or is_new:
         return None
     from nsgf.checks import check_values

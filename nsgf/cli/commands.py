@@ -53,7 +53,7 @@ def _run(words: list[str]) -> int:
     if _explains(words):
         return 0
     request = parse(words)
-    if request.options.get("print_config"):
+    if request.options.get("print-config"):
         from nsgf.run.folder import dump_config
 
         show(dump_config(request.config).rstrip("\n"))
@@ -103,7 +103,7 @@ def _train(request: Request) -> Iterator[str]:
     config = request.config
     run = request.run
     first = None
-    number = request.options.get("resume_phase")
+    number = request.options.get("resume-phase")
     if number is not None:
         if not 0 < number <= len(config.phases):
             raise UserError(f"--resume-phase {number}: the run has phases {config.phases}")
@@ -208,7 +208,7 @@ def _preflight(request: Request) -> Iterator[str]:
 
     words = shlex.join(["python", "-m", "nsgf", "train", *request.words])
     command = re.sub(r" --(session-hours|max-hours|train\.max_hours)[ =]\S+", "", words)
-    return preflight(request.config, request.options.get("session_hours", 12.0), command)
+    return preflight(request.config, request.options.get("session-hours", 12.0), command)
 
 
 ACTIONS: dict[str, Callable[[Request], Iterable[str]]] = {

@@ -96,7 +96,7 @@ def _explain(
             limits = f", {item.range}".removesuffix(f" and <= {schema.MANY}") if item.range else ""
             text += f" ({allowed}{limits}; default: {format_value(item.default) or 'none'})"
     else:
-        _, kind, metavar, text = OPTIONS[name.replace("-", "_")]
+        _, kind, metavar, text = OPTIONS[name]
     names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, tuple)())
     if any(each not in text for each in names):
         text += f" Choices: {', '.join(names)}."

@@ -12,6 +12,7 @@ import yaml
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value
 from nsgf.system.errors import UserError, cause, one_line, suggest
+from nsgf.system.files import Plain
 
 FACTS_FILE = "facts.json"
 
@@ -100,7 +101,7 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
     return layer
 
 
-def read_facts(sections: dict[str, Any]) -> Layer:
+def read_facts(sections: Plain) -> Layer:
     """Return the facts in nested sections: of the file of facts, or of an exported run. Raise
     UserError if they are damaged."""
     facts = {key: look_up(sections, key, item.default) for key, item in FACTS.items()}
@@ -142,7 +143,7 @@ def method_layers(experiment: Experiment, method: str | None = None) -> tuple[La
     return spread_optim(below), spread_optim(base)
 
 
-def read_plain(file: Path) -> dict[str, Any]:
+def read_plain(file: Path) -> Plain:
     """Return keys and plain values of a YAML file in UTF-8, unchecked.
 
     Raises:

@@ -6,7 +6,7 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 MANY = 10**9
 """Largest value of a number for which the schema sets no maximum."""

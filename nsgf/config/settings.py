@@ -18,6 +18,7 @@ from nsgf.config.schema import (
     OptimConfig,
     Range,
 )
+from nsgf.system.files import Plain
 
 Layer = dict[str, Any]
 """Values of some settings by dotted key."""
@@ -90,14 +91,14 @@ def values(config: Config) -> Layer:
     return {key: item.get(config) for key, item in VALUES.items()}
 
 
-def sections_of(config: Config) -> dict[str, Any]:
+def sections_of(config: Config) -> Plain:
     """Return all settings as nested sections, without the facts."""
     return nest({key: item.get(config) for key, item in SETTINGS.items()})
 
 
 def build(layer: Mapping[str, Any]) -> Config:
     """Return a configuration with these values, and defaults for the others."""
-    sections: dict[str, dict[str, Any]] = {section: {} for section in ("", *PARTS)}
+    sections: dict[str, Plain] = {section: {} for section in ("", *PARTS)}
     for key, value in layer.items():
         section, _, name = key.rpartition(".")
         sections[section][name] = value
@@ -112,9 +113,9 @@ def change(config: Config, layer: Mapping[str, Any]) -> Config:
     return build({**values(config), **layer})
 
 
-def nest(layer: Mapping[str, Any]) -> dict[str, Any]:
+def nest(layer: Mapping[str, Any]) -> Plain:
     """Return a layer as nested sections: ``{"nsgf": {"lr": 1e-4}}``."""
-    nested: dict[str, Any] = {}
+    nested: Plain = {}
     for key, value in layer.items():
         *sections, name = key.split(".")
         node = nested
@@ -144,9 +145,12 @@ def spread_optim(layer: Layer) -> Layer:
 
 def drop_machine_settings(config: Config) -> Config:
     """Return the settings without paths, device and tracker, so that they can be shared."""
-    usual = [key for key, item in SETTINGS.items() if item.is_path or key.startswith("tracking.")]
+    defaults = {
+        key: item.default
+        for key, item in SETTINGS.items()
+        if item.is_path or key.startswith(("device", "tracking."))
+    }
     found = {key: value for key, value in config.data.found.items() if key != "broken"}
-    defaults = {key: SETTINGS[key].default for key in (*usual, "device")}
     return change(config, {**defaults, "data.found": found})
 
 
@@ -161,7 +165,7 @@ def fixed_values(config: Config, names: Collection[str | None]) -> Layer:
 
 
 def find_contradictions(
-    saved: dict[str, Any], config: Config, frozen: Collection[str], running: str | None = None
+    saved: Plain, config: Config, frozen: Collection[str], running: str | None = None
 ) -> list[str]:
     """Return one text for each setting of ``config`` that differs from ``saved``, the nested
     configuration of a checkpoint, although both must agree. A setting that is missing in ``saved``,

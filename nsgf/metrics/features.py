@@ -11,7 +11,7 @@ cached features, which could run code.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from io import BytesIO
 from os.path import lexists
@@ -32,6 +32,7 @@ from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.files import ensure_writable
+from nsgf.system.output import Log
 from nsgf.system.seeding import make_generator
 
 SIDE = 112
@@ -210,7 +211,7 @@ class FeatureMetrics:
         images: Tensor,
         out_dir: Path,
         device: torch.device,
-        log: Callable[[str], None],
+        log: Log,
         labels: Tensor | None = None,
     ) -> None:
         """

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import ModelConfig
 from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
-from nsgf.models.unet import UNet
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
 """A caller's network, of which each phase trains a copy, or a function that makes one. It maps
@@ -30,6 +29,8 @@ def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int =
     for points take no labels."""
     if len(shape) == 1:
         return VelocityMLP(shape[0], config.mlp)
+    from nsgf.models.unet import UNet
+
     recompute = config.checkpoint_activations
     return UNet(shape, config.unet, classes, checkpoint_activations=recompute)
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
@@ -31,7 +31,7 @@ from nsgf.run.checkpoint import (
     unused_file,
 )
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.system.files import ensure_writable, read_object, sync_folder, write_text
+from nsgf.system.files import Plain, ensure_writable, read_object, sync_folder, write_text
 from nsgf.system.output import format_bytes
 from nsgf.version import versions
 
@@ -49,9 +49,9 @@ class Weights(NamedTuple):
     """The averaged weights of a phase's network."""
 
     file: Path
-    state: dict[str, Any]
+    state: Plain
     """Tensors by name."""
-    config: dict[str, Any]
+    config: Plain
     """Settings that they were trained with, by section."""
     progress: str
     """Updates done and configured when they were saved, e.g. ``300 of 100000``."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tqdm.auto import tqdm
 
-from nsgf.system.output import format_hours, show_error
+from nsgf.system.output import Log, format_hours, show_error
 
 LINE_SECONDS = 30.0
 DRAW_SECONDS = 0.2
@@ -35,7 +35,7 @@ class Progress:
     unit: str
     done: int = 0
     """Number of finished units."""
-    line: Callable[[str], None] | None = None
+    line: Log | None = None
     """Gets a line every LINE_SECONDS, and after the first and last unit. None: print lines to
     stderr if there is no bar; short work prints none."""
     shown: bool = True

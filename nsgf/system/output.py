@@ -12,6 +12,9 @@ from typing import TextIO
 
 from nsgf.system.errors import printable
 
+Log = Callable[[str], None]
+"""Takes a line for the user."""
+
 
 def show(text: str) -> None:
     """Print a text to stdout at once, above a progress bar."""
