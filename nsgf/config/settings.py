@@ -4,6 +4,7 @@ A layer is a dictionary of values by dotted key: ``{"nsgf.lr": 1e-4}``. Facts ar
 (:data:`FACTS`): they are kept beside the settings, and no file or flag sets them.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
@@ -93,7 +94,7 @@ def values(config: Config) -> Layer:
 
 def sections_of(config: Config) -> Plain:
     """Return all settings as nested sections, without the facts."""
-    return nest({key: item.get(config) for key, item in SETTINGS.items()})
+    return nest({key: copy.deepcopy(item.get(config)) for key, item in SETTINGS.items()})
 
 
 def build(layer: Mapping[str, Any]) -> Config:
