@@ -290,7 +290,7 @@ def _configure(
             if key.partition(".")[0] not in unused and (now := {**base, **given}[key]) != value
         ]:
             notes.append(f"method {method}: experiment or flags win: {list_names(lost)}")
-    if is_new and (smoke or "data.conditional" in given):
+    if is_new and config.data.conditional and (smoke or "data.conditional" in given):
         fitted, lines = fit_to_classes(config)
         config = change(config, {**fitted, **given})
         notes += lines
@@ -318,13 +318,13 @@ def _configure(
 
     check(config)
     kind = config.flow.kind
-    name = config.data.name
-    useless = {f"sinkhorn.{each}": f"flow.kind {kind}" for each in FLOW_SETTINGS}
-    useless["data.download"] = f"data.name {name}"
-    used = {f"sinkhorn.{each}" for each in FLOWS[kind].uses}
-    used |= {f"data.{each}" for each in target_set(config.data).uses}
-    for key in (useless.keys() - used) & given.keys():
-        raise UserError(f"{key}: has no effect with {useless[key]}; leave it out")
+    unused = {
+        f"sinkhorn.{name}": f"flow.kind {kind}" for name in {*FLOW_SETTINGS} - {*FLOWS[kind].uses}
+    }
+    if "download" not in target_set(config.data).uses:
+        unused["data.download"] = f"data.name {config.data.name}"
+    for key in unused.keys() & given.keys():
+        raise UserError(f"{key}: has no effect with {unused[key]}; leave it out")
     if config.data.path is None:
         return config
     from nsgf.data.own import data_path

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +13,8 @@ from nsgf.system.output import Log, format_hours, show_error
 
 LINE_SECONDS = 30.0
 DRAW_SECONDS = 0.2
+LOST = (OSError, ValueError)
+"""Errors of a terminal that is gone."""
 
 Item = TypeVar("Item")
 
@@ -65,7 +68,8 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self.done > self._last and (self.line or self._is_begun):
             self._write_line(time.monotonic())
-        self._draw(self._bar.close)
+        with suppress(*LOST):
+            self._bar.close()
 
     def update(self, count: int = 1, loss: float | None = None) -> None:
         """Count finished units, and show ``loss``."""
@@ -73,16 +77,13 @@ class Progress:
         if loss is not None:
             self._loss = f", loss {loss:.4g}"
             self._bar.set_postfix_str(f"loss={loss:.4g}", refresh=False)
-        self._draw(lambda: self._bar.update(count))
+        try:
+            self._bar.update(count)
+        except LOST:
+            self._bar.disable = True
         now = time.monotonic()
         if now - self._last_at >= LINE_SECONDS or (self.line and not self._is_begun):
             self._write_line(now)
-
-    def _draw(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except (OSError, ValueError):  # the terminal is gone
-            self._bar.disable = True
 
     def _write_line(self, now: float) -> None:
         """Write a line: units, loss, units per second since the last line, time left."""
