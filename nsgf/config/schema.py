@@ -41,6 +41,9 @@ class Range:
         return " and ".join(f"{sign} {bound}" for sign, bound in bounds if math.isfinite(bound))
 
 
+Count = Annotated[int, Range(1)]
+CountOrNull = Annotated[int | None, Range(1)]
+Counts = Annotated[list[int], Range(1)]
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "generator": 2}
 """Numbers of phases in the names of their files; other phases have number 1."""
@@ -97,9 +100,9 @@ class SinkhornConfig:
     """Samples of one flow. For the kinds sinkhorn and geomloss (flow.kind): entropic optimal
     transport between them, cost 1/2 |x - y|^2, eps = blur^2."""
 
-    batch_size: Annotated[int, Range(1)] = 256
+    batch_size: Count = 256
     """Number of particles n in one flow."""
-    target_batch: Annotated[int | None, Range(1)] = None
+    target_batch: CountOrNull = None
     """Number of targets m in one flow; null: as many as particles."""
     blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
     """sinkhorn and geomloss: square root of the regularization eps, in units of the data."""
@@ -123,7 +126,7 @@ class FlowConfig:
     """Flow that NSGF learns. sinkhorn: of the Sinkhorn divergence, many flows at once, to a
     tolerance. energy: of the energy distance; its speed is at most 2. geomloss: as sinkhorn, by the
     library, one flow at a time, annealed to the blur."""
-    steps: Annotated[int, Range(1)] = 5
+    steps: Count = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6)] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
@@ -140,7 +143,7 @@ class FlowConfig:
 class PoolConfig:
     """The trajectory pool."""
 
-    num_batches: Annotated[int, Range(1)] = 200
+    num_batches: Count = 200
     """Number of flows that fill the pool, each of sinkhorn.batch_size particles."""
     storage: Annotated[Literal["memory", "disk"], FREE_ON_RESUME] = "memory"
     """memory: main memory; disk: a file in the run folder, which a resumed run completes."""
@@ -169,9 +172,9 @@ class UNetConfig:
     """Residual blocks at each level of the encoder; the decoder has one more."""
     mult: Annotated[list[int], Range(1, 64)] = field(default_factory=lambda: [1, 2])
     """Channel multiplier of each level; each further level halves the resolution."""
-    attention: Annotated[list[int], Range(1)] = field(default_factory=list)
+    attention: Counts = field(default_factory=list)
     """Heights in pixels of the levels with self-attention."""
-    heads: Annotated[int, Range(1)] = 1
+    heads: Count = 1
     """Attention heads; must divide the channels of every level with attention."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0
     """Dropout probability inside residual blocks."""
@@ -197,9 +200,9 @@ class ModelConfig:
 class OptimConfig:
     """Adam, warm-up and EMA of every phase. A phase's own section wins, as nsf.lr over optim.lr."""
 
-    iterations: Annotated[int, Range(1)] = 20_000
+    iterations: Count = 20_000
     """Number of optimizer updates."""
-    batch_size: Annotated[int, Range(1)] = 256
+    batch_size: Count = 256
     """Number of samples in one update."""
     lr: Annotated[float, Range(above=0, maximum=1)] = 1e-3
     """Adam's learning rate after warm-up."""
@@ -225,7 +228,7 @@ class NSFConfig(OptimConfig):
     """Pairs (X0, X1). independent: as drawn. ot: by exact optimal transport within groups."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
     """Number of samples paired together by ot; null: batch_size. 1024 take 0.15 s on the CPU."""
-    starts: Annotated[int | None, Range(1)] = None
+    starts: CountOrNull = None
     """With source nsgf: number of end points to compute once and reuse; null: always new ones."""
     init: Literal["random", "nsgf"] = "random"
     """Initial weights of the straight-flow network: random, or nsgf (the velocity network's
@@ -249,7 +252,7 @@ class PeerConfig(OptimConfig):
 class ReflowConfig(OptimConfig):
     """Phase reflow: train the peer's network again, on the end points of its paths (2-RF)."""
 
-    pairs: Annotated[int, Range(1)] = 65_536
+    pairs: Count = 65_536
     """Number of paths whose end points are kept in memory."""
 
 
@@ -274,15 +277,15 @@ class GeneratorConfig(OptimConfig):
 class TrainConfig:
     """Logs, checkpoints and hardware use, for all phases."""
 
-    log_every: Annotated[int, Range(1)] = 100
+    log_every: Count = 100
     """Maximum number of updates between two lines of metrics.jsonl; short phases have 50 lines."""
-    checkpoint_every: Annotated[int, Range(1)] = 1000
+    checkpoint_every: Count = 1000
     """Number of updates between two checkpoints of a phase."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of the networks' layers. Weights and losses stay float32. auto continues in the
     precision of the run's checkpoints. A new run uses bf16 if the card, or for images the CPU, has
     units for it; fp16 on a T4; and fp32 elsewhere."""
-    accumulate: Annotated[int, Range(1)] = 1
+    accumulate: Count = 1
     """Number of parts into which a batch is split: less memory, same update. Doubles if memory is
     full."""
     compile: bool = False
@@ -307,9 +310,9 @@ class TrackingConfig:
 class SamplingConfig:
     """Sampling (Algorithms 2 and 4)."""
 
-    num_samples: Annotated[int, Range(1)] = 64
+    num_samples: Count = 64
     """Number of samples to draw."""
-    batch_size: Annotated[int, Range(1)] = 256
+    batch_size: Count = 256
     """Number of samples in one network call; halved when the card's memory is full."""
     label: Annotated[str | int | None, Range(0)] = None
     """Class of all samples, with data.conditional: its name, or its number from 0 on. null: class
@@ -317,14 +320,14 @@ class SamplingConfig:
     guidance: Annotated[float, Range(0, 1000)] = 1.0
     """With data.conditional: weight w in a + w (b - a), where a is the network's output without the
     class and b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
-    nsgf_steps: Annotated[int | None, Range(1)] = None
+    nsgf_steps: CountOrNull = None
     """Number of Euler steps with the velocity network. null: as many as flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow; null: the predicted time of each."""
     solver: SolverName = "euler"
     """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps,
     which needs the extra `ode`."""
-    straight_steps: Annotated[int, Range(1)] = 10
+    straight_steps: Count = 10
     """Number of equal steps from each sample's time tau to 1; dopri5: number of states shown."""
     omega: Annotated[float | None, Range(1e-6, 1)] = None
     """Fixed step size for euler, instead of straight_steps; NFE then differs between samples."""
@@ -336,9 +339,9 @@ class SamplingConfig:
 class EvaluationConfig:
     """Measures that `nsgf evaluate` computes."""
 
-    num_samples: Annotated[int, Range(1)] = 4096
+    num_samples: Count = 4096
     """Number of generated samples."""
-    w2_samples: Annotated[int, Range(1)] = 4096
+    w2_samples: Count = 4096
     """Largest number of samples for the exact W2; the time grows with the cube of this number."""
     features: Literal["auto", "imagenet", "inception", "none"] = "auto"
     """Network whose features are compared for images. imagenet: EfficientNet-Lite0, with the extra
@@ -356,7 +359,7 @@ class CompareConfig:
     """Names from configs/methods, or your own YAML files. Each method has as many updates in all as
     the experiment's method, divided among its networks in proportion to their iterations. 2rf
     first trains 1rf, then as many updates again."""
-    updates: Annotated[list[int], Range(1)] = field(default_factory=list)
+    updates: Counts = field(default_factory=list)
     """Number of updates of a method, all networks together: one number for all methods, or one for
     each (which then includes the 1rf updates of 2rf); empty: as many as the experiment's method."""
     targets: list[Literal[PointName, "8gaussians_moons"]] = field(default_factory=list)
@@ -366,7 +369,7 @@ class CompareConfig:
     draws: Annotated[int, Range(1, 1000)] = 1
     """Number of times to measure each run, each time with new noise and a new target sample. Tables
     show mean and spread over the seeds, or over these repeats if there is one seed."""
-    nfe: Annotated[list[int], Range(1)] = field(default_factory=lambda: [10, 100])
+    nfe: Counts = field(default_factory=lambda: [10, 100])
     """Network calls per sample. nsgf++ needs at least 3, nsgf++h 2, the others 1; sampling.solver
     heun needs one more. onecall and onecall+ are measured with 1 call only."""
     tune: dict[str, list[Any]] = field(default_factory=dict)

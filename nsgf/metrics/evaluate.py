@@ -16,7 +16,7 @@ from nsgf.data import Data, build_source, is_image_set
 from nsgf.data.images import to_unit_range
 from nsgf.metrics.distances import nearest_images, require_neighbours
 from nsgf.metrics.features import FeatureMetrics, FeatureNetwork, ImageNet, Inception
-from nsgf.metrics.measures import Measure, Space, compute, is_measure, measures_in
+from nsgf.metrics.measures import Measure, Space, Values, compute, is_measure, measures_in
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
@@ -85,12 +85,12 @@ class Yardstick:
 
     def distance(
         self, measures: Sequence[Measure], samples: Tensor | int, seed: int, draw: str, stream: str
-    ) -> dict[str, float]:
+    ) -> Values:
         """Return measures of values of samples (n, *shape), against as many real ones. A number of
         samples stands for new samples of the target: others, or of what is trained on if there is
         a held-out part. Their measures are the floors. The stream TUNE draws the real ones from
         what is trained on."""
-        found: dict[str, float] = {}
+        found: Values = {}
         data = self.data.with_seed(seed)
         measured = data if stream == TUNE else self.measured.with_seed(seed)
         for one in measures:
@@ -143,7 +143,7 @@ class Yardstick:
         seed: int,
         draw: int,
         stream: str = "compare",
-    ) -> dict[str, float]:
+    ) -> Values:
         """Return measures of samples (n, *shape) by key; None: of new samples of the target, as
         many as those of a trial. Points are compared with a draw of the target from ``stream``,
         images with the same real images in all draws: for the stream TUNE with others, with which
@@ -287,7 +287,7 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> Pl
     return found | {"w2_samples": n, "repeats": len(samples)}
 
 
-def nearest_real(config: Config, samples: Tensor, images: Tensor) -> dict[str, float]:
+def nearest_real(config: Config, samples: Tensor, images: Tensor) -> Values:
     """Return the mean distance from samples (N, C, H, W) to the nearest training image, and from
     training images to the nearest other one. At most NEAREST of each are used."""
     generator = make_generator(config.seed, "nearest")
@@ -302,5 +302,5 @@ def nearest_real(config: Config, samples: Tensor, images: Tensor) -> dict[str, f
     return found
 
 
-def _mean_and_spread(key: str, scores: list[float]) -> dict[str, float]:
+def _mean_and_spread(key: str, scores: list[float]) -> Values:
     return {key: float(np.mean(scores)), f"{key}_std": float(np.std(scores))}

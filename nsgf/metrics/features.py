@@ -26,7 +26,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, class_labels, class_names, target_set
 from nsgf.data.images import to_bytes, to_colour
 from nsgf.metrics.distances import NEIGHBOURS, require_fidelity, require_neighbours
-from nsgf.metrics.measures import Measure, Space, compute, measure_of_classes, measures_in
+from nsgf.metrics.measures import Measure, Space, Values, compute, measure_of_classes, measures_in
 from nsgf.run import store
 from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
@@ -284,7 +284,7 @@ class FeatureMetrics:
 
     def measure(
         self, samples: Tensor, measures: Measures = None, *, is_tuning: bool = False
-    ) -> dict[str, float]:
+    ) -> Values:
         """Return measures (None: all) by key of the first :meth:`used` samples, against the
         reference; with ``is_tuning`` against images outside it.
 
@@ -298,7 +298,7 @@ class FeatureMetrics:
         real = self._tuning if is_tuning else self._reference
         return self._compare((features, labels), real, len(features), measures)
 
-    def floor(self, n: int, split: int, measures: Measures = None) -> dict[str, float]:
+    def floor(self, n: int, split: int, measures: Measures = None) -> Values:
         """Return the measures of real images in place of ``n`` samples, drawn at random for each
         ``split``: against the reference, or against the other half of a random split."""
         features, labels = self._real
@@ -310,15 +310,13 @@ class FeatureMetrics:
         return self._compare((features[order], labels[order]), reference, self.used(n), measures)
 
     @cached_property
-    def noise(self) -> dict[str, float]:
+    def noise(self) -> Values:
         """Measures of pure Gaussian noise, which show the scale of each."""
         shape = max(NOISE, 2 * len(self._names)), *self.rest.shape[1:]
         noise = torch.randn(shape, generator=make_generator(SEED, "noise"))
         return self.measure(noise, self.measures)
 
-    def _compare(
-        self, samples: Labelled, real: Labelled, n: int, measures: Measures
-    ) -> dict[str, float]:
+    def _compare(self, samples: Labelled, real: Labelled, n: int, measures: Measures) -> Values:
         """Return measures of the first ``n`` samples, and of the first n / K of each class."""
         require_neighbours(n)
         features, labels = samples

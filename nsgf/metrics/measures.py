@@ -28,6 +28,9 @@ network."""
 Pairs = Mapping[Space, tuple[Any, Any]]
 """Samples (N, ...) and real data (M, ...) by space."""
 
+Values = dict[str, float]
+"""Values of measures by key."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -129,9 +132,9 @@ def keys_of(measures: Sequence[Measure]) -> list[str]:
     return [key for measure in measures for key in measure.titles]
 
 
-def compute(measures: Sequence[Measure], pairs: Pairs) -> dict[str, float]:
+def compute(measures: Sequence[Measure], pairs: Pairs) -> Values:
     """Return the values of measures by key."""
-    found: dict[str, float] = {}
+    found: Values = {}
     for measure in measures:
         value = measure.compute(*pairs[measure.space])
         values = value if isinstance(value, Sequence) else [value]
