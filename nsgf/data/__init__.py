@@ -93,37 +93,35 @@ class Data:
         self._seed = seed
         self._target = target_set(config)
         self._file_state = self._target.file_state(config)  # before the samples are read
-        self._samples = self._target.load(config, seed)
+        self._hold(self._target.load(config, seed))
         self.shape = self._target.shape
         self.axes = self._target.axes
         """Names of the coordinates of own points; None for other sets."""
+        self.in_units = self._target.in_units
+        """Returns samples of networks in the units of :meth:`reference`.  (N, *shape)"""
         self.classes = data_classes(config)
         """Number of classes K; 0: networks take no labels."""
         self.labels: Tensor | None = None
         """Classes of the images that networks are given, int64, (N,); None: no classes."""
-        if self._samples is not None and self.classes:
-            self.labels = self._target.labels(config, len(self._samples))
+        if self.count and self.classes:
+            self.labels = self._target.labels(config, self.count)
             if empty := self.classes - len(self.labels.unique()):
                 raise UserError(
                     f"data.conditional = true: {empty} classes of {config.name} have no images to "
                     f"train on with data.held_out = {config.held_out:g}; use false"
                 )
 
-    @property
-    def images(self) -> Tensor | None:
+    def _hold(self, samples: Tensor | None) -> None:
+        """Keep the samples of the target; None: it is a distribution."""
+        is_images = is_image_set(self._config.name)
+        self._samples = samples
+        self.images = samples if is_images else None
         """The training images, uint8, (N, C, H, W); None for points."""
-        return self._samples if is_image_set(self._config.name) else None
-
-    @property
-    def points(self) -> Tensor | None:
+        self.points = None if is_images else samples
         """The user's own points that are trained on, in the units of their file, float64, (N, D);
         None for others."""
-        return None if is_image_set(self._config.name) else self._samples
-
-    @property
-    def count(self) -> int | None:
+        self.count = None if samples is None else len(samples)
         """Number of samples in the target, without mirrored ones; None: unlimited."""
-        return None if self._samples is None else len(self._samples)
 
     def source(self, *stream: str) -> Sampler:
         """Return a sampler of mu0 with a random stream of its own."""
@@ -182,12 +180,8 @@ class Data:
         if not self._config.held_out:
             return self
         other = copy(self)
-        other._samples = self._target.load(self._config, self._seed, held_out=True)
+        other._hold(self._target.load(self._config, self._seed, held_out=True))
         return other
-
-    def in_units(self, samples: Tensor) -> Tensor:
-        """Return samples of networks in the units of :meth:`reference`.  (N, *shape)"""
-        return self._target.in_units(samples)
 
     def with_seed(self, seed: int) -> "Data":
         """Return the same data with the random streams of another seed."""
