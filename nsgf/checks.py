@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from typing import NoReturn
 
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import SETTINGS, Layer
@@ -43,7 +44,8 @@ def check(config: Config) -> None:
     rules = [*_general_rules(config), *_data_rules(config), *_class_rules(config)]
     if isinstance(target_set(config.data), ImageSet):
         rules += _network_rules(config)
-    _refuse(config, rules)
+    if rules:
+        _refuse(config, rules)
 
 
 def check_training(config: Config) -> None:
@@ -69,10 +71,11 @@ def check_values(config: Config) -> None:
             wrong.append((key, "must be a path (~NAME of an existing user)"))
     if not EXP.fullmatch(config.exp):
         wrong.append(("exp", "must be 1 to 100 letters, digits, '-' and '_'"))
-    _refuse(config, wrong)
+    if wrong:
+        _refuse(config, wrong)
 
 
-def _refuse(config: Config, wrong: list[Rule]) -> None:
+def _refuse(config: Config, wrong: list[Rule]) -> NoReturn:
     trained = {key.partition(".")[2] for key, _ in wrong if key.startswith((*config.phases,))}
     lines = []
     for key, must in wrong:
@@ -81,8 +84,7 @@ def _refuse(config: Config, wrong: list[Rule]) -> None:
         if section not in OF_PHASES or section in config.phases or name not in trained:
             value = format_value(SETTINGS[key].get(config))
             lines.append(f"{name_setting(key, value)}: {must}")
-    if lines:
-        raise UserError("; ".join(lines))
+    raise UserError("; ".join(lines))
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:

@@ -9,11 +9,11 @@ the files. This module imports torch only after typos are reported.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from nsgf.config.files import (
     Experiment,
@@ -72,7 +72,7 @@ class Request:
     """Settings of each method of a comparison; ``config`` has those of the experiment's method."""
     notes: list[str] = field(default_factory=list)
     """Lines for the user."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Layer = field(default_factory=dict)
     """Options of the command that are no settings, e.g. ``{"nfe": 10}``."""
     words: Sequence[str] = ()
     """Words of the command line after the command."""
@@ -87,7 +87,7 @@ class Request:
 def resolve(
     command: str,
     given: Layer,
-    options: Mapping[str, Any],
+    options: Layer,
     *,
     run: "RunFolder | None" = None,
     keeps_total: bool = False,
@@ -180,7 +180,7 @@ def resolve(
 
 
 def _find_run(
-    command: str, options: dict[str, Any], given: Layer, own: Layer, notes: list[str]
+    command: str, options: Layer, given: Layer, own: Layer, notes: list[str]
 ) -> "RunFolder | None":
     """Return the run folder that the command works on, None for a new run. ``own``: settings of the
     experiment's file, whose ``out_dir`` is searched."""
@@ -215,7 +215,7 @@ def _find_run(
 def _settings_of_run(
     command: str,
     run: "RunFolder",
-    options: dict[str, Any],
+    options: Layer,
     given: Layer,
     on_top: Layer,
     notes: list[str],

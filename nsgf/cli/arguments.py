@@ -23,7 +23,10 @@ COMMANDS = {
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 
-SHORT_FLAGS: dict[str, tuple[str, ...]] = {
+Keys = tuple[str, ...]
+"""Settings that a flag changes; none: it is no setting."""
+Flags = dict[str, Keys]
+SHORT_FLAGS: Flags = {
     "--train-iters": ("optim.iterations",),
     "--batch-size": ("optim.batch_size",),
     "--lr": ("optim.lr",),
@@ -46,8 +49,8 @@ FLAG_NAMES = {keys[0]: flag for flag, keys in SHORT_FLAGS.items()}
 """Short flags by the key of their setting, for messages."""
 OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
-WITH_RUN = tuple(name for name in COMMANDS if name not in (*WITHOUT_RUN, "list"))
-HAS_SETTINGS = tuple(name for name in COMMANDS if name != "list")
+HAS_SETTINGS = COMMANDS.keys() - {"list"}
+WITH_RUN = HAS_SETTINGS - {*WITHOUT_RUN}
 OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "help": (COMMANDS, str, "KEY", "Explain a flag, a setting or a section; all: every setting."),
     "config": (HAS_SETTINGS, str, "FILE", "YAML file instead of --exp, or on top of --run."),
@@ -90,9 +93,8 @@ def is_used(command: str, key: str) -> bool:
     return f"{key}.".startswith(tuple(f"{each}." for each in USES[command].split()))
 
 
-def flags_of(command: str) -> dict[str, tuple[str, ...]]:
-    """Return all flags of a command, without dashes, and the settings that each changes: none for
-    an option that is no setting."""
+def flags_of(command: str) -> Flags:
+    """Return all flags of a command, without dashes, and the settings that each changes."""
     options = [name for name, (owners, *_) in OPTIONS.items() if command in owners]
     flags = {flag[2:]: keys for flag, keys in SHORT_FLAGS.items()}
     flags["fake-data"] = ("data.fake",)
@@ -103,7 +105,7 @@ def flags_of(command: str) -> dict[str, tuple[str, ...]]:
     return {**dict.fromkeys(options, ()), **flags, **{key: (key,) for key in KEYS}}
 
 
-def used_flags(command: str) -> dict[str, tuple[str, ...]]:
+def used_flags(command: str) -> Flags:
     """Return the flags that have an effect on a command."""
     return {
         name: keys
@@ -112,7 +114,7 @@ def used_flags(command: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def form_of(name: str, keys: tuple[str, ...]) -> dict[str, Any]:
+def form_of(name: str, keys: Keys) -> dict[str, Any]:
     """Return how a parser reads the value of a flag, which may need none."""
     if name == "fake-data" or (not keys and OPTIONS[name][1] is bool):
         return {"action": "store_true"}

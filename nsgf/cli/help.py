@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
-from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, flags_of, form_of, used_flags
+from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, Keys, flags_of, form_of, used_flags
 from nsgf.config import schema
 from nsgf.config.files import experiments, methods, pretrained_runs, refuse_unknown
 from nsgf.config.settings import KEYS, SECTIONS, is_inherited
@@ -75,9 +75,7 @@ def help_parser(command: str, topic: str = "") -> ArgumentParser:
     return parser
 
 
-def _explain(
-    name: str, keys: tuple[str, ...], docs: dict[str, str], is_full: bool
-) -> dict[str, Any]:
+def _explain(name: str, keys: Keys, docs: dict[str, str], is_full: bool) -> dict[str, Any]:
     """Return text, placeholder and choices of a flag that sets ``keys``, as arguments of
     ``add_argument``. ``is_full``: the text also says what is allowed, and the default."""
     if keys:

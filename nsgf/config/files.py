@@ -92,11 +92,13 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
         if key == "sinkhorn.solver":  # of earlier versions
             key = "flow.kind"
             value = "sinkhorn" if value == "batched" else value
+        if key in FACTS:  # which exported runs have among their settings
+            continue
         if key in KEYS:
             layer[key] = read_value(key, KEYS[key].kind, value)
-        elif isinstance(value, dict) and key not in FACTS:
+        elif isinstance(value, dict):
             layer |= read_layer(value, f"{key}.")
-        elif key not in FACTS:  # which exported runs have among their settings
+        else:
             refuse_unknown(key, KEYS)
     return layer
 

@@ -6,7 +6,7 @@ A layer is a dictionary of values by dotted key: ``{"nsgf.lr": 1e-4}``. Facts ar
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
@@ -97,7 +97,7 @@ def sections_of(config: Config) -> Plain:
     return nest({key: copy.deepcopy(item.get(config)) for key, item in SETTINGS.items()})
 
 
-def build(layer: Mapping[str, Any]) -> Config:
+def build(layer: Layer) -> Config:
     """Return a configuration with these values, and defaults for the others."""
     sections: dict[str, Plain] = {section: {} for section in ("", *PARTS)}
     for key, value in layer.items():
@@ -109,12 +109,12 @@ def build(layer: Mapping[str, Any]) -> Config:
     return Config(**sections[""])
 
 
-def change(config: Config, layer: Mapping[str, Any]) -> Config:
+def change(config: Config, layer: Layer) -> Config:
     """Return a configuration with other values of some settings."""
     return build({**values(config), **layer})
 
 
-def nest(layer: Mapping[str, Any]) -> Plain:
+def nest(layer: Layer) -> Plain:
     """Return a layer as nested sections: ``{"nsgf": {"lr": 1e-4}}``."""
     nested: Plain = {}
     for key, value in layer.items():

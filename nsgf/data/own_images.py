@@ -235,7 +235,7 @@ def image_set(config: DataConfig) -> ImageSet:
         read_images=read_images,
         read_labels=read_labels,
         has_test=config.held_out > 0,
-        class_names=tuple(map(str, found.class_names or range(found.classes))),
+        class_names=tuple(found.class_names or ()),
         uses=frozenset({"path", "size", "flip", "skip_broken", "held_out", "key"}),
     )
 

@@ -205,7 +205,7 @@ def newest_run(
     settings. ``method`` None: any. Raise UserError if there is no such run."""
     out_dir = out_dir.expanduser()
     begun: list[RunFolder] = []
-    passed: list[str] = []
+    skipped = ""
     for _, _, path in reversed(dated_folders(out_dir, exp, smoke)):
         run = RunFolder(path)
         if not run.config_file.is_file():
@@ -214,7 +214,7 @@ def newest_run(
             check_links(path)
             settings = run.read_settings()
             if method not in (None, settings.get("method")):
-                continue
+                raise UserError(f"method {settings.get('method')}")
             begun.append(run)
             saved = [phase for phase in settings.get("phases", []) if run.has_checkpoint(phase)]
             if saved:
@@ -223,19 +223,15 @@ def newest_run(
                 raise UserError("no checkpoint")
         except (UserError, OSError) as error:
             why = cause(error) if isinstance(error, OSError) else str(error)
-            passed.append(f"{path.name} ({why.removeprefix(f'{path}: ')})")
+            skipped += f"; skipped {path.name} ({why.removeprefix(f'{path}: ')})"
             continue
-        return run, f"run {path}" + (f"; skipped: {', '.join(passed)}" if passed else "")
+        return run, f"run {path}{skipped}"
     if resume and begun:
         return begun[0], f"run {begun[0].path}"
-    of_method = f" with method {method}" if method else ""
-    unusable = f" can be used; skipped: {', '.join(passed)}" if passed else ""
     hint = "train one, or name its folder with --run DIR"
     if not smoke and dated_folders(out_dir, exp, True):
         hint = "add --smoke to use the smoke run, or train one"
-    raise UserError(
-        f"no run of {folder_stem(exp, smoke)}{of_method} in {out_dir}{unusable}: {hint}"
-    )
+    raise UserError(f"no run of {folder_stem(exp, smoke)} in {out_dir}{skipped}: {hint}")
 
 
 def check_links(folder: Path, home: Path | None = None) -> None:
