@@ -206,14 +206,13 @@ def _class_rules(config: Config) -> Iterator[Rule]:
         yield "sampling.label", f"must be a class ({names}) or, {number}; null: all"
     if "nsgf" in config.phases and config.pool.num_batches < classes and not config.smoke:
         yield "pool.num_batches", f"must be >= {classes}, a flow for each class"
-    for key, value in _for_classes(config).items():
-        if SETTINGS[key].get(config) != value:
-            wanted = f"must be {format_value(value)} for {classes} classes, which it must not mix"
-            yield key, wanted
+    for key, value in fit_to_classes(config).items():
+        yield key, f"must be {format_value(value)} for {classes} classes, which it must not mix"
 
 
-def _for_classes(config: Config) -> Layer:
-    """Return the nearest settings with which classes are not mixed and have equal shares."""
+def fit_to_classes(config: Config) -> Layer:
+    """Return settings in place of those that would mix classes or give them unequal shares: the
+    nearest values that do not."""
     classes = data_classes(config.data)
     phases = config.phases if classes else []
     nsf = config.nsf
@@ -232,15 +231,4 @@ def _for_classes(config: Config) -> Layer:
         for name in ("batch_size", "targets"):
             count = getattr(config.generator, name)
             wanted[f"generator.{name}"] = count and nearest_multiple(count, unit)
-    return wanted
-
-
-def fit_to_classes(config: Config) -> tuple[Layer, tuple[str, ...]]:
-    """Return settings that replace those unfit for ``data.conditional``, and a note."""
-    wanted = _for_classes(config)
-    chosen = {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}
-    if not chosen:
-        return chosen, ()
-    shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
-    note = f"method {config.method}: chosen for {data_classes(config.data)} classes: {shown}"
-    return chosen, (note,)
+    return {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}

@@ -290,10 +290,12 @@ def _configure(
             if key.partition(".")[0] not in unused and (now := {**base, **given}[key]) != value
         ]:
             notes.append(f"method {method}: experiment or flags win: {list_names(lost)}")
-    if is_new and config.data.conditional and (smoke or "data.conditional" in given):
-        fitted, lines = fit_to_classes(config)
+    fits = is_new and config.data.conditional and (smoke or "data.conditional" in given)
+    if fits and (fitted := fit_to_classes(config)):
+        shown = ", ".join(f"{key} {format_value(value)}" for key, value in fitted.items())
+        classes = data_classes(config.data)
+        notes.append(f"method {config.method}: chosen for {classes} classes: {shown}")
         config = change(config, {**fitted, **given})
-        notes += lines
     if not (smoke or pool in given):
         before = build(base)
         flows = before.pool.num_batches
@@ -318,13 +320,13 @@ def _configure(
 
     check(config)
     kind = config.flow.kind
-    unused = {
+    useless = {
         f"sinkhorn.{name}": f"flow.kind {kind}" for name in {*FLOW_SETTINGS} - {*FLOWS[kind].uses}
     }
     if "download" not in target_set(config.data).uses:
-        unused["data.download"] = f"data.name {config.data.name}"
-    for key in unused.keys() & given.keys():
-        raise UserError(f"{key}: has no effect with {unused[key]}; leave it out")
+        useless["data.download"] = f"data.name {config.data.name}"
+    for key in useless.keys() & given.keys():
+        raise UserError(f"{key}: has no effect with {useless[key]}; leave it out")
     if config.data.path is None:
         return config
     from nsgf.data.own import data_path

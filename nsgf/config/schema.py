@@ -91,7 +91,7 @@ class DataConfig:
     the same samples for every seed."""
     key: str | None = None
     """Name of the array of images or points in a file .npz that has several."""
-    found: Annotated[dict, FACT] = field(default_factory=dict)  # type: ignore[type-arg]
+    found: Annotated[dict, FACT] = field(default_factory=dict)
     """Facts about the data at data.path. They must be the same when the run is resumed."""
 
 

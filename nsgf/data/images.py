@@ -163,8 +163,8 @@ IMAGE_SETS = (
     ImageSet(
         name="mnist",
         shape=(1, 28, 28),
-        read_images=lambda *which: _mnist(*which, "images-idx3").unsqueeze(1),
-        read_labels=lambda *which: _mnist(*which, "labels-idx1"),
+        read_images=lambda config, held_out: _mnist(config, held_out, "images-idx3")[:, None],
+        read_labels=lambda config, held_out: _mnist(config, held_out, "labels-idx1"),
         has_test=True,
         class_names=DIGITS,
         uses=frozenset({"root", "download", "fake", "flip"}),

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ def is_terminal() -> bool:
 
 
 @dataclass
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Count units of work and show progress; a context manager that prints the last line."""
 
     title: str
@@ -61,9 +61,6 @@ class Progress:
             mininterval=DRAW_SECONDS,
             disable=not (self.shown and is_terminal()),
         )
-
-    def __enter__(self) -> "Progress":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self.done > self._last and (self.line or self._is_begun):
