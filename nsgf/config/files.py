@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -36,12 +37,12 @@ def config_folder() -> Path:
 
 def experiments() -> list[str]:
     """Return the names of the shipped experiments."""
-    return sorted(file.stem for file in config_folder().glob("*.yaml"))
+    return sorted(map(attrgetter("stem"), config_folder().glob("*.yaml")))
 
 
 def methods() -> list[str]:
     """Return the names of the shipped methods."""
-    return sorted(file.stem for file in config_folder().glob("methods/*.yaml"))
+    return sorted(map(attrgetter("stem"), config_folder().glob("methods/*.yaml")))
 
 
 def pretrained_runs() -> dict[str, Path]:
@@ -60,9 +61,7 @@ def read_experiment(file: Path) -> Experiment:
     sections = plain.pop("methods", {})
     settings = read_layer(plain)
     own = {}
-    if not isinstance(sections, dict) or not all(
-        isinstance(one, dict) for one in sections.values()
-    ):
+    if not isinstance(sections, dict) or {*map(type, sections.values())} - {dict}:
         raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
     for name, section in sections.items():
         try:

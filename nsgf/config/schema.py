@@ -41,6 +41,7 @@ class Range:
         return " and ".join(f"{sign} {bound}" for sign, bound in bounds if math.isfinite(bound))
 
 
+Shape = tuple[int, ...]
 Count = Annotated[int, Range(1)]
 CountOrNull = Annotated[int | None, Range(1)]
 Counts = Annotated[list[int], Range(1)]

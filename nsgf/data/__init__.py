@@ -10,7 +10,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, ImageName
+from nsgf.config.schema import DataConfig, ImageName, Shape
 from nsgf.data.images import IMAGE_SETS, ImageSet
 from nsgf.data.points import INDICES, POINT_SETS, TIMES, PointSet, Target, gaussian
 from nsgf.data.samplers import (
@@ -52,7 +52,7 @@ def is_image_set(name: str) -> bool:
     return name in ("images", *get_args(ImageName))
 
 
-def data_shape(config: DataConfig) -> tuple[int, ...]:
+def data_shape(config: DataConfig) -> Shape:
     """Return the shape of one sample of the target, without loading it."""
     return target_set(config).shape
 

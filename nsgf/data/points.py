@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig
+from nsgf.config.schema import DataConfig, Shape
 
 
 class Target:
@@ -19,7 +19,7 @@ class Target:
 
     name: str
     """``data.name``."""
-    shape: tuple[int, ...]
+    shape: Shape
     """Shape of one sample."""
     uses: frozenset[str]
     """Settings of the section ``data`` that have an effect, besides ``name``."""
@@ -59,11 +59,11 @@ class PointSet(Target):
     name: str
     draw: Callable[[int, torch.Generator], Tensor]
     """(n, generator) -> n independent points, float32, (n, D)."""
-    shape: tuple[int, ...] = (2,)
+    shape: Shape = (2,)
     uses: frozenset[str] = frozenset({"source"})
 
 
-def gaussian(shape: tuple[int, ...]) -> PointSet:
+def gaussian(shape: Shape) -> PointSet:
     """Return the standard Gaussian mu0."""
     return PointSet(
         "gaussian", lambda n, made_by: torch.randn((n, *shape), generator=made_by), shape

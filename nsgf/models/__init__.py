@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import ModelConfig
+from nsgf.config.schema import ModelConfig, Shape
 from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
@@ -24,7 +24,7 @@ def make_own(own: OwnNetwork) -> nn.Module:
     return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
 
 
-def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
+def velocity_network(config: ModelConfig, shape: Shape, classes: int = 0) -> nn.Module:
     """Return a network that maps x and t (and labels, if ``classes`` > 0) to a velocity. Networks
     for points take no labels."""
     if len(shape) == 1:
@@ -35,7 +35,7 @@ def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int =
     return UNet(shape, config.unet, classes, checkpoint_activations=recompute)
 
 
-def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
+def time_network(config: ModelConfig, shape: Shape) -> nn.Module:
     """Return a network that maps x to a time."""
     if len(shape) == 1:
         return TimePredictorMLP(shape[0], config.mlp)
@@ -53,7 +53,7 @@ class AffineStartNetwork(nn.Module):
     matrix: Tensor
     shift: Tensor
 
-    def __init__(self, network: nn.Module, shape: tuple[int, ...]) -> None:
+    def __init__(self, network: nn.Module, shape: Shape) -> None:
         """Start with the identity as the map. ``shape``: shape of one sample."""
         super().__init__()
         self.network = network

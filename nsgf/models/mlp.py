@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import MLPConfig
+from nsgf.config.schema import MLPConfig, Shape
 
 FASTEST = 25.0
 SLOWEST = 0.5
@@ -63,7 +63,7 @@ class TimePredictorCNN(nn.Module):
     """t_phi(x) for images (appendix of the paper): layers of 3x3 convolution, ReLU and 2x2 average
     pool, then a linear map and a sigmoid."""
 
-    def __init__(self, image_shape: tuple[int, ...], channels: list[int]) -> None:
+    def __init__(self, image_shape: Shape, channels: list[int]) -> None:
         """``image_shape``: (C, H, W); ``channels``: output channels of each convolution."""
         super().__init__()
         inputs, height, width = image_shape

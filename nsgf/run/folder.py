@@ -14,6 +14,7 @@ from collections.abc import Container
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -120,7 +121,7 @@ class RunFolder:
         The new run is never older by name than an existing run, even if the clock went back. Raise
         UserError if the folder cannot be written."""
         base = ensure_writable(Path(config.out_dir).expanduser())
-        times = [time for time, _, _ in dated_folders(base, config.exp, config.smoke)]
+        times = map(itemgetter(0), dated_folders(base, config.exp, config.smoke))
         now = f"{datetime.now():%Y%m%d_%H%M%S}"
         stem = f"{folder_stem(config.exp, config.smoke)}-{max([now, *times])}"
         for number in count(1):
@@ -282,6 +283,6 @@ def provenance() -> dict[str, object]:
         "processor": platform.processor() or platform.machine(),
         "cores": available_cores(),
         "memory": format_bytes(psutil.virtual_memory().total),
-        "cards": [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())],
+        "cards": [*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))],
     }
     return {**versions(), "commit": commit, "machine": machine}
