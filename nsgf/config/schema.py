@@ -6,7 +6,7 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 MANY = 10**9
 """Largest value of a number for which the schema sets no maximum."""
@@ -377,7 +377,7 @@ class CompareConfig:
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
     combination of those that a method uses is trained once, with the seed seed + 1000. The best one
     by the first measure is then compared. Empty: no search."""
-    tune_nfe: Annotated[int | None, Range(1)] = None
+    tune_nfe: CountOrNull = None
     """Network calls per sample in this search; null: the largest of compare.nfe."""
 
 
