@@ -103,7 +103,7 @@ class Data:
         """Number of classes K; 0: networks take no labels."""
         self.labels: Tensor | None = None
         """Classes of the images that networks are given, int64, (N,); None: no classes."""
-        if self.count and self.classes:
+        if isinstance(self._target, ImageSet) and self.count and self.classes:
             self.labels = self._target.labels(config, self.count)
             if empty := self.classes - len(self.labels.unique()):
                 raise UserError(

@@ -34,10 +34,6 @@ class Target:
         or damaged."""
         return None
 
-    def labels(self, config: DataConfig, count: int, *, held_out: bool = False) -> Tensor:
-        """Return the classes of the ``count`` samples of :meth:`load`, int64, (count,)."""
-        raise NotImplementedError(self.name)
-
     def file_state(self, config: DataConfig) -> tuple[int, float] | None:
         """Return size and time of the file that samples are mapped from; None: there is none. To
         read beyond the end of a file that is shorter now would end the process."""
