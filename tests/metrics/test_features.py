@@ -25,7 +25,7 @@ WITHIN_CLASS = 2e7
 
 @pytest.fixture(scope="module")
 def images() -> torch.Tensor:
-    return DATA_SETS["digits"].images(CONFIG)
+    return DATA_SETS["digits"].load(CONFIG, 0)
 
 
 class Pixels(ImageNet):
