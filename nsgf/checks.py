@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from typing import NoReturn
 
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import SETTINGS, Layer
@@ -18,7 +19,6 @@ from nsgf.data import (
     target_set,
 )
 from nsgf.models import MOST_VALUES
-from nsgf.models.unet import GROUPS
 from nsgf.phases import WAYS, find_way, find_ways
 from nsgf.phases.generator import nearest_multiple
 from nsgf.system.errors import UserError, list_names, name_setting, suggest
@@ -44,7 +44,8 @@ def check(config: Config) -> None:
     rules = [*_general_rules(config), *_data_rules(config), *_class_rules(config)]
     if isinstance(target_set(config.data), ImageSet):
         rules += _network_rules(config)
-    _refuse(config, rules)
+    if rules:
+        _refuse(config, rules)
 
 
 def check_training(config: Config) -> None:
@@ -70,10 +71,11 @@ def check_values(config: Config) -> None:
             wrong.append((key, "must be a path (~NAME of an existing user)"))
     if not EXP.fullmatch(config.exp):
         wrong.append(("exp", "must be 1 to 100 letters, digits, '-' and '_'"))
-    _refuse(config, wrong)
+    if wrong:
+        _refuse(config, wrong)
 
 
-def _refuse(config: Config, wrong: list[Rule]) -> None:
+def _refuse(config: Config, wrong: list[Rule]) -> NoReturn:
     trained = {key.partition(".")[2] for key, _ in wrong if key.startswith((*config.phases,))}
     lines = []
     for key, must in wrong:
@@ -82,8 +84,7 @@ def _refuse(config: Config, wrong: list[Rule]) -> None:
         if section not in OF_PHASES or section in config.phases or name not in trained:
             value = format_value(SETTINGS[key].get(config))
             lines.append(f"{name_setting(key, value)}: {must}")
-    if lines:
-        raise UserError("; ".join(lines))
+    raise UserError("; ".join(lines))
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:
@@ -153,6 +154,8 @@ def _data_rules(config: Config) -> Iterator[Rule]:
 
 def _network_rules(config: Config) -> Iterator[Rule]:
     """Yield the rules for the UNet and for the time predictor for images."""
+    from nsgf.models.unet import GROUPS
+
     unet = config.model.unet
     channels = config.model.predictor_channels
     height, width = data_shape(config.data)[1:]
@@ -199,14 +202,13 @@ def _class_rules(config: Config) -> Iterator[Rule]:
         yield "sampling.label", f"must be a class ({names}) or, {number}; null: all"
     if "nsgf" in config.phases and config.pool.num_batches < classes and not config.smoke:
         yield "pool.num_batches", f"must be >= {classes}, a flow for each class"
-    for key, value in _for_classes(config).items():
-        if SETTINGS[key].get(config) != value:
-            wanted = f"must be {format_value(value)} for {classes} classes, which it must not mix"
-            yield key, wanted
+    for key, value in fit_to_classes(config).items():
+        yield key, f"must be {format_value(value)} for {classes} classes, which it must not mix"
 
 
-def _for_classes(config: Config) -> Layer:
-    """Return the nearest settings with which classes are not mixed and have equal shares."""
+def fit_to_classes(config: Config) -> Layer:
+    """Return settings in place of those that would mix classes or give them unequal shares: the
+    nearest values that do not."""
     classes = data_classes(config.data)
     phases = config.phases if classes else []
     nsf = config.nsf
@@ -225,15 +227,4 @@ def _for_classes(config: Config) -> Layer:
         for name in ("batch_size", "targets"):
             count = getattr(config.generator, name)
             wanted[f"generator.{name}"] = count and nearest_multiple(count, unit)
-    return wanted
-
-
-def fit_to_classes(config: Config) -> tuple[Layer, tuple[str, ...]]:
-    """Return settings that replace those unfit for ``data.conditional``, and a note."""
-    wanted = _for_classes(config)
-    chosen = {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}
-    if not chosen:
-        return chosen, ()
-    shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
-    note = f"method {config.method}: chosen for {data_classes(config.data)} classes: {shown}"
-    return chosen, (note,)
+    return {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}

@@ -22,7 +22,7 @@ from nsgf.config.schema import Config, OptimConfig, PhaseName
 from nsgf.config.settings import find_contradictions, nest
 from nsgf.data import Data
 from nsgf.models import OwnNetwork
-from nsgf.phases import Phase, get_phases
+from nsgf.phases import get_phases
 from nsgf.phases.base import outline
 from nsgf.phases.resume import finish_restart, keep_precision, pending_phases, restart
 from nsgf.run import checkpoint
@@ -31,7 +31,6 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.run.trackers import open_tracker, require_tracker
 from nsgf.samples import show_preview
 from nsgf.system.distributed import ALONE, World, check_shares
 from nsgf.system.errors import UserError, cause
@@ -84,8 +83,6 @@ def train(
             pool or checkpoints contradict the configuration.
     """
     stop = stop or StopRequest(config.train.max_hours)
-    if run is None or not run.config_file.exists():  # an existing run works without its tracker
-        require_tracker(config)
     device = pick_device(config.device)
     with ExitStack() as held:
         # complete what a killed process has begun
@@ -130,7 +127,10 @@ def train(
         if world.is_main and names:
             if not is_new:
                 restart(config, run, restarts, log.write)
-            log.tracker = open_tracker(config, run, log.write)
+            if config.tracking.tracker != "none":
+                from nsgf.run.trackers import open_tracker
+
+                log.tracker = open_tracker(config, run, log.write)
         for phase in get_phases(config.phases):  # a killed run may have skipped this
             if phase.name not in names:
                 phase.clean(session)
@@ -139,31 +139,24 @@ def train(
         try:
             if data:
                 for phase in get_phases(names):
-                    train_phase(phase, session, data)
+                    world.wait()  # for the first process, which writes and renames files
+                    started = time.perf_counter()
+                    task = phase.task(session, data)
+                    world.wait()  # a process may have drawn for longer than an update may take
+                    fit(phase.name, task, session, prepare_seconds=time.perf_counter() - started)
+                    del task  # frees its data
+                    phase.clean(session)
+                    release_memory(device)
+                    log.tidy(config.phases)
+                    log.write(f"{phase.name}: done, {run.checkpoint_file(phase.name)}")
+                    show_preview(session, data, phase)
+        except KeyboardInterrupt:  # a second Ctrl-C
+            log.write(f"{phase.name}: interrupted; resuming continues from its last checkpoint")
+            raise
         except Stopped as stopped:
             stopped.folder = run.path
             raise
     return run
-
-
-def train_phase(phase: Phase, session: Session, data: Data) -> None:
-    """Train one phase from its start or its checkpoint to its end."""
-    log = session.log
-    session.world.wait()  # for the first process, which writes and renames files
-    try:
-        started = time.perf_counter()
-        task = phase.task(session, data)
-        session.world.wait()  # a process may have drawn for longer than an update may take
-        fit(phase.name, task, session, prepare_seconds=time.perf_counter() - started)
-    except KeyboardInterrupt:  # a second Ctrl-C
-        log.write(f"{phase.name}: interrupted; resuming continues from its last checkpoint")
-        raise
-    del task  # frees its data
-    phase.clean(session)
-    release_memory(session.device)
-    log.tidy(session.config.phases)
-    log.write(f"{phase.name}: done, {session.run.checkpoint_file(phase.name)}")
-    show_preview(session, data, phase)
 
 
 def training_plan(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nsgf.comparison import SETTINGS, TABLE, read_rows
 from nsgf.config.settings import build
-from nsgf.report import last_loss, progress_of
+from nsgf.report import curves, progress_of
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
@@ -28,34 +28,30 @@ def _row(run: RunFolder) -> tuple[str, ...]:
     """Return the cells of a run or a comparison, or why it cannot be read."""
     try:
         check_links(run.path)
-        about = _comparison_cells(run.path) if (run.path / SETTINGS).exists() else _run_cells(run)
+        if (run.path / SETTINGS).exists():
+            from nsgf.comparison.trials import Comparison  # loads torch
+
+            comparison = Comparison.stored(run.path)
+            trials = {
+                (trial.target, trial.method, trial.seed) for trial in comparison.trials if trial.nfe
+            }
+            rows = read_rows(run.path / TABLE)
+            done = {(row.target, row.method, row.seed) for row in rows} & trials
+            targets = dict.fromkeys(trial.target for trial in comparison.trials)
+            progress = f"comparison, {len(done)} of {len(trials)} trials"
+            about = (",".join(targets), ",".join(comparison.methods), progress, "", "")
+        else:
+            config = build(run.read_settings())
+            losses = [loss for curve in curves(run).values() for _, loss, _ in curve]
+            taken = sum(cost.seconds for cost in read_costs(run.path).values())
+            is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)
+            progress = progress_of(run, config) if is_begun else "aborted: no checkpoint"
+            time = format_hours(taken) if taken else ""
+            shown = f"{losses[-1]:.4g}" if losses else ""
+            about = (config.data.name, config.method or "", progress, shown, time)
         size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
         return (run.path.name, *about, format_bytes(size))
     except Exception as error:  # a foreign folder must not hide the others
         why = cause(error) if isinstance(error, OSError) else one_line(error)
         problem = f"cannot be read: {why.removeprefix(f'{run.path}: ')}"
         return (run.path.name, "", "", problem, "", "", "")
-
-
-def _run_cells(run: RunFolder) -> tuple[str, ...]:
-    """Return data, method, progress, last loss and time of a run."""
-    config = build(run.read_settings())
-    loss = last_loss(run)
-    taken = sum(cost.seconds for cost in read_costs(run.path).values())
-    is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)
-    progress = progress_of(run, config) if is_begun else "aborted: no checkpoint"
-    time = format_hours(taken) if taken else ""
-    shown = "" if loss is None else f"{loss:.4g}"
-    return (config.data.name, config.method or "", progress, shown, time)
-
-
-def _comparison_cells(folder: Path) -> tuple[str, ...]:
-    """Return data, methods and progress of a comparison; the other cells are empty."""
-    from nsgf.comparison.trials import Comparison  # loads torch
-
-    comparison = Comparison.stored(folder)
-    trials = {(trial.target, trial.method, trial.seed) for trial in comparison.trials if trial.nfe}
-    done = {(row.target, row.method, row.seed) for row in read_rows(folder / TABLE)} & trials
-    targets = dict.fromkeys(trial.target for trial in comparison.trials)
-    progress = f"comparison, {len(done)} of {len(trials)} trials"
-    return (",".join(targets), ",".join(comparison.methods), progress, "", "")

@@ -9,10 +9,11 @@ the files. This module imports torch only after typos are reported.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, get_args
 
 from nsgf.config.files import (
     Experiment,
@@ -23,7 +24,7 @@ from nsgf.config.files import (
     pretrained_runs,
     read_experiment,
 )
-from nsgf.config.schema import OF_PHASES, Config
+from nsgf.config.schema import OF_PHASES, Config, OwnName
 from nsgf.config.settings import Layer, build, change, spread_optim
 from nsgf.config.values import expand_path, format_value
 from nsgf.system.errors import UserError, list_names, suggest
@@ -71,7 +72,7 @@ class Request:
     """Settings of each method of a comparison; ``config`` has those of the experiment's method."""
     notes: list[str] = field(default_factory=list)
     """Lines for the user."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Layer = field(default_factory=dict)
     """Options of the command that are no settings, e.g. ``{"nfe": 10}``."""
     words: Sequence[str] = ()
     """Words of the command line after the command."""
@@ -86,7 +87,7 @@ class Request:
 def resolve(
     command: str,
     given: Layer,
-    options: Mapping[str, Any],
+    options: Layer,
     *,
     run: "RunFolder | None" = None,
     keeps_total: bool = False,
@@ -97,7 +98,7 @@ def resolve(
         command: its name.
         given: settings of flags or arguments, also facts that the caller knows.
         options: options that are no settings; ``run``, ``config``, ``pretrained``, ``compare``,
-            ``resume`` and ``resume_phase`` decide where the other settings come from.
+            ``resume`` and ``resume-phase`` decide where the other settings come from.
         run: the run that the command works on, if it is already open.
         keeps_total: whether another number of particles keeps the total size of the pool.
 
@@ -169,19 +170,21 @@ def resolve(
         except UserError as error:
             raise UserError(f"{error} (method {name})") from error
         notes += [line for line in lines if line.startswith("method ") and line not in notes]
-    if run and command == "train" and "tracking.tracker" in {**on_top, **given}:
-        from nsgf.run.trackers import require_tracker
-
-        require_tracker(config)
+    # the saved tracker of a run may be missing on this machine
+    tracks = command in ("train", "compare") and config.tracking.tracker == "tensorboard"
+    is_chosen = run is None or "tracking.tracker" in {**on_top, **given}
+    if tracks and is_chosen and find_spec("tensorboard") is None:
+        must = "needs tensorboard; pip install tensorboard, or use none"
+        raise UserError(f"tracking.tracker = tensorboard: {must}")
     return Request(command, config, run, methods, notes, options)
 
 
 def _find_run(
-    command: str, options: dict[str, Any], given: Layer, own: Layer, notes: list[str]
+    command: str, options: Layer, given: Layer, own: Layer, notes: list[str]
 ) -> "RunFolder | None":
     """Return the run folder that the command works on, None for a new run. ``own``: settings of the
     experiment's file, whose ``out_dir`` is searched."""
-    is_new = command == "train" and not {"run", "resume", "resume_phase"} & options.keys()
+    is_new = command == "train" and not {"run", "resume", "resume-phase"} & options.keys()
     if command in WITHOUT_RUN or "compare" in options or is_new:
         return None
     from nsgf.checks import check_values
@@ -212,7 +215,7 @@ def _find_run(
 def _settings_of_run(
     command: str,
     run: "RunFolder",
-    options: dict[str, Any],
+    options: Layer,
     given: Layer,
     on_top: Layer,
     notes: list[str],
@@ -257,9 +260,7 @@ def _configure(
     chosen for own data, or with ``fits_pool`` the experiment's, is smaller for fewer updates."""
     # these load torch; typos are reported before
     from nsgf.checks import check, check_values, fit_to_classes
-    from nsgf.data import INSPECTORS, data_classes, target_set
-    from nsgf.data.choices import choose_for_own_data
-    from nsgf.data.own import data_path
+    from nsgf.data import data_classes, target_set
     from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS
 
     below, own = method_layers(experiment, method) if is_new else ({}, experiment.settings)
@@ -268,7 +269,9 @@ def _configure(
     # own data are inspected first: settings follow from them
     chosen: Layer = {}
     layer = {**below, **own, **given}
-    if is_new and layer.get("data.name") in INSPECTORS:
+    if is_new and layer.get("data.name") in get_args(OwnName):
+        from nsgf.data.choices import choose_for_own_data
+
         draft = build(layer)
         check_values(draft)
         chosen, found, lines = choose_for_own_data(draft)
@@ -287,10 +290,12 @@ def _configure(
             if key.partition(".")[0] not in unused and (now := {**base, **given}[key]) != value
         ]:
             notes.append(f"method {method}: experiment or flags win: {list_names(lost)}")
-    if is_new and (smoke or "data.conditional" in given):
-        fitted, lines = fit_to_classes(config)
+    fits = is_new and config.data.conditional and (smoke or "data.conditional" in given)
+    if fits and (fitted := fit_to_classes(config)):
+        shown = ", ".join(f"{key} {format_value(value)}" for key, value in fitted.items())
+        classes = data_classes(config.data)
+        notes.append(f"method {config.method}: chosen for {classes} classes: {shown}")
         config = change(config, {**fitted, **given})
-        notes += lines
     if not (smoke or pool in given):
         before = build(base)
         flows = before.pool.num_batches
@@ -315,14 +320,16 @@ def _configure(
 
     check(config)
     kind = config.flow.kind
-    name = config.data.name
-    useless = {f"sinkhorn.{each}": f"flow.kind {kind}" for each in FLOW_SETTINGS}
-    useless["data.download"] = f"data.name {name}"
-    used = {f"sinkhorn.{each}" for each in FLOWS[kind].uses}
-    used |= {f"data.{each}" for each in target_set(config.data).uses}
-    for key in (useless.keys() - used) & given.keys():
+    useless = {
+        f"sinkhorn.{name}": f"flow.kind {kind}" for name in {*FLOW_SETTINGS} - {*FLOWS[kind].uses}
+    }
+    if "download" not in target_set(config.data).uses:
+        useless["data.download"] = f"data.name {config.data.name}"
+    for key in useless.keys() & given.keys():
         raise UserError(f"{key}: has no effect with {useless[key]}; leave it out")
     if config.data.path is None:
         return config
+    from nsgf.data.own import data_path
+
     # later commands may start in another folder
     return change(config, {"data.path": str(data_path(config.data).absolute())})

@@ -72,7 +72,8 @@ def measures(config: DataConfig, side: int, scaling: str) -> Iterator[tuple[str,
     """Yield the measures of real images, then of each kind of pictures."""
     kind = DATA_SETS[config.name]
     assert isinstance(kind, ImageSet)
-    images = kind.images(config)
+    images = kind.load(config, seed=0)
+    assert images is not None
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
     chosen = order[: 2 * features.MOST]
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ from nsgf.cli import main
 from nsgf.comparison import Row, table_csv
 from nsgf.comparison.trials import FLOOR
 from nsgf.listing import run_table
-from nsgf.report import curves, last_loss
+from nsgf.report import curves
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
@@ -34,7 +34,7 @@ def test_curves_are_those_of_the_phases(run):
     log.record(phase="nsf", step=20, loss=0.25, grad_norm=1.0)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "nsf", "step": 30, "lo')
-    assert last_loss(run) == 0.25
+    assert curves(run)["nsf"] == [(10, 0.1, 10.0), (20, 0.25, 1.0)]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from nsgf.config.files import experiments, from_arguments, read_experiment
 from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import Layer, change
 from nsgf.config.values import Place, expand_path
-from nsgf.data import INSPECTORS
+from nsgf.data.choices import INSPECTORS
 from nsgf.data.own import ARRAYS, check_same_data, load_arrays
 from nsgf.data.own_images import image_bytes
 from nsgf.data.tables import to_records

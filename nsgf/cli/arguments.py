@@ -23,7 +23,10 @@ COMMANDS = {
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 
-SHORT_FLAGS: dict[str, tuple[str, ...]] = {
+Keys = tuple[str, ...]
+"""Settings that a flag changes; none: it is no setting."""
+Flags = dict[str, Keys]
+SHORT_FLAGS: Flags = {
     "--train-iters": ("optim.iterations",),
     "--batch-size": ("optim.batch_size",),
     "--lr": ("optim.lr",),
@@ -46,26 +49,26 @@ FLAG_NAMES = {keys[0]: flag for flag, keys in SHORT_FLAGS.items()}
 """Short flags by the key of their setting, for messages."""
 OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
-WITH_RUN = tuple(name for name in COMMANDS if name not in (*WITHOUT_RUN, "list"))
-HAS_SETTINGS = tuple(name for name in COMMANDS if name != "list")
+HAS_SETTINGS = COMMANDS.keys() - {"list"}
+WITH_RUN = HAS_SETTINGS - {*WITHOUT_RUN}
 OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "help": (COMMANDS, str, "KEY", "Explain a flag, a setting or a section; all: every setting."),
     "config": (HAS_SETTINGS, str, "FILE", "YAML file instead of --exp, or on top of --run."),
-    "print_config": (HAS_SETTINGS, bool, "", "Print the settings that hold, and stop."),
+    "print-config": (HAS_SETTINGS, bool, "", "Print the settings that hold, and stop."),
     "run": (WITH_RUN, str, "DIR", "Run folder. Without it, the newest run of --exp is used."),
     "pretrained": (ON_EXPORTS, str, "NAME", "Run that comes with the program."),
     "nfe": (["sample"], int, "N", "Largest number of network calls for each sample."),
     "out": (["sample"], str, "PATH", "Write only a new .csv, .npz, .gif, .webp or DIR/ of PNGs."),
     "resume": (["train"], bool, "", "Resume the run from its newest checkpoint."),
-    "resume_phase": (["train"], int, "N", "Resume at phase N, or repeat it if it is finished."),
+    "resume-phase": (["train"], int, "N", "Resume at phase N, or repeat it if it is finished."),
     "to": (["export"], str, "DIR", "Folder to write. It must be new or empty."),
     "half": (["export"], bool, "", "Write weights as float16, in half the bytes."),
-    "session_hours": (["preflight"], float, "H", "Hours of one session; default: 12."),
+    "session-hours": (["preflight"], float, "H", "Hours of one session; default: 12."),
     "compare": (["report"], str, "DIR", "Write a page about the comparison in this folder."),
     "figures": (["report"], Literal["png", "svg", "pdf"], "KIND", "Format of figures beside PNG."),
 }
 """Flags that are no settings: their commands, type, placeholder and meaning."""
-ONE_OF = {"pretrained": "run", "resume_phase": "resume"}
+ONE_OF = {"pretrained": "run", "resume-phase": "resume"}
 """Options that exclude another."""
 
 
@@ -76,8 +79,8 @@ USES = {
     "compare": f"{_TRAINING} evaluation compare".replace("tracking", ""),
     **{"sample": f"{_RUN} sampling", "evaluate": f"{_RUN} sampling evaluation"},
     "report": f"{_RUN} sampling",
-    "report --compare": "compare figures out_dir print_config",
-    "export": "exp out_dir smoke sampling run config print_config to half",
+    "report --compare": "compare figures out_dir print-config",
+    "export": "exp out_dir smoke sampling run config print-config to half",
     "list": "out_dir",
 }
 """The settings and sections that each command uses, and the options of STRICT commands."""
@@ -90,12 +93,9 @@ def is_used(command: str, key: str) -> bool:
     return f"{key}.".startswith(tuple(f"{each}." for each in USES[command].split()))
 
 
-def flags_of(command: str) -> dict[str, tuple[str, ...]]:
-    """Return all flags of a command, without dashes, and the settings that each changes: none for
-    an option that is no setting."""
-    options = [
-        name.replace("_", "-") for name, (owners, *_) in OPTIONS.items() if command in owners
-    ]
+def flags_of(command: str) -> Flags:
+    """Return all flags of a command, without dashes, and the settings that each changes."""
+    options = [name for name, (owners, *_) in OPTIONS.items() if command in owners]
     flags = {flag[2:]: keys for flag, keys in SHORT_FLAGS.items()}
     flags["fake-data"] = ("data.fake",)
     if command in ON_SAMPLES:
@@ -105,7 +105,7 @@ def flags_of(command: str) -> dict[str, tuple[str, ...]]:
     return {**dict.fromkeys(options, ()), **flags, **{key: (key,) for key in KEYS}}
 
 
-def used_flags(command: str) -> dict[str, tuple[str, ...]]:
+def used_flags(command: str) -> Flags:
     """Return the flags that have an effect on a command."""
     return {
         name: keys
@@ -114,9 +114,9 @@ def used_flags(command: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def form_of(name: str, keys: tuple[str, ...]) -> dict[str, Any]:
+def form_of(name: str, keys: Keys) -> dict[str, Any]:
     """Return how a parser reads the value of a flag, which may need none."""
-    if name == "fake-data" or (not keys and OPTIONS[name.replace("-", "_")][1] is bool):
+    if name == "fake-data" or (not keys and OPTIONS[name][1] is bool):
         return {"action": "store_true"}
     return {"nargs": "?", "const": True} if name in ("smoke", "help") else {}
 
@@ -162,11 +162,10 @@ def parse(argv: list[str]) -> Request:
             layer = settings if name in KEYS else fanned
             layer |= dict.fromkeys(keys, value)
         else:
-            option = name.replace("-", "_")
-            options[option] = read_value(name, OPTIONS[option][1], text)
+            options[name] = read_value(name, OPTIONS[name][1], text)
     for option, other in ONE_OF.items():
         if {option, other} <= options.keys():
-            raise UserError(f"--{option.replace('_', '-')}: not allowed with --{other}")
+            raise UserError(f"--{option}: not allowed with --{other}")
     name = "report --compare" if "compare" in options else command
     for key in {**fanned, **settings, **options} if name in STRICT else ():
         if not is_used(name, key):

@@ -35,7 +35,24 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with naming(FLAG_NAMES, are_flags=True):
             os.getcwd()  # torch ends the process if the folder is removed
-            return _run(sys.argv[1:] if argv is None else argv)
+            words = sys.argv[1:] if argv is None else argv
+            if _explains(words):
+                return 0
+            request = parse(words)
+            if request.options.get("print-config"):
+                from nsgf.run.folder import dump_config
+
+                show(dump_config(request.config).rstrip("\n"))
+                return 0
+            if is_launched() and request.command in ("export", "preflight", "report"):
+                raise UserError(
+                    f"{request.command}: runs in one process; start it without torchrun"
+                )
+            says_no = False
+            for line in chain(request.notes, ACTIONS[request.command](request)):
+                show(line)
+                says_no |= line.startswith("NO ")
+            return int(says_no and request.command == "preflight")
     except KeyboardInterrupt:
         show("nsgf: interrupted")
         return 130
@@ -46,25 +63,6 @@ def main(argv: list[str] | None = None) -> int:
     except Exception:
         show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
         return 1
-
-
-def _run(words: list[str]) -> int:
-    """Run a command and return its exit code."""
-    if _explains(words):
-        return 0
-    request = parse(words)
-    if request.options.get("print_config"):
-        from nsgf.run.folder import dump_config
-
-        show(dump_config(request.config).rstrip("\n"))
-        return 0
-    if is_launched() and request.command in ("export", "preflight", "report"):
-        raise UserError(f"{request.command}: runs in one process; start it without torchrun")
-    says_no = False
-    for line in chain(request.notes, ACTIONS[request.command](request)):
-        show(line)
-        says_no |= line.startswith("NO ")
-    return int(says_no and request.command == "preflight")
 
 
 def _explains(words: list[str]) -> bool:
@@ -103,7 +101,7 @@ def _train(request: Request) -> Iterator[str]:
     config = request.config
     run = request.run
     first = None
-    number = request.options.get("resume_phase")
+    number = request.options.get("resume-phase")
     if number is not None:
         if not 0 < number <= len(config.phases):
             raise UserError(f"--resume-phase {number}: the run has phases {config.phases}")
@@ -208,7 +206,7 @@ def _preflight(request: Request) -> Iterator[str]:
 
     words = shlex.join(["python", "-m", "nsgf", "train", *request.words])
     command = re.sub(r" --(session-hours|max-hours|train\.max_hours)[ =]\S+", "", words)
-    return preflight(request.config, request.options.get("session_hours", 12.0), command)
+    return preflight(request.config, request.options.get("session-hours", 12.0), command)
 
 
 ACTIONS: dict[str, Callable[[Request], Iterable[str]]] = {

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
-from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, flags_of, form_of, used_flags
+from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, Keys, flags_of, form_of, used_flags
 from nsgf.config import schema
 from nsgf.config.files import experiments, methods, pretrained_runs, refuse_unknown
 from nsgf.config.settings import KEYS, SECTIONS, is_inherited
@@ -75,9 +75,7 @@ def help_parser(command: str, topic: str = "") -> ArgumentParser:
     return parser
 
 
-def _explain(
-    name: str, keys: tuple[str, ...], docs: dict[str, str], is_full: bool
-) -> dict[str, Any]:
+def _explain(name: str, keys: Keys, docs: dict[str, str], is_full: bool) -> dict[str, Any]:
     """Return text, placeholder and choices of a flag that sets ``keys``, as arguments of
     ``add_argument``. ``is_full``: the text also says what is allowed, and the default."""
     if keys:
@@ -96,7 +94,7 @@ def _explain(
             limits = f", {item.range}".removesuffix(f" and <= {schema.MANY}") if item.range else ""
             text += f" ({allowed}{limits}; default: {format_value(item.default) or 'none'})"
     else:
-        _, kind, metavar, text = OPTIONS[name.replace("-", "_")]
+        _, kind, metavar, text = OPTIONS[name]
     names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, tuple)())
     if any(each not in text for each in names):
         text += f" Choices: {', '.join(names)}."
@@ -142,5 +140,6 @@ def setting_docs() -> dict[str, str]:
             continue
         found[section] = inspect.cleandoc(kind.__doc__ or "").replace("\n", " ")
         for name, text in below[kind.__name__].items():
-            found[f"{section}.{name}".lstrip(".")] = text
+            if (key := f"{section}.{name}".lstrip(".")) in KEYS:
+                found[key] = text
     return found

@@ -4,7 +4,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +41,7 @@ from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import load_odeint
 from nsgf.system.errors import UserError, name_setting
 from nsgf.system.hardware import pick_device
-from nsgf.system.output import format_hours, show
-
-Log = Callable[[str], None]
+from nsgf.system.output import Log, format_hours, show
 
 
 def compare(

@@ -21,7 +21,7 @@ from nsgf.comparison import SETTINGS
 from nsgf.comparison.tuning import SEED_OFFSET, describe, options, settings_of
 from nsgf.config.files import method_layers, read_experiment
 from nsgf.config.schema import Config, PhaseName
-from nsgf.config.settings import Layer, build, change, fixed_values
+from nsgf.config.settings import Layer, build, change, fixed_values, sections_of
 from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE, target_set
 from nsgf.metrics.features import SIDE
@@ -147,11 +147,10 @@ class Comparison:
     @cached_property
     def settings_text(self) -> str:
         """The comparison as an experiment's file, with all settings of each method in a section."""
-        settings = asdict(self.config)
-        own = self.config.compare
+        settings = sections_of(self.config)
         del settings["phases"]  # each method has its own
-        settings["compare"] = asdict(replace(own, methods=list(self.methods)))
-        settings["methods"] = {name: asdict(own) for name, own in self.methods.items()}
+        settings["compare"]["methods"] = [*self.methods]
+        settings["methods"] = {name: sections_of(own) for name, own in self.methods.items()}
         return dump_yaml(settings)
 
     @cached_property

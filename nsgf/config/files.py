@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,6 +13,7 @@ import yaml
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value
 from nsgf.system.errors import UserError, cause, one_line, suggest
+from nsgf.system.files import Plain
 
 FACTS_FILE = "facts.json"
 
@@ -35,12 +37,12 @@ def config_folder() -> Path:
 
 def experiments() -> list[str]:
     """Return the names of the shipped experiments."""
-    return sorted(file.stem for file in config_folder().glob("*.yaml"))
+    return sorted(map(attrgetter("stem"), config_folder().glob("*.yaml")))
 
 
 def methods() -> list[str]:
     """Return the names of the shipped methods."""
-    return sorted(file.stem for file in config_folder().glob("methods/*.yaml"))
+    return sorted(map(attrgetter("stem"), config_folder().glob("methods/*.yaml")))
 
 
 def pretrained_runs() -> dict[str, Path]:
@@ -59,9 +61,7 @@ def read_experiment(file: Path) -> Experiment:
     sections = plain.pop("methods", {})
     settings = read_layer(plain)
     own = {}
-    if not isinstance(sections, dict) or not all(
-        isinstance(one, dict) for one in sections.values()
-    ):
+    if not isinstance(sections, dict) or {*map(type, sections.values())} - {dict}:
         raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
     for name, section in sections.items():
         try:
@@ -91,21 +91,23 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
         if key == "sinkhorn.solver":  # of earlier versions
             key = "flow.kind"
             value = "sinkhorn" if value == "batched" else value
+        if key in FACTS:  # which exported runs have among their settings
+            continue
         if key in KEYS:
             layer[key] = read_value(key, KEYS[key].kind, value)
-        elif isinstance(value, dict) and key not in FACTS:
+        elif isinstance(value, dict):
             layer |= read_layer(value, f"{key}.")
-        elif key not in FACTS:  # which exported runs have among their settings
+        else:
             refuse_unknown(key, KEYS)
     return layer
 
 
-def read_facts(sections: dict[str, Any]) -> Layer:
+def read_facts(sections: Plain) -> Layer:
     """Return the facts in nested sections: of the file of facts, or of an exported run. Raise
     UserError if they are damaged."""
     facts = {key: look_up(sections, key, item.default) for key, item in FACTS.items()}
     for key, value in facts.items():
-        if value is not None and not isinstance(value, FACTS[key].kind):
+        if not isinstance(value, FACTS[key].kind):
             raise UserError(f"{key}: damaged; train a new run")
     return facts
 
@@ -142,7 +144,7 @@ def method_layers(experiment: Experiment, method: str | None = None) -> tuple[La
     return spread_optim(below), spread_optim(base)
 
 
-def read_plain(file: Path) -> dict[str, Any]:
+def read_plain(file: Path) -> Plain:
     """Return keys and plain values of a YAML file in UTF-8, unchecked.
 
     Raises:

@@ -5,11 +5,13 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 """
 
 import math
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, get_args
 
 MANY = 10**9
 """Largest value of a number for which the schema sets no maximum."""
+FACT: Final = "fact"
+"""Marks what the program finds. It is kept beside the settings; no file or flag sets it."""
 FREE_ON_RESUME: Final = "free on resume"
 """Marks a setting that does not change results, only files, memory or time."""
 MACHINE_PATH: Final = "machine path"
@@ -39,29 +41,25 @@ class Range:
         return " and ".join(f"{sign} {bound}" for sign, bound in bounds if math.isfinite(bound))
 
 
+Shape = tuple[int, ...]
+Count = Annotated[int, Range(1)]
+CountOrNull = Annotated[int | None, Range(1)]
+Counts = Annotated[list[int], Range(1)]
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "generator": 2}
 """Numbers of phases in the names of their files; other phases have number 1."""
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 ImageName = Literal["digits", "mnist", "cifar10"]
+OwnName = Literal["images", "points"]
 SolverName = Literal["euler", "heun", "dopri5"]
 FlowKind = Literal["sinkhorn", "energy", "geomloss"]
 
 
-class Facts:
-    """What the program finds, which is kept beside the settings; an InitVar is no field."""
-
-    found: dict[str, Any]
-    """Facts about the data at data.path. They must be the same when the run is resumed."""
-    network: str | None
-    """Class of the network that nsgf.train was given in place of mlp or unet; None: none."""
-
-
 @dataclass(frozen=True)
-class DataConfig(Facts):
+class DataConfig:
     """Source mu0 and target mu*."""
 
-    name: Literal[PointName, ImageName, "images", "points"] = "8gaussians"
+    name: Literal[PointName, ImageName, OwnName] = "8gaussians"
     """Target mu*: a 2D set, an image set, or your own images or points at data.path."""
     source: Literal["gaussian", "8gaussians"] = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
@@ -94,10 +92,8 @@ class DataConfig(Facts):
     the same samples for every seed."""
     key: str | None = None
     """Name of the array of images or points in a file .npz that has several."""
-    found: InitVar[dict[str, Any] | None] = None
-
-    def __post_init__(self, found: dict[str, Any] | None) -> None:
-        vars(self)["found"] = found or {}
+    found: Annotated[dict, FACT] = field(default_factory=dict)
+    """Facts about the data at data.path. They must be the same when the run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +101,9 @@ class SinkhornConfig:
     """Samples of one flow. For the kinds sinkhorn and geomloss (flow.kind): entropic optimal
     transport between them, cost 1/2 |x - y|^2, eps = blur^2."""
 
-    batch_size: Annotated[int, Range(1)] = 256
+    batch_size: Count = 256
     """Number of particles n in one flow."""
-    target_batch: Annotated[int | None, Range(1)] = None
+    target_batch: CountOrNull = None
     """Number of targets m in one flow; null: as many as particles."""
     blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
     """sinkhorn and geomloss: square root of the regularization eps, in units of the data."""
@@ -131,7 +127,7 @@ class FlowConfig:
     """Flow that NSGF learns. sinkhorn: of the Sinkhorn divergence, many flows at once, to a
     tolerance. energy: of the energy distance; its speed is at most 2. geomloss: as sinkhorn, by the
     library, one flow at a time, annealed to the blur."""
-    steps: Annotated[int, Range(1)] = 5
+    steps: Count = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6)] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
@@ -148,7 +144,7 @@ class FlowConfig:
 class PoolConfig:
     """The trajectory pool."""
 
-    num_batches: Annotated[int, Range(1)] = 200
+    num_batches: Count = 200
     """Number of flows that fill the pool, each of sinkhorn.batch_size particles."""
     storage: Annotated[Literal["memory", "disk"], FREE_ON_RESUME] = "memory"
     """memory: main memory; disk: a file in the run folder, which a resumed run completes."""
@@ -177,16 +173,16 @@ class UNetConfig:
     """Residual blocks at each level of the encoder; the decoder has one more."""
     mult: Annotated[list[int], Range(1, 64)] = field(default_factory=lambda: [1, 2])
     """Channel multiplier of each level; each further level halves the resolution."""
-    attention: Annotated[list[int], Range(1)] = field(default_factory=list)
+    attention: Counts = field(default_factory=list)
     """Heights in pixels of the levels with self-attention."""
-    heads: Annotated[int, Range(1)] = 1
+    heads: Count = 1
     """Attention heads; must divide the channels of every level with attention."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0
     """Dropout probability inside residual blocks."""
 
 
 @dataclass(frozen=True)
-class ModelConfig(Facts):
+class ModelConfig:
     """Networks: mlp for points, unet for images."""
 
     mlp: MLPConfig = field(default_factory=MLPConfig)
@@ -197,19 +193,17 @@ class ModelConfig(Facts):
     """Convolution layers of the time predictor for images; each halves the resolution."""
     checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
     """Recompute activations of a unet in the backward pass: less memory, a third more time."""
-    network: InitVar[str | None] = None
-
-    def __post_init__(self, network: str | None) -> None:
-        vars(self)["network"] = network
+    network: Annotated[str | None, FACT] = None
+    """Class of the network that nsgf.train was given in place of mlp or unet; None: none."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
     """Adam, warm-up and EMA of every phase. A phase's own section wins, as nsf.lr over optim.lr."""
 
-    iterations: Annotated[int, Range(1)] = 20_000
+    iterations: Count = 20_000
     """Number of optimizer updates."""
-    batch_size: Annotated[int, Range(1)] = 256
+    batch_size: Count = 256
     """Number of samples in one update."""
     lr: Annotated[float, Range(above=0, maximum=1)] = 1e-3
     """Adam's learning rate after warm-up."""
@@ -235,7 +229,7 @@ class NSFConfig(OptimConfig):
     """Pairs (X0, X1). independent: as drawn. ot: by exact optimal transport within groups."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
     """Number of samples paired together by ot; null: batch_size. 1024 take 0.15 s on the CPU."""
-    starts: Annotated[int | None, Range(1)] = None
+    starts: CountOrNull = None
     """With source nsgf: number of end points to compute once and reuse; null: always new ones."""
     init: Literal["random", "nsgf"] = "random"
     """Initial weights of the straight-flow network: random, or nsgf (the velocity network's
@@ -259,7 +253,7 @@ class PeerConfig(OptimConfig):
 class ReflowConfig(OptimConfig):
     """Phase reflow: train the peer's network again, on the end points of its paths (2-RF)."""
 
-    pairs: Annotated[int, Range(1)] = 65_536
+    pairs: Count = 65_536
     """Number of paths whose end points are kept in memory."""
 
 
@@ -284,15 +278,15 @@ class GeneratorConfig(OptimConfig):
 class TrainConfig:
     """Logs, checkpoints and hardware use, for all phases."""
 
-    log_every: Annotated[int, Range(1)] = 100
+    log_every: Count = 100
     """Maximum number of updates between two lines of metrics.jsonl; short phases have 50 lines."""
-    checkpoint_every: Annotated[int, Range(1)] = 1000
+    checkpoint_every: Count = 1000
     """Number of updates between two checkpoints of a phase."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of the networks' layers. Weights and losses stay float32. auto continues in the
     precision of the run's checkpoints. A new run uses bf16 if the card, or for images the CPU, has
     units for it; fp16 on a T4; and fp32 elsewhere."""
-    accumulate: Annotated[int, Range(1)] = 1
+    accumulate: Count = 1
     """Number of parts into which a batch is split: less memory, same update. Doubles if memory is
     full."""
     compile: bool = False
@@ -317,9 +311,9 @@ class TrackingConfig:
 class SamplingConfig:
     """Sampling (Algorithms 2 and 4)."""
 
-    num_samples: Annotated[int, Range(1)] = 64
+    num_samples: Count = 64
     """Number of samples to draw."""
-    batch_size: Annotated[int, Range(1)] = 256
+    batch_size: Count = 256
     """Number of samples in one network call; halved when the card's memory is full."""
     label: Annotated[str | int | None, Range(0)] = None
     """Class of all samples, with data.conditional: its name, or its number from 0 on. null: class
@@ -327,14 +321,14 @@ class SamplingConfig:
     guidance: Annotated[float, Range(0, 1000)] = 1.0
     """With data.conditional: weight w in a + w (b - a), where a is the network's output without the
     class and b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
-    nsgf_steps: Annotated[int | None, Range(1)] = None
+    nsgf_steps: CountOrNull = None
     """Number of Euler steps with the velocity network. null: as many as flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow; null: the predicted time of each."""
     solver: SolverName = "euler"
     """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps,
     which needs the extra `ode`."""
-    straight_steps: Annotated[int, Range(1)] = 10
+    straight_steps: Count = 10
     """Number of equal steps from each sample's time tau to 1; dopri5: number of states shown."""
     omega: Annotated[float | None, Range(1e-6, 1)] = None
     """Fixed step size for euler, instead of straight_steps; NFE then differs between samples."""
@@ -346,9 +340,9 @@ class SamplingConfig:
 class EvaluationConfig:
     """Measures that `nsgf evaluate` computes."""
 
-    num_samples: Annotated[int, Range(1)] = 4096
+    num_samples: Count = 4096
     """Number of generated samples."""
-    w2_samples: Annotated[int, Range(1)] = 4096
+    w2_samples: Count = 4096
     """Largest number of samples for the exact W2; the time grows with the cube of this number."""
     features: Literal["auto", "imagenet", "inception", "none"] = "auto"
     """Network whose features are compared for images. imagenet: EfficientNet-Lite0, with the extra
@@ -366,7 +360,7 @@ class CompareConfig:
     """Names from configs/methods, or your own YAML files. Each method has as many updates in all as
     the experiment's method, divided among its networks in proportion to their iterations. 2rf
     first trains 1rf, then as many updates again."""
-    updates: Annotated[list[int], Range(1)] = field(default_factory=list)
+    updates: Counts = field(default_factory=list)
     """Number of updates of a method, all networks together: one number for all methods, or one for
     each (which then includes the 1rf updates of 2rf); empty: as many as the experiment's method."""
     targets: list[Literal[PointName, "8gaussians_moons"]] = field(default_factory=list)
@@ -376,14 +370,14 @@ class CompareConfig:
     draws: Annotated[int, Range(1, 1000)] = 1
     """Number of times to measure each run, each time with new noise and a new target sample. Tables
     show mean and spread over the seeds, or over these repeats if there is one seed."""
-    nfe: Annotated[list[int], Range(1)] = field(default_factory=lambda: [10, 100])
+    nfe: Counts = field(default_factory=lambda: [10, 100])
     """Network calls per sample. nsgf++ needs at least 3, nsgf++h 2, the others 1; sampling.solver
     heun needs one more. onecall and onecall+ are measured with 1 call only."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
     combination of those that a method uses is trained once, with the seed seed + 1000. The best one
     by the first measure is then compared. Empty: no search."""
-    tune_nfe: Annotated[int | None, Range(1)] = None
+    tune_nfe: CountOrNull = None
     """Network calls per sample in this search; null: the largest of compare.nfe."""
 
 

@@ -4,12 +4,22 @@ A layer is a dictionary of values by dotted key: ``{"nsgf.lr": 1e-4}``. Facts ar
 (:data:`FACTS`): they are kept beside the settings, and no file or flag sets them.
 """
 
+import copy
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
-from nsgf.config.schema import FREE_ON_RESUME, MACHINE_PATH, OF_PHASES, Config, OptimConfig, Range
+from nsgf.config.schema import (
+    FACT,
+    FREE_ON_RESUME,
+    MACHINE_PATH,
+    OF_PHASES,
+    Config,
+    OptimConfig,
+    Range,
+)
+from nsgf.system.files import Plain
 
 Layer = dict[str, Any]
 """Values of some settings by dotted key."""
@@ -28,6 +38,8 @@ class Setting(NamedTuple):
     """Whether the setting may change on resume although the rest of its section may not."""
     is_path: bool = False
     """Whether the value is a file or a folder on this machine."""
+    is_fact: bool = False
+    """Whether the program finds the value, so that no file or flag sets it."""
 
 
 SECTIONS: dict[str, type] = {}
@@ -37,12 +49,11 @@ SECTIONS: dict[str, type] = {}
 def _walk(node: Any, section: str) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     SECTIONS[section] = type(node)
-    nested = []
     for item in dataclasses.fields(node):
         key = f"{section}.{item.name}".lstrip(".")
         value = getattr(node, item.name)
         if dataclasses.is_dataclass(value):
-            nested.append((value, key))
+            found |= _walk(value, key)
             continue
         notes = getattr(item.type, "__metadata__", ())
         found[key] = Setting(
@@ -52,25 +63,22 @@ def _walk(node: Any, section: str) -> dict[str, Setting]:
             range=notes[0] if notes and isinstance(notes[0], Range) else None,
             is_free=FREE_ON_RESUME in notes,
             is_path=MACHINE_PATH in notes,
+            is_fact=FACT in notes,
         )
-    for value, key in nested:
-        found |= _walk(value, key)
     return found
 
 
-SETTINGS = _walk(Config(), "")
+VALUES = _walk(Config(), "")
+"""All settings and facts of a configuration by dotted key."""
+FACTS = {key: item for key, item in VALUES.items() if item.is_fact}
+"""What the program writes into a new run: a description of the data at ``data.path``, which a
+resumed run must find again, and the class of the caller's network."""
+SETTINGS = {key: item for key, item in VALUES.items() if not item.is_fact}
 """All settings of a configuration by dotted key."""
 PARTS = [*SECTIONS][1:]
 """Keys of the sections of a configuration."""
 KEYS = {**SETTINGS, **_walk(OptimConfig(), "optim")}
 """All keys of files and flags: also those of ``optim``, which hold for all phases."""
-FACTS = {
-    "data.found": Setting(dict, {}, attrgetter("data.found")),
-    "model.network": Setting(str, None, attrgetter("model.network")),
-}
-"""What the program writes into a new run: a description of the data at ``data.path``, which a
-resumed run must find again, and the class of the caller's network."""
-VALUES = {**SETTINGS, **FACTS}
 
 
 def is_inherited(key: str) -> bool:
@@ -84,9 +92,14 @@ def values(config: Config) -> Layer:
     return {key: item.get(config) for key, item in VALUES.items()}
 
 
-def build(layer: Mapping[str, Any]) -> Config:
+def sections_of(config: Config) -> Plain:
+    """Return all settings as nested sections, without the facts."""
+    return nest({key: copy.deepcopy(item.get(config)) for key, item in SETTINGS.items()})
+
+
+def build(layer: Layer) -> Config:
     """Return a configuration with these values, and defaults for the others."""
-    sections: dict[str, dict[str, Any]] = {section: {} for section in ("", *PARTS)}
+    sections: dict[str, Plain] = {section: {} for section in ("", *PARTS)}
     for key, value in layer.items():
         section, _, name = key.rpartition(".")
         sections[section][name] = value
@@ -96,14 +109,14 @@ def build(layer: Mapping[str, Any]) -> Config:
     return Config(**sections[""])
 
 
-def change(config: Config, layer: Mapping[str, Any]) -> Config:
+def change(config: Config, layer: Layer) -> Config:
     """Return a configuration with other values of some settings."""
     return build({**values(config), **layer})
 
 
-def nest(layer: Mapping[str, Any]) -> dict[str, Any]:
+def nest(layer: Layer) -> Plain:
     """Return a layer as nested sections: ``{"nsgf": {"lr": 1e-4}}``."""
-    nested: dict[str, Any] = {}
+    nested: Plain = {}
     for key, value in layer.items():
         *sections, name = key.split(".")
         node = nested
@@ -133,23 +146,27 @@ def spread_optim(layer: Layer) -> Layer:
 
 def drop_machine_settings(config: Config) -> Config:
     """Return the settings without paths, device and tracker, so that they can be shared."""
-    usual = [key for key, item in SETTINGS.items() if item.is_path or key.startswith("tracking.")]
+    defaults = {
+        key: item.default
+        for key, item in SETTINGS.items()
+        if item.is_path or key.startswith(("device", "tracking."))
+    }
     found = {key: value for key, value in config.data.found.items() if key != "broken"}
-    defaults = {key: SETTINGS[key].default for key in (*usual, "device")}
     return change(config, {**defaults, "data.found": found})
 
 
-def fixed_values(config: Config, sections: Collection[str]) -> Layer:
-    """Return all values of some sections, except those that are free on resume."""
+def fixed_values(config: Config, names: Collection[str | None]) -> Layer:
+    """Return the values of some sections and dotted settings, except those that are free on
+    resume."""
     return {
         key: item.get(config)
         for key, item in VALUES.items()
-        if key.partition(".")[0] in sections and not item.is_free
+        if (key in names or key.partition(".")[0] in names) and not item.is_free
     }
 
 
 def find_contradictions(
-    saved: dict[str, Any], config: Config, frozen: Collection[str], running: str | None = None
+    saved: Plain, config: Config, frozen: Collection[str], running: str | None = None
 ) -> list[str]:
     """Return one text for each setting of ``config`` that differs from ``saved``, the nested
     configuration of a checkpoint, although both must agree. A setting that is missing in ``saved``,
@@ -161,13 +178,8 @@ def find_contradictions(
             of iterations.
     """
     texts = []
-    for key, item in VALUES.items():
-        section, _, name = key.partition(".")
-        is_frozen = section in frozen or key in frozen
-        is_frozen |= section == running and name != "iterations"
-        if is_frozen and not item.is_free:
-            before = look_up(saved, key, item.default)
-            value = item.get(config)
-            if before != value:
-                texts.append(f"{key}: the checkpoint has {before}, this command {value}")
+    for key, value in fixed_values(config, {*frozen, running}).items():
+        before = look_up(saved, key, VALUES[key].default)
+        if before != value and key != f"{running}.iterations":
+            texts.append(f"{key}: the checkpoint has {before}, this command {value}")
     return texts

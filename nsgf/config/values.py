@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import yaml
 
 from nsgf.system.errors import UserError, name_setting
+from nsgf.system.files import Plain
 
 Place = str | os.PathLike[str]
 """A path of a caller."""
@@ -36,7 +37,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     """Loader of plain values as in YAML 1.2: 1e-4 is a number, no is a text. PyYAML's parser in C
     is ten times as fast, but not in every build."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    yaml_implicit_resolvers: Plain = {}  # noqa: RUF012
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         names = Counter(map(self.construct_object, dict(node.value)))
@@ -59,7 +60,7 @@ for _place, _kind, _pattern in (
     _place.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _whole, None)
 
 
-def dump_yaml(content: dict[str, Any]) -> str:
+def dump_yaml(content: Plain) -> str:
     """Return YAML that :func:`load_yaml` reads back as the same values in the same order."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False)
 

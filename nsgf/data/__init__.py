@@ -5,16 +5,13 @@ an :class:`ImageSet` in images.py; the records of a user's own data follow from 
 ``data.path``. All other code uses the records and knows no set by its name.
 """
 
-from collections.abc import Callable
 from copy import copy
 from typing import get_args
 
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, ImageName
+from nsgf.config.schema import DataConfig, ImageName, Shape
 from nsgf.data.images import IMAGE_SETS, ImageSet
-from nsgf.data.own import Inspection, TableSet, inspect_points, read_found
-from nsgf.data.own_images import file_state, image_set, inspect_images
 from nsgf.data.points import INDICES, POINT_SETS, TIMES, PointSet, Target, gaussian
 from nsgf.data.samplers import (
     ClassSampler,
@@ -28,15 +25,10 @@ from nsgf.system.errors import UserError, name_setting
 from nsgf.system.seeding import derive_seed
 
 __all__ = ["ClassSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler", "class_labels"]
-__all__ += ["INDICES", "TIMES", "ImageSet", "PointSet", "TableSet", "Target", "gaussian"]
+__all__ += ["INDICES", "TIMES", "ImageSet", "PointSet", "Target", "gaussian"]
 
 DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
 """The shipped data sets by ``data.name``."""
-INSPECTORS: dict[str, Callable[[DataConfig], Inspection]] = {
-    "images": inspect_images,
-    "points": inspect_points,
-}
-"""Functions that fill ``data.found`` of a user's own data, by ``data.name``."""
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
 
@@ -45,8 +37,14 @@ def target_set(config: DataConfig) -> Target:
     """Return the record of the set that the section ``data`` names; raise UserError for own data
     that were not inspected."""
     if config.name == "images":
+        from nsgf.data.own_images import image_set
+
         return image_set(config)
-    return TableSet(read_found(config)) if config.name == "points" else DATA_SETS[config.name]
+    if config.name == "points":
+        from nsgf.data.own import TableSet, read_found
+
+        return TableSet(read_found(config))
+    return DATA_SETS[config.name]
 
 
 def is_image_set(name: str) -> bool:
@@ -54,7 +52,7 @@ def is_image_set(name: str) -> bool:
     return name in ("images", *get_args(ImageName))
 
 
-def data_shape(config: DataConfig) -> tuple[int, ...]:
+def data_shape(config: DataConfig) -> Shape:
     """Return the shape of one sample of the target, without loading it."""
     return target_set(config).shape
 
@@ -94,38 +92,36 @@ class Data:
         self._config = config
         self._seed = seed
         self._target = target_set(config)
-        self._file_state = file_state(config)  # before the samples are read
-        self._samples = self._target.load(config, seed)
+        self._file_state = self._target.file_state(config)  # before the samples are read
+        self._hold(self._target.load(config, seed))
         self.shape = self._target.shape
         self.axes = self._target.axes
         """Names of the coordinates of own points; None for other sets."""
+        self.in_units = self._target.in_units
+        """Returns samples of networks in the units of :meth:`reference`.  (N, *shape)"""
         self.classes = data_classes(config)
         """Number of classes K; 0: networks take no labels."""
         self.labels: Tensor | None = None
         """Classes of the images that networks are given, int64, (N,); None: no classes."""
-        if self._samples is not None and self.classes:
-            self.labels = self._target.labels(config, len(self._samples))
+        if isinstance(self._target, ImageSet) and self.count and self.classes:
+            self.labels = self._target.labels(config, self.count)
             if empty := self.classes - len(self.labels.unique()):
                 raise UserError(
                     f"data.conditional = true: {empty} classes of {config.name} have no images to "
                     f"train on with data.held_out = {config.held_out:g}; use false"
                 )
 
-    @property
-    def images(self) -> Tensor | None:
+    def _hold(self, samples: Tensor | None) -> None:
+        """Keep the samples of the target; None: it is a distribution."""
+        is_images = is_image_set(self._config.name)
+        self._samples = samples
+        self.images = samples if is_images else None
         """The training images, uint8, (N, C, H, W); None for points."""
-        return self._samples if is_image_set(self._config.name) else None
-
-    @property
-    def points(self) -> Tensor | None:
+        self.points = None if is_images else samples
         """The user's own points that are trained on, in the units of their file, float64, (N, D);
         None for others."""
-        return None if is_image_set(self._config.name) else self._samples
-
-    @property
-    def count(self) -> int | None:
+        self.count = None if samples is None else len(samples)
         """Number of samples in the target, without mirrored ones; None: unlimited."""
-        return None if self._samples is None else len(self._samples)
 
     def source(self, *stream: str) -> Sampler:
         """Return a sampler of mu0 with a random stream of its own."""
@@ -152,7 +148,7 @@ class Data:
 
     def _check(self) -> None:
         """Raise UserError if a file has changed that images are read from."""
-        if file_state(self._config) != self._file_state:
+        if self._target.file_state(self._config) != self._file_state:
             raise UserError(
                 f"{name_setting('data.path', self._config.path)}: has changed while it was used; "
                 "restore it and resume, or train a new run"
@@ -184,12 +180,8 @@ class Data:
         if not self._config.held_out:
             return self
         other = copy(self)
-        other._samples = self._target.load(self._config, self._seed, held_out=True)
+        other._hold(self._target.load(self._config, self._seed, held_out=True))
         return other
-
-    def in_units(self, samples: Tensor) -> Tensor:
-        """Return samples of networks in the units of :meth:`reference`.  (N, *shape)"""
-        return self._target.in_units(samples)
 
     def with_seed(self, seed: int) -> "Data":
         """Return the same data with the random streams of another seed."""

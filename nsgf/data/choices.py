@@ -8,10 +8,12 @@ from typing import Any
 from nsgf.config.schema import Config
 from nsgf.config.settings import SETTINGS, Layer, spread_optim
 from nsgf.config.values import format_value
-from nsgf.data import INSPECTORS
-from nsgf.data.own import read_found, split_rows
+from nsgf.data.own import inspect_points, read_found, split_rows
+from nsgf.data.own_images import inspect_images
 from nsgf.system.errors import UserError, suggest
 
+INSPECTORS = {"images": inspect_images, "points": inspect_points}
+"""Functions that fill ``data.found`` of a user's own data, by ``data.name``."""
 POOL_VALUES = 2**29
 """Largest number of values in a pool: 2 GiB in float32."""
 START_VALUES = 2**28

@@ -7,7 +7,7 @@ settings in configs/.
 import gzip
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +30,13 @@ class ImageSet(Target):
     name: str
     shape: tuple[int, int, int]
     """(C, H, W)."""
-    read_images: Callable[[DataConfig], Tensor]
-    """uint8, (N, C, H, W); may raise any exception."""
-    read_labels: Callable[[DataConfig], Tensor] | None = None
-    """Integers (N,) in [0, classes - 1], in the order of the images; may raise any exception."""
-    read_test: Callable[[DataConfig], Tensor] | None = None
-    """Test images, uint8, (N, C, H, W), if the set has some; may raise any exception."""
-    read_test_labels: Callable[[DataConfig], Tensor] | None = None
-    """Their labels, as ``read_labels``."""
+    read_images: Callable[[DataConfig, bool], Tensor]
+    """(config, held_out) -> training images, or test images, uint8, (N, C, H, W); may raise any
+    exception."""
+    read_labels: Callable[[DataConfig, bool], Tensor] | None = None
+    """Their classes: integers (N,) in [0, classes - 1]; may raise any exception."""
+    has_test: bool = False
+    """Whether there are test images."""
     class_names: tuple[str, ...] = ()
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """``root`` if the set reads files, ``download`` if they can be fetched."""
@@ -47,32 +46,25 @@ class ImageSet(Target):
             shape = (FAKE_IMAGES, *self.shape)
             generator = make_generator(seed, "fake")
             return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
-        return self.test_images(config) if held_out else self.images(config)
-
-    def from_units(self, samples: Tensor) -> Tensor:
-        """Return bytes as floats in [-1, 1]."""
-        return to_unit_range(samples) if samples.dtype == torch.uint8 else samples
-
-    def images(self, config: DataConfig) -> Tensor:
-        """Return the training images, uint8, (N, C, H, W); raise UserError if their files are
-        missing, damaged or of another shape."""
+        if held_out and not self.has_test:
+            return None
         with self._in_one_line(config):
-            images = self.read_images(config)
+            images = self.read_images(config, held_out)
             if images.shape[1:] != self.shape or images.dtype != torch.uint8 or not len(images):
                 what = f"{tuple(images.shape)} of {images.dtype}"
                 raise ValueError(f"images {what}, must be (N, {self.shape}) of torch.uint8")
         return images
 
-    def test_images(self, config: DataConfig) -> Tensor | None:
-        """Return the test images, as :meth:`images`; None if the set has none."""
-        return replace(self, read_images=self.read_test).images(config) if self.read_test else None
+    def from_units(self, samples: Tensor) -> Tensor:
+        """Return bytes as floats in [-1, 1]."""
+        return to_unit_range(samples) if samples.dtype == torch.uint8 else samples
 
-    def labels(self, config: DataConfig, count: int, *, test: bool = False) -> Tensor:
-        read = self.read_test_labels if test else self.read_labels
-        assert read is not None
+    def labels(self, config: DataConfig, count: int, *, held_out: bool = False) -> Tensor:
+        """Return the classes of the ``count`` samples of :meth:`load`, int64, (count,)."""
+        assert self.read_labels is not None
         classes = len(self.class_names)
         with self._in_one_line(config):
-            labels = read(config).long()
+            labels = self.read_labels(config, held_out).long()
             if labels.shape != (count,) or not set(labels.tolist()) <= set(range(classes)):
                 raise ValueError(f"labels are not {count} numbers from 0 to {classes - 1}")
         return labels
@@ -125,11 +117,12 @@ def _digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(grey).unsqueeze(1), torch.from_numpy(content.target)
 
 
-def _mnist(config: DataConfig, name: str) -> Tensor:
+def _mnist(config: DataConfig, held_out: bool, kind: str) -> Tensor:
     """Return the uint8 values of a file of MNIST, which may be compressed, and have the names and
     folders of common copies."""
     from torchvision.datasets import MNIST
 
+    name = f"{'t10k' if held_out else 'train'}-{kind}-ubyte"
     root = data_root(config)
     raw = root / "MNIST" / "raw"
     names = [one + end for one in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")]
@@ -147,7 +140,7 @@ def _mnist(config: DataConfig, name: str) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=4 + 4 * axes).view(shape)
 
 
-def _cifar10(config: DataConfig, train: bool = True) -> tuple[Tensor, Tensor]:
+def _cifar10(config: DataConfig, held_out: bool) -> tuple[Tensor, Tensor]:
     """Return torchvision's training or test set, uint8, (N, 3, 32, 32), and its labels, (N,).
     Torchvision compares the md5 sums of the files with the published ones before it unpickles
     them."""
@@ -155,7 +148,7 @@ def _cifar10(config: DataConfig, train: bool = True) -> tuple[Tensor, Tensor]:
 
     root = data_root(config)
     is_there = (root / CIFAR10.base_folder).exists()  # and would be replaced by a download
-    content = CIFAR10(root, train, download=config.download and not is_there)
+    content = CIFAR10(root, not held_out, download=config.download and not is_there)
     return torch.from_numpy(content.data).permute(0, 3, 1, 2), torch.tensor(content.targets)
 
 
@@ -163,28 +156,26 @@ IMAGE_SETS = (
     ImageSet(
         name="digits",
         shape=(1, 8, 8),
-        read_images=lambda _: _digits()[0],
-        read_labels=lambda _: _digits()[1],
+        read_images=lambda *_: _digits()[0],
+        read_labels=lambda *_: _digits()[1],
         class_names=DIGITS,
         uses=frozenset({"fake", "flip"}),
     ),
     ImageSet(
         name="mnist",
         shape=(1, 28, 28),
-        read_images=lambda config: _mnist(config, "train-images-idx3-ubyte").unsqueeze(1),
-        read_labels=lambda config: _mnist(config, "train-labels-idx1-ubyte"),
-        read_test=lambda config: _mnist(config, "t10k-images-idx3-ubyte").unsqueeze(1),
-        read_test_labels=lambda config: _mnist(config, "t10k-labels-idx1-ubyte"),
+        read_images=lambda config, held_out: _mnist(config, held_out, "images-idx3")[:, None],
+        read_labels=lambda config, held_out: _mnist(config, held_out, "labels-idx1"),
+        has_test=True,
         class_names=DIGITS,
         uses=frozenset({"root", "download", "fake", "flip"}),
     ),
     ImageSet(
         name="cifar10",
         shape=(3, 32, 32),
-        read_images=lambda config: _cifar10(config)[0],
-        read_labels=lambda config: _cifar10(config)[1],
-        read_test=lambda config: _cifar10(config, train=False)[0],
-        read_test_labels=lambda config: _cifar10(config, train=False)[1],
+        read_images=lambda *which: _cifar10(*which)[0],
+        read_labels=lambda *which: _cifar10(*which)[1],
+        has_test=True,
         class_names=(
             *("airplane", "automobile", "bird", "cat", "deer"),
             *("dog", "frog", "horse", "ship", "truck"),

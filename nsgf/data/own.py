@@ -48,7 +48,7 @@ class Found(NamedTuple):
     scale: list[float] | None = None
     """Standard deviation of each coordinate."""
     class_names: list[str] | None = None
-    """Names of the classes, which runs of earlier versions do not have."""
+    """Names of the classes."""
     broken: list[str] | None = None
     """Files that are left out, with ``data.skip_broken``."""
 
@@ -70,8 +70,7 @@ def read_found(config: DataConfig) -> Found:
         if (
             min(found.samples, *found.shape) > 0
             and len(found.shape) == axes
-            and found.classes in range(min(found.samples, 2**16) + 1)  # their names fit into memory
-            and len(found.class_names or range(found.classes)) == found.classes
+            and len(found.class_names or ()) == found.classes
             and all(len(part or ()) == found.shape[0] for part in columns)
         ):
             return found

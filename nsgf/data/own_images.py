@@ -213,6 +213,15 @@ def _usable(config: DataConfig) -> list[Path]:
     return find_images(data_path(config), broken or ())[0]
 
 
+class OwnImages(ImageSet):
+    """The images of ``data.path``."""
+
+    def file_state(self, config: DataConfig) -> tuple[int, float] | None:
+        file = data_path(config)
+        is_mapped = file.suffix.lower() == ".npy" and not config.held_out and file.exists()
+        return (file.stat().st_size, file.stat().st_mtime) if is_mapped else None
+
+
 def image_set(config: DataConfig) -> ImageSet:
     """Return the record of the images of ``data.path``, which follows from ``data.found``; raise
     UserError if ``data.size`` is another one."""
@@ -220,14 +229,13 @@ def image_set(config: DataConfig) -> ImageSet:
     channels, height, width = found.shape
     if config.size != height:
         raise UserError(f"data.size = {config.size}: must be {height} as when the run was begun")
-    return ImageSet(
+    return OwnImages(
         name=config.name,
         shape=(channels, height, width),
         read_images=read_images,
         read_labels=read_labels,
-        read_test=partial(read_images, held_out=True) if config.held_out else None,
-        read_test_labels=partial(read_labels, held_out=True),
-        class_names=tuple(map(str, found.class_names or range(found.classes))),
+        has_test=config.held_out > 0,
+        class_names=tuple(found.class_names or ()),
         uses=frozenset({"path", "size", "flip", "skip_broken", "held_out", "key"}),
     )
 
@@ -269,16 +277,6 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
         _decode(root, file, digest, partial(keep, place=places.get(number)))
     check_same_data(config, digest.hexdigest()[:12])
     return images
-
-
-def file_state(config: DataConfig) -> tuple[int, float] | None:
-    """Return size and time of the file that images may be mapped from; None: there is none. To read
-    beyond the end of a file that is shorter now would end the process."""
-    if config.name != "images" or config.held_out:
-        return None
-    file = data_path(config)
-    is_mapped = file.suffix.lower() == ".npy" and file.exists()
-    return (file.stat().st_size, file.stat().st_mtime) if is_mapped else None
 
 
 def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:

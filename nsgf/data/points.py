@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig
+from nsgf.config.schema import DataConfig, Shape
 
 
 class Target:
@@ -19,7 +19,7 @@ class Target:
 
     name: str
     """``data.name``."""
-    shape: tuple[int, ...]
+    shape: Shape
     """Shape of one sample."""
     uses: frozenset[str]
     """Settings of the section ``data`` that have an effect, besides ``name``."""
@@ -34,9 +34,10 @@ class Target:
         or damaged."""
         return None
 
-    def labels(self, config: DataConfig, count: int, *, test: bool = False) -> Tensor:
-        """Return the classes of the ``count`` training or test samples, int64, (count,)."""
-        raise NotImplementedError(self.name)
+    def file_state(self, config: DataConfig) -> tuple[int, float] | None:
+        """Return size and time of the file that samples are mapped from; None: there is none. To
+        read beyond the end of a file that is shorter now would end the process."""
+        return None
 
     def from_units(self, samples: Tensor) -> Tensor:
         """Return samples in the units of the data as networks see them.  (N, *shape)"""
@@ -54,11 +55,11 @@ class PointSet(Target):
     name: str
     draw: Callable[[int, torch.Generator], Tensor]
     """(n, generator) -> n independent points, float32, (n, D)."""
-    shape: tuple[int, ...] = (2,)
+    shape: Shape = (2,)
     uses: frozenset[str] = frozenset({"source"})
 
 
-def gaussian(shape: tuple[int, ...]) -> PointSet:
+def gaussian(shape: Shape) -> PointSet:
     """Return the standard Gaussian mu0."""
     return PointSet(
         "gaussian", lambda n, made_by: torch.randn((n, *shape), generator=made_by), shape

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from nsgf.config.schema import Shape
 from nsgf.data.points import TIMES, PointSet
 from nsgf.system.seeding import make_generator
 
@@ -25,7 +26,7 @@ DROPPED = 0.1
 class Sampler(ABC):
     """A seekable stream of samples of mu0 or mu*."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     position = 0
 
     @abstractmethod

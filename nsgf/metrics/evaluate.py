@@ -3,10 +3,9 @@
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from nsgf.data import Data, build_source, is_image_set
 from nsgf.data.images import to_unit_range
 from nsgf.metrics.distances import nearest_images, require_neighbours
 from nsgf.metrics.features import FeatureMetrics, FeatureNetwork, ImageNet, Inception
-from nsgf.metrics.measures import Measure, Space, compute, is_measure, measures_in
+from nsgf.metrics.measures import Measure, Space, Values, compute, is_measure, measures_in
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
@@ -25,9 +24,9 @@ from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import Samples, StraightFlow
 from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError
-from nsgf.system.files import ensure_writable, write_text
+from nsgf.system.files import Plain, ensure_writable, write_text
 from nsgf.system.hardware import pick_device
-from nsgf.system.output import show
+from nsgf.system.output import Log, show
 from nsgf.system.seeding import make_generator
 from nsgf.version import versions
 
@@ -44,7 +43,7 @@ NEAREST = 2048
 class Yardstick:
     """Computes the measures of one data set, each in its :data:`nsgf.metrics.measures.Space`."""
 
-    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, device: torch.device, log: Log) -> None:
         """Load the data and the network for features; ``log`` takes lines about the network. Raise
         UserError if data, a package or a weights file is missing or damaged."""
         self._config = config
@@ -86,12 +85,12 @@ class Yardstick:
 
     def distance(
         self, measures: Sequence[Measure], samples: Tensor | int, seed: int, draw: str, stream: str
-    ) -> dict[str, float]:
+    ) -> Values:
         """Return measures of values of samples (n, *shape), against as many real ones. A number of
         samples stands for new samples of the target: others, or of what is trained on if there is
         a held-out part. Their measures are the floors. The stream TUNE draws the real ones from
         what is trained on."""
-        found: dict[str, float] = {}
+        found: Values = {}
         data = self.data.with_seed(seed)
         measured = data if stream == TUNE else self.measured.with_seed(seed)
         for one in measures:
@@ -144,7 +143,7 @@ class Yardstick:
         seed: int,
         draw: int,
         stream: str = "compare",
-    ) -> dict[str, float]:
+    ) -> Values:
         """Return measures of samples (n, *shape) by key; None: of new samples of the target, as
         many as those of a trial. Points are compared with a draw of the target from ``stream``,
         images with the same real images in all draws: for the stream TUNE with others, with which
@@ -165,8 +164,8 @@ class Yardstick:
 
 
 def evaluate_run(
-    config: Config, run: RunFolder, log: Callable[[str], None] = show, world: World = ALONE
-) -> tuple[Path, dict[str, Any]]:
+    config: Config, run: RunFolder, log: Log = show, world: World = ALONE
+) -> tuple[Path, Plain]:
     """Measure a run and write ``metrics.json``, part by part.
 
     Batches of samples are saved until all measures are done. If the command is interrupted, repeat
@@ -207,7 +206,7 @@ def evaluate_run(
     samples = []
     for repeat in map(str, range(1 if is_images else REPEATS)):
         source = build_source(config.data, config.seed, "evaluate", repeat)
-        how: dict[str, Any] = {"keep": keep, "world": world, "folder": drawn / repeat}
+        how: Plain = {"keep": keep, "world": world, "folder": drawn / repeat}
         samples.append(generate(sampler, source, evaluation.num_samples, device, **how))
     file = folder / "metrics.json"
     if yardstick is None:
@@ -215,7 +214,7 @@ def evaluate_run(
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     # measures
-    metrics: dict[str, Any] = {
+    metrics: Plain = {
         "exp": config.exp,
         "method": config.method,
         "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
@@ -241,9 +240,7 @@ def evaluate_run(
     return file, metrics
 
 
-def measured_parts(
-    config: Config, yardstick: Yardstick, samples: list[Samples]
-) -> Iterator[dict[str, Any]]:
+def measured_parts(config: Config, yardstick: Yardstick, samples: list[Samples]) -> Iterator[Plain]:
     """Yield groups of measures for ``metrics.json``."""
     yield distances(config, yardstick, [part.x for part in samples]) | {"versions": versions()}
     images = yardstick.data.images
@@ -256,7 +253,7 @@ def measured_parts(
     if features and network:
         n = features.used(len(pixels))
         kind, _ = network.spaces[0]
-        found: dict[str, Any] = features.measure(pixels)
+        found: Plain = features.measure(pixels)
         splits = count_progress(range(network.splits), "floors of real images", "split")
         floors = [features.floor(n, split) for split in splits]
         for name in filter(is_measure, list(found)):
@@ -269,7 +266,7 @@ def measured_parts(
         }
 
 
-def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> dict[str, Any]:
+def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> Plain:
     """Return mean and spread, over the repetitions, of measures of values and of their floors, for
     example exact W2 to new target samples. For own points also return W2 of standardised columns,
     so that a column with large units does not dominate the result."""
@@ -283,14 +280,14 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> di
         for key in own:
             scores.setdefault(key, []).append(own[key])
             scores.setdefault(f"{key}_floor", []).append(floors[key])
-    found: dict[str, Any] = {}
+    found: Plain = {}
     for key, values in scores.items():
         found |= _mean_and_spread(key, values)
     n = min(config.evaluation.w2_samples, most)
     return found | {"w2_samples": n, "repeats": len(samples)}
 
 
-def nearest_real(config: Config, samples: Tensor, images: Tensor) -> dict[str, float]:
+def nearest_real(config: Config, samples: Tensor, images: Tensor) -> Values:
     """Return the mean distance from samples (N, C, H, W) to the nearest training image, and from
     training images to the nearest other one. At most NEAREST of each are used."""
     generator = make_generator(config.seed, "nearest")
@@ -305,5 +302,5 @@ def nearest_real(config: Config, samples: Tensor, images: Tensor) -> dict[str, f
     return found
 
 
-def _mean_and_spread(key: str, scores: list[float]) -> dict[str, float]:
+def _mean_and_spread(key: str, scores: list[float]) -> Values:
     return {key: float(np.mean(scores)), f"{key}_std": float(np.std(scores))}

@@ -11,7 +11,7 @@ cached features, which could run code.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from io import BytesIO
 from os.path import lexists
@@ -26,12 +26,13 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, class_labels, class_names, target_set
 from nsgf.data.images import to_bytes, to_colour
 from nsgf.metrics.distances import NEIGHBOURS, require_fidelity, require_neighbours
-from nsgf.metrics.measures import Measure, Space, compute, measure_of_classes, measures_in
+from nsgf.metrics.measures import Measure, Space, Values, compute, measure_of_classes, measures_in
 from nsgf.run import store
 from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.files import ensure_writable
+from nsgf.system.output import Log
 from nsgf.system.seeding import make_generator
 
 SIDE = 112
@@ -210,7 +211,7 @@ class FeatureMetrics:
         images: Tensor,
         out_dir: Path,
         device: torch.device,
-        log: Callable[[str], None],
+        log: Log,
         labels: Tensor | None = None,
     ) -> None:
         """
@@ -232,7 +233,7 @@ class FeatureMetrics:
         self._folder = ensure_writable(out_dir.expanduser() / ".features")
         is_published = network.is_published
         self._names = class_names(config) if labels is not None and not is_published else ()
-        test = None if config.fake else kind.test_images(config)
+        test = None if config.fake else kind.load(config, SEED, held_out=True)
         self._is_split = test is None
         part = "training"
         floors = images, torch.zeros(len(images)) if labels is None else labels
@@ -243,7 +244,7 @@ class FeatureMetrics:
             limit = None if is_published else MOST
             own = torch.zeros(len(test))
             if self._names:
-                own = kind.labels(config, len(test), test=True)
+                own = kind.labels(config, len(test), held_out=True)
             reference = test[:limit], own[:limit]
             if is_published and not config.held_out:
                 floors, reference = reference, floors
@@ -283,7 +284,7 @@ class FeatureMetrics:
 
     def measure(
         self, samples: Tensor, measures: Measures = None, *, is_tuning: bool = False
-    ) -> dict[str, float]:
+    ) -> Values:
         """Return measures (None: all) by key of the first :meth:`used` samples, against the
         reference; with ``is_tuning`` against images outside it.
 
@@ -297,7 +298,7 @@ class FeatureMetrics:
         real = self._tuning if is_tuning else self._reference
         return self._compare((features, labels), real, len(features), measures)
 
-    def floor(self, n: int, split: int, measures: Measures = None) -> dict[str, float]:
+    def floor(self, n: int, split: int, measures: Measures = None) -> Values:
         """Return the measures of real images in place of ``n`` samples, drawn at random for each
         ``split``: against the reference, or against the other half of a random split."""
         features, labels = self._real
@@ -309,15 +310,13 @@ class FeatureMetrics:
         return self._compare((features[order], labels[order]), reference, self.used(n), measures)
 
     @cached_property
-    def noise(self) -> dict[str, float]:
+    def noise(self) -> Values:
         """Measures of pure Gaussian noise, which show the scale of each."""
         shape = max(NOISE, 2 * len(self._names)), *self.rest.shape[1:]
         noise = torch.randn(shape, generator=make_generator(SEED, "noise"))
         return self.measure(noise, self.measures)
 
-    def _compare(
-        self, samples: Labelled, real: Labelled, n: int, measures: Measures
-    ) -> dict[str, float]:
+    def _compare(self, samples: Labelled, real: Labelled, n: int, measures: Measures) -> Values:
         """Return measures of the first ``n`` samples, and of the first n / K of each class."""
         require_neighbours(n)
         features, labels = samples

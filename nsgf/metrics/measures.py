@@ -19,6 +19,7 @@ from nsgf.metrics.distances import (
     subset_kernel_distance,
 )
 from nsgf.sinkhorn.exact import w2
+from nsgf.system.files import Plain
 
 Space = Literal["units", "standardised", "imagenet", "classes", "inception", "logits"]
 """What a measure compares: values in the units of the data; own points with standardised columns;
@@ -26,6 +27,9 @@ features of a network; these with the classes and the most samples of one; logit
 network."""
 Pairs = Mapping[Space, tuple[Any, Any]]
 """Samples (N, ...) and real data (M, ...) by space."""
+
+Values = dict[str, float]
+"""Values of measures by key."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,9 @@ def keys_of(measures: Sequence[Measure]) -> list[str]:
     return [key for measure in measures for key in measure.titles]
 
 
-def compute(measures: Sequence[Measure], pairs: Pairs) -> dict[str, float]:
+def compute(measures: Sequence[Measure], pairs: Pairs) -> Values:
     """Return the values of measures by key."""
-    found: dict[str, float] = {}
+    found: Values = {}
     for measure in measures:
         value = measure.compute(*pairs[measure.space])
         values = value if isinstance(value, Sequence) else [value]
@@ -154,7 +158,7 @@ def is_measure(key: str) -> bool:
     return name_of(key).endswith(("↓", "↑")) or key in FLOORS
 
 
-def describe(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+def describe(metrics: Plain) -> list[tuple[str, str, str]]:
     """Return key, value and floor of each line of ``metrics.json`` as text, with the spread over
     draws; the floor is empty for lines without one."""
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
@@ -170,7 +174,7 @@ def describe(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     return lines
 
 
-def _in_words(metrics: dict[str, Any], key: str) -> str:
+def _in_words(metrics: Plain, key: str) -> str:
     """Return a value, with its spread if it has one; empty if there is no such key."""
     if key not in metrics:
         return ""
@@ -183,7 +187,7 @@ def _in_words(metrics: dict[str, Any], key: str) -> str:
     return "not known" if value is None else str(value)
 
 
-def report(metrics: dict[str, Any]) -> list[str]:
+def report(metrics: Plain) -> list[str]:
     """Return the measures as aligned lines, with floors and without the versions."""
     lines = [(name_of(key), *texts) for key, *texts in describe(metrics) if key != "versions"]
     width = max((len(name) for name, *_ in lines), default=0)

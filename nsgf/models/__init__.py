@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import MLPConfig
+from nsgf.config.schema import MLPConfig, Shape
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
 """A caller's network, of which each phase trains a copy, or a function that makes one. It maps
@@ -36,7 +36,7 @@ class AffineStartNetwork(nn.Module):
     matrix: Tensor
     shift: Tensor
 
-    def __init__(self, network: nn.Module, shape: tuple[int, ...]) -> None:
+    def __init__(self, network: nn.Module, shape: Shape) -> None:
         """Start with the identity as the map. ``shape``: shape of one sample."""
         super().__init__()
         self.network = network
@@ -114,7 +114,7 @@ class TimePredictorCNN(nn.Module):
     """t_phi(x) for images (appendix of the paper): layers of 3x3 convolution, ReLU and 2x2 average
     pool, then a linear map and a sigmoid."""
 
-    def __init__(self, image_shape: tuple[int, ...], channels: list[int]) -> None:
+    def __init__(self, image_shape: Shape, channels: list[int]) -> None:
         """``image_shape``: (C, H, W); ``channels``: output channels of each convolution."""
         super().__init__()
         inputs, height, width = image_shape

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from nsgf.config.schema import UNetConfig
+from nsgf.config.schema import Shape, UNetConfig
 from nsgf.models import time_features
 
 GROUPS = 32
@@ -142,7 +142,7 @@ class UNet(nn.Module):
 
     def __init__(
         self,
-        image_shape: tuple[int, ...],
+        image_shape: Shape,
         config: UNetConfig,
         classes: int = 0,
         *,

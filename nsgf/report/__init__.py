@@ -21,12 +21,6 @@ def curves(run: RunFolder) -> dict[str, list[tuple[int, float, float]]]:
     return found
 
 
-def last_loss(run: RunFolder) -> float | None:
-    """Return the loss in the last line of the records."""
-    losses = [loss for _, _, loss, _ in read_lines(run.path / "metrics.jsonl", **RECORD)]
-    return losses[-1] if losses else None
-
-
 def progress_of(run: RunFolder, config: Config) -> str:
     """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run."""
     return ", ".join(

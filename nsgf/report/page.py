@@ -29,7 +29,7 @@ from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import UserError, list_names
-from nsgf.system.files import ensure_writable, read_object, replacing
+from nsgf.system.files import Plain, ensure_writable, read_object, replacing
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import format_bytes, show
 
@@ -46,7 +46,7 @@ class Album:
         the folder cannot be written."""
         self.folder = ensure_writable(folder)
         self._kinds = dict.fromkeys(("png", kind))
-        self.pictures: list[dict[str, Any]] = []
+        self.pictures: list[Plain] = []
         self.files: list[str] = []
 
     def draw(self, name: str, figure: Any, title: str, text: str) -> None:
@@ -221,7 +221,7 @@ def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
     return rows
 
 
-def measure_rows(config: Config, metrics: dict[str, Any]) -> list[tuple[str, ...]]:
+def measure_rows(config: Config, metrics: Plain) -> list[tuple[str, ...]]:
     """Return name, value, floor and the paper's figure of each measure of ``nsgf evaluate``."""
     reported = {} if config.data.fake else REPORTED
     return [

@@ -6,13 +6,14 @@ header has phase, step, configuration and versions; its content is the state of 
 """
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nsgf.run import store
 from nsgf.system.errors import UserError, cause, is_memory_full, one_line, suggest
-from nsgf.system.files import COUNT, fields, link_or_copy, replacing, sync_folder
+from nsgf.system.files import COUNT, Plain, fields, link_or_copy, replacing, sync_folder
+from nsgf.system.output import Log
 from nsgf.version import versions
 
 FORMAT = 4
@@ -33,7 +34,7 @@ def unused_file(file: Path, name: str) -> Path:
     return free
 
 
-def save(file: Path, payload: dict[str, Any]) -> None:
+def save(file: Path, payload: Plain) -> None:
     """Write a checkpoint, and keep the previous one (:func:`previous_file`).
 
     At any time, one of the two files is a complete checkpoint. ``payload`` is nested dictionaries
@@ -64,7 +65,7 @@ def _original_error(error: BaseException) -> BaseException:
     return error
 
 
-def load(file: Path, *, only_header: bool = False) -> dict[str, Any]:
+def load(file: Path, *, only_header: bool = False) -> Plain:
     """Return the content of a checkpoint, on the CPU: tensors and plain values only. With
     ``only_header``, return phase, step, configuration and versions, without reading the weights.
 
@@ -123,7 +124,7 @@ def is_finite(payload: Mapping[str, Any]) -> bool:
     return not finite or bool(torch.stack(finite).all())  # one result to wait for, not many
 
 
-def load_good(file: Path, *, only_header: bool = False) -> tuple[dict[str, Any], str]:
+def load_good(file: Path, *, only_header: bool = False) -> tuple[Plain, str]:
     """Return the result of :func:`load` and a remark. Load the newest checkpoint, with an empty
     remark, or the previous one if the newest is damaged or missing. Change no file. Raise the error
     of the newest if neither can be read."""
@@ -142,12 +143,12 @@ def load_good(file: Path, *, only_header: bool = False) -> tuple[dict[str, Any],
     return found, f"; {file.name} is {state}, the previous one is used"
 
 
-def read_good_header(file: Path) -> dict[str, Any]:
+def read_good_header(file: Path) -> Plain:
     """Return the header of the newest readable checkpoint; see :func:`load_good`."""
     return load_good(file, only_header=True)[0]
 
 
-def restore_previous(file: Path, log: Callable[[str], None]) -> None:
+def restore_previous(file: Path, log: Log) -> None:
     """Replace a damaged or missing checkpoint by the previous one if it is valid, and log a line.
     Raise UserError if the system cannot read the newest one, or if it has a newer format."""
     try:
@@ -165,7 +166,7 @@ def restore_previous(file: Path, log: Callable[[str], None]) -> None:
     log(f"checkpoint {file.parent / remark.removeprefix('; ')}")
 
 
-def check_phase(file: Path, header: dict[str, Any], phase: str) -> None:
+def check_phase(file: Path, header: Plain, phase: str) -> None:
     """Raise UserError if a checkpoint belongs to another phase."""
     if header["phase"] != phase:
         raise UserError(f"checkpoint {file} is of phase {header['phase']}, not {phase}; remove it")

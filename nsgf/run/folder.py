@@ -12,17 +12,17 @@ import re
 import subprocess
 from collections.abc import Container
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
 from nsgf.config.files import FACTS_FILE, read_experiment
 from nsgf.config.schema import PHASE_NUMBERS, Config, DataConfig, PhaseName
-from nsgf.config.settings import FACTS, Layer, nest
+from nsgf.config.settings import FACTS, Layer, nest, sections_of
 from nsgf.config.values import dump_yaml
 from nsgf.run.checkpoint import (
     check_phase,
@@ -32,7 +32,7 @@ from nsgf.run.checkpoint import (
     unused_file,
 )
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.system.files import ensure_writable, read_object, sync_folder, write_text
+from nsgf.system.files import Plain, ensure_writable, read_object, sync_folder, write_text
 from nsgf.system.output import format_bytes
 from nsgf.version import versions
 
@@ -50,9 +50,9 @@ class Weights(NamedTuple):
     """The averaged weights of a phase's network."""
 
     file: Path
-    state: dict[str, Any]
+    state: Plain
     """Tensors by name."""
-    config: dict[str, Any]
+    config: Plain
     """Settings that they were trained with, by section."""
     progress: str
     """Updates done and configured when they were saved, e.g. ``300 of 100000``."""
@@ -121,7 +121,7 @@ class RunFolder:
         The new run is never older by name than an existing run, even if the clock went back. Raise
         UserError if the folder cannot be written."""
         base = ensure_writable(Path(config.out_dir).expanduser())
-        times = [time for time, _, _ in dated_folders(base, config.exp, config.smoke)]
+        times = map(itemgetter(0), dated_folders(base, config.exp, config.smoke))
         now = f"{datetime.now():%Y%m%d_%H%M%S}"
         stem = f"{folder_stem(config.exp, config.smoke)}-{max([now, *times])}"
         for number in count(1):
@@ -181,7 +181,7 @@ def results_folder(config: Config, run: RunFolder) -> Path:
 
 def dump_config(config: Config) -> str:
     """Return the configuration as YAML."""
-    return dump_yaml(asdict(config))
+    return dump_yaml(sections_of(config))
 
 
 def folder_stem(exp: str, smoke: bool) -> str:
@@ -206,7 +206,7 @@ def newest_run(
     settings. ``method`` None: any. Raise UserError if there is no such run."""
     out_dir = out_dir.expanduser()
     begun: list[RunFolder] = []
-    passed: list[str] = []
+    skipped = ""
     for _, _, path in reversed(dated_folders(out_dir, exp, smoke)):
         run = RunFolder(path)
         if not run.config_file.is_file():
@@ -215,7 +215,7 @@ def newest_run(
             check_links(path)
             settings = run.read_settings()
             if method not in (None, settings.get("method")):
-                continue
+                raise UserError(f"method {settings.get('method')}")
             begun.append(run)
             saved = [phase for phase in settings.get("phases", []) if run.has_checkpoint(phase)]
             if saved:
@@ -224,19 +224,15 @@ def newest_run(
                 raise UserError("no checkpoint")
         except (UserError, OSError) as error:
             why = cause(error) if isinstance(error, OSError) else str(error)
-            passed.append(f"{path.name} ({why.removeprefix(f'{path}: ')})")
+            skipped += f"; skipped {path.name} ({why.removeprefix(f'{path}: ')})"
             continue
-        return run, f"run {path}" + (f"; skipped: {', '.join(passed)}" if passed else "")
+        return run, f"run {path}{skipped}"
     if resume and begun:
         return begun[0], f"run {begun[0].path}"
-    of_method = f" with method {method}" if method else ""
-    unusable = f" can be used; skipped: {', '.join(passed)}" if passed else ""
     hint = "train one, or name its folder with --run DIR"
     if not smoke and dated_folders(out_dir, exp, True):
         hint = "add --smoke to use the smoke run, or train one"
-    raise UserError(
-        f"no run of {folder_stem(exp, smoke)}{of_method} in {out_dir}{unusable}: {hint}"
-    )
+    raise UserError(f"no run of {folder_stem(exp, smoke)} in {out_dir}{skipped}: {hint}")
 
 
 def check_links(folder: Path, home: Path | None = None) -> None:
@@ -287,6 +283,6 @@ def provenance() -> dict[str, object]:
         "processor": platform.processor() or platform.machine(),
         "cores": available_cores(),
         "memory": format_bytes(psutil.virtual_memory().total),
-        "cards": [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())],
+        "cards": [*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))],
     }
     return {**versions(), "commit": commit, "machine": machine}

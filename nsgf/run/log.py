@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class RunLog:
+class RunLog(AbstractContextManager["RunLog"]):
     """Write the log and the records of a run folder; a context manager."""
 
     folder: Path
@@ -29,9 +29,6 @@ class RunLog:
     """Whether to write nothing, as in all processes except the first."""
     tracker: "Tracker | None" = None
     """Also receives records and pictures; None after it failed."""
-
-    def __enter__(self) -> "RunLog":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failed = kind is not None and not issubclass(kind, Stopped)

@@ -3,15 +3,18 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tqdm.auto import tqdm
 
-from nsgf.system.output import format_hours, show_error
+from nsgf.system.output import Log, format_hours, show_error
 
 LINE_SECONDS = 30.0
 DRAW_SECONDS = 0.2
+LOST = (OSError, ValueError)
+"""Errors of a terminal that is gone."""
 
 Item = TypeVar("Item")
 
@@ -25,7 +28,7 @@ def is_terminal() -> bool:
 
 
 @dataclass
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Count units of work and show progress; a context manager that prints the last line."""
 
     title: str
@@ -35,7 +38,7 @@ class Progress:
     unit: str
     done: int = 0
     """Number of finished units."""
-    line: Callable[[str], None] | None = None
+    line: Log | None = None
     """Gets a line every LINE_SECONDS, and after the first and last unit. None: print lines to
     stderr if there is no bar; short work prints none."""
     shown: bool = True
@@ -59,13 +62,11 @@ class Progress:
             disable=not (self.shown and is_terminal()),
         )
 
-    def __enter__(self) -> "Progress":
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self.done > self._last and (self.line or self._is_begun):
             self._write_line(time.monotonic())
-        self._draw(self._bar.close)
+        with suppress(*LOST):
+            self._bar.close()
 
     def update(self, count: int = 1, loss: float | None = None) -> None:
         """Count finished units, and show ``loss``."""
@@ -73,16 +74,13 @@ class Progress:
         if loss is not None:
             self._loss = f", loss {loss:.4g}"
             self._bar.set_postfix_str(f"loss={loss:.4g}", refresh=False)
-        self._draw(lambda: self._bar.update(count))
+        try:
+            self._bar.update(count)
+        except LOST:
+            self._bar.disable = True
         now = time.monotonic()
         if now - self._last_at >= LINE_SECONDS or (self.line and not self._is_begun):
             self._write_line(now)
-
-    def _draw(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except (OSError, ValueError):  # the terminal is gone
-            self._bar.disable = True
 
     def _write_line(self, now: float) -> None:
         """Write a line: units, loss, units per second since the last line, time left."""

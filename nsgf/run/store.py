@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from nsgf.system.errors import one_line
-from nsgf.system.files import LARGEST_HEADER, parse_object, replacing
-from nsgf.system.output import show
+from nsgf.system.files import LARGEST_HEADER, Plain, parse_object, replacing
+from nsgf.system.output import Log, show
 
 if TYPE_CHECKING:
     from torch import Tensor  # takes seconds to load; headers can be read without torch
@@ -31,7 +31,7 @@ def fingerprint(tensor: "Tensor") -> str:
     return digest.hexdigest()[:12]
 
 
-def write(stream: Any, content: Any, header: dict[str, Any] | None = None) -> None:
+def write(stream: Any, content: Any, header: Plain | None = None) -> None:
     """Write tensors and plain values, and a header that can be read without them. torch raises
     RuntimeError if the disk is full."""
     import torch
@@ -42,7 +42,7 @@ def write(stream: Any, content: Any, header: dict[str, Any] | None = None) -> No
             archive.writestr(HEADER, json.dumps(header, allow_nan=False))
 
 
-def read_header(stream: BinaryIO) -> dict[str, Any]:
+def read_header(stream: BinaryIO) -> Plain:
     """Return the header of a file; raise KeyError without one, many types if it is damaged."""
     with zipfile.ZipFile(stream) as archive:
         return parse_object(archive.open(HEADER).read(LARGEST_HEADER))
@@ -60,7 +60,7 @@ def read(stream: BinaryIO) -> Any:
     return torch.load(stream, map_location="cpu", weights_only=True)
 
 
-def find(file: Path, check: Callable[[Any], T], log: Callable[[str], None] = show) -> T | None:
+def find(file: Path, check: Callable[[Any], T], log: Log = show) -> T | None:
     """Return the content of a file, converted by ``check``; None if there is no file. If reading or
     ``check`` raises any exception, log a line and return None."""
     if not lexists(file):
@@ -73,7 +73,7 @@ def find(file: Path, check: Callable[[Any], T], log: Callable[[str], None] = sho
         return None
 
 
-def keep(file: Path, content: Any, log: Callable[[str], None] = show) -> bool:
+def keep(file: Path, content: Any, log: Log = show) -> bool:
     """Save tensors and plain values; if that is not possible, log a line and return False."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

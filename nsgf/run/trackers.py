@@ -7,9 +7,6 @@ fails does not end a run.
 import os
 import re
 import uuid
-from collections.abc import Callable
-from dataclasses import asdict
-from importlib.util import find_spec
 from os.path import lexists
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,11 @@ import numpy as np
 from PIL import Image
 
 from nsgf.config.schema import OF_PHASES, Config
+from nsgf.config.settings import sections_of
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError, one_line
-from nsgf.system.files import write_text
+from nsgf.system.files import Plain, write_text
+from nsgf.system.output import Log
 
 INIT_SECONDS = 15.0
 """Longest wait for the W&B server."""
@@ -30,19 +29,10 @@ WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
 """Files of the working directory that wandb prefers to the user's own settings."""
 
 
-def require_tracker(config: Config) -> None:
-    """Raise UserError if the tracker's package is not installed."""
-    name = config.tracking.tracker
-    if name == "tensorboard" and find_spec(name) is None:
-        raise UserError(f"tracking.tracker = {name}: needs {name}; pip install {name}, or use none")
-
-
-def open_tracker(config: Config, run: RunFolder, log: Callable[[str], None]) -> "Tracker | None":
+def open_tracker(config: Config, run: RunFolder, log: Log) -> "Tracker | None":
     """Return a tracker for a run folder, which continues its earlier records, and log a line; None
-    if nothing is tracked or the tracker failed."""
+    if the tracker failed."""
     name = config.tracking.tracker
-    if name == "none":
-        return None
     try:
         kind = TensorBoardTracker if name == "tensorboard" else WandbTracker
         tracker = kind(config, run)
@@ -70,10 +60,10 @@ class TensorBoardTracker:
         self._folder = run.path / "tensorboard"
         self.place = f"show it with: tensorboard --logdir {self._folder}"
         """Where the records are, for the log."""
-        self._writers: dict[str, Any] = {}
+        self._writers: Plain = {}
         self._steps: dict[str, int] = {}
 
-    def record(self, values: dict[str, Any]) -> None:
+    def record(self, values: Plain) -> None:
         """Write the numbers of a record of metrics.jsonl or costs.jsonl at once."""
         phase = values["phase"]
         step = values["step"]
@@ -138,7 +128,7 @@ class WandbTracker:
             group=env.get("WANDB_RUN_GROUP", config.exp),
             id=run_id(run),
             resume="allow",
-            config=asdict(config),
+            config=sections_of(config),
             allow_val_change=True,  # a resumed run may train longer
             dir=str(run.path),
             settings=wandb.Settings(
@@ -158,7 +148,7 @@ class WandbTracker:
             self._run.define_metric(f"{phase}/step")
             self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
 
-    def record(self, values: dict[str, Any]) -> None:
+    def record(self, values: Plain) -> None:
         """Log a record under its phase: ``nsgf/loss``, ..."""
         phase = values["phase"]
         self._run.log({f"{phase}/{key}": value for key, value in values.items() if key != "phase"})

@@ -18,6 +18,8 @@ import psutil
 
 from nsgf.system.errors import UserError, cause, suggest
 
+Plain = dict[str, Any]
+"""Plain values by name: an object of JSON, or a section of YAML."""
 OLD_SECONDS = 86400.0
 """Time after which a temporary file of another machine is a leftover."""
 

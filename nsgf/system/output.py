@@ -6,11 +6,14 @@ does not import torch, so that --help is fast.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TextIO
 
 from nsgf.system.errors import printable
+
+Log = Callable[[str], None]
+"""Takes a line for the user."""
 
 
 def show(text: str, stream: TextIO | None = None) -> None:

@@ -361,7 +361,7 @@ def test_newest_run_of_a_method_is_found(tiny):
         parse(["sample", *where])
     assert parse(["train", *where, "--resume-phase", "2"]).config.model == tiny.model
     assert parse(["train", *where]).run is None
-    with pytest.raises(UserError, match="otcfm"):
+    with pytest.raises(UserError, match=r"no run of 2d .*\(method nsgf\+\+\).*\(method nsgf\)"):
         parse(["sample", *where, "--method", "otcfm"])
 
 

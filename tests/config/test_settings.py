@@ -39,9 +39,9 @@ def test_facts_must_agree_and_missing_settings_count_as_defaults():
     now = change(now, {"data.found": {"samples": 3}, "model.network": "Mine"})
     frozen = ["sinkhorn", "model.unet.channels", "data", "model.network"]
     assert find_contradictions(saved, now, frozen) == [
+        "data.found: the checkpoint has {}, this command {'samples': 3}",
         "sinkhorn.target_batch: the checkpoint has None, this command 9",
         "model.unet.channels: the checkpoint has 32, this command 64",
-        "data.found: the checkpoint has {}, this command {'samples': 3}",
         "model.network: the checkpoint has None, this command Mine",
     ]
 

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import INSPECTORS
+from nsgf.data.choices import INSPECTORS
 
 
 def write_images(

@@ -28,7 +28,7 @@ CIFAR10_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batc
 
 
 def images(name, root, download=False) -> torch.Tensor:
-    return DATA_SETS[name].images(DataConfig(name=name, root=str(root), download=download))
+    return DATA_SETS[name].load(DataConfig(name=name, root=str(root), download=download), 0)
 
 
 def labels(name, root, download=False) -> torch.Tensor:
@@ -103,9 +103,10 @@ def test_cifar10_is_read_batch_after_batch_and_test_images_from_other_files(
     assert np.array_equal(pixels.numpy(), COLOUR)
     assert labels("cifar10", tmp_path).tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
     for name, expected in {"mnist": GREY[::-1, None], "cifar10": COLOUR[:2]}.items():
-        found = DATA_SETS[name].test_images(DataConfig(name=name, root=str(tmp_path)))
+        config = DataConfig(name=name, root=str(tmp_path))
+        found = DATA_SETS[name].load(config, 0, held_out=True)
         assert np.array_equal(found.numpy(), expected)
-    assert DATA_SETS["digits"].test_images(DataConfig(name="digits")) is None
+    assert DATA_SETS["digits"].load(DataConfig(name="digits"), 0, held_out=True) is None
 
 
 @pytest.mark.parametrize("read", [images, labels])

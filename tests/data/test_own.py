@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from nsgf.config.schema import Config, DataConfig
-from nsgf.data import INSPECTORS, Data, target_set
-from nsgf.data.choices import choose_for_own_data
+from nsgf.data import Data, target_set
+from nsgf.data.choices import INSPECTORS, choose_for_own_data
 from nsgf.data.own import inspect_points, read_table, split_rows
 from nsgf.system.errors import UserError
 from tests.data.own_files import inspected, own_points, write_csv, write_images, write_points
@@ -56,7 +56,7 @@ def test_a_held_out_part_is_the_same_for_every_seed_and_not_trained_on(kind, tmp
         if name == "images":
             rows, found = whole.images, (one.images, one.measured().images)
             assert torch.equal(one.labels, whole.labels[trained])
-            tested = target_set(config).labels(config, 16, test=True)
+            tested = target_set(config).labels(config, 16, held_out=True)
             assert torch.equal(tested, whole.labels[held_out])
         else:
             found = (one.points, one.measured().points)

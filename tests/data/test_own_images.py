@@ -319,8 +319,6 @@ def test_subfolders_name_the_classes(tmp_path):
     words = replace(config, found={**config.found, "class_names": ["cat", "horse", "ship"]})
     known = {"horse": 1, "2": 2, 2: 2, "3": None, "-1": None}
     assert {label: class_number(words, label) for label in known} == known
-    earlier = {key: value for key, value in config.found.items() if key != "class_names"}
-    assert class_names(replace(config, found=earlier)) == ("0", "1", "2")
 
 
 def test_names_that_print_alike_are_two_classes(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from nsgf.config.schema import CompareConfig, DataConfig
-from nsgf.data import DATA_SETS, INSPECTORS, NOISE, Data, ImageSet, PointSet, is_image_set
+from nsgf.data import DATA_SETS, NOISE, Data, ImageSet, PointSet, is_image_set
+from nsgf.data.choices import INSPECTORS
 from nsgf.data.points import moons
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import make_generator
@@ -30,7 +31,7 @@ def test_configuration_and_records_name_the_same_sets():
 def own(monkeypatch) -> ImageSet:
     """A set of 30 images 4x4 without labels."""
     images = torch.arange(30 * 16).remainder(256).to(torch.uint8).view(30, 1, 4, 4)
-    record = ImageSet("own_set", (1, 4, 4), read_images=lambda config: images)
+    record = ImageSet("own_set", (1, 4, 4), read_images=lambda *_: images)
     monkeypatch.setitem(DATA_SETS, "own_set", record)
     return record
 
@@ -44,12 +45,12 @@ def own(monkeypatch) -> ImageSet:
 )
 def test_images_of_another_shape_or_type_are_refused(own, images):
     with pytest.raises(UserError, match=r"must be .* of torch\.uint8"):
-        replace(own, read_images=lambda config: images).images(DataConfig())
+        replace(own, read_images=lambda *_: images).load(DataConfig(), 0)
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 3], [-1, 0, 0], [0, 1], [[0], [1], [2]]])
 def test_labels_outside_of_the_classes_are_refused(own, labels):
-    other = replace(own, class_names=(*"abc",), read_labels=lambda config: torch.tensor(labels))
+    other = replace(own, class_names=(*"abc",), read_labels=lambda *_: torch.tensor(labels))
     with pytest.raises(UserError, match="0 to 2"):
         other.labels(DataConfig(), 3)
 

@@ -25,7 +25,7 @@ WITHIN_CLASS = 2e7
 
 @pytest.fixture(scope="module")
 def images() -> torch.Tensor:
-    return DATA_SETS["digits"].images(CONFIG)
+    return DATA_SETS["digits"].load(CONFIG, 0)
 
 
 class Pixels(ImageNet):
@@ -202,9 +202,9 @@ def test_test_images_are_the_reference_of_a_set_that_has_some(
     labels = DATA_SETS["digits"].labels(CONFIG, 1797)
     kind = replace(
         DATA_SETS["digits"],
-        read_images=lambda _: images[:1200],
-        read_test=lambda _: images[1200:],
-        read_test_labels=lambda _: labels[1200:],
+        read_images=lambda _, held_out: images[1200:] if held_out else images[:1200],
+        read_labels=lambda _, held_out: labels[1200:] if held_out else labels[:1200],
+        has_test=True,
     )
     monkeypatch.setitem(DATA_SETS, "digits", kind)
     metrics = FeatureMetrics(Pixels(), CONFIG, images[:1200], tmp_path, CPU, lambda _: None)
@@ -239,7 +239,7 @@ def test_published_figures_compare_all_samples_with_all_training_images(
     part, which is the reference then."""
     record = DATA_SETS["digits"]
     test = None if kind == "train" else images[1200:]
-    record = replace(record, read_test=None if test is None else lambda _: test)
+    record = replace(record, read_images=lambda *_: test, has_test=test is not None)
     monkeypatch.setitem(DATA_SETS, "digits", record)
     config = replace(CONFIG, held_out=0.5 if kind == "held out" else 0.0)
     train = images if test is None else images[:1200]

@@ -174,7 +174,7 @@ def test_runs_that_cannot_be_used_are_passed_over_by_name(usable, tiny):
     for resume in (False, True):
         run, line = newest_run(out_dir, "2d", resume=resume)
         assert run.path == usable.path
-        assert line.startswith(f"run {usable.path}; skipped: {damaged.name} (")
+        assert line.startswith(f"run {usable.path}; skipped {damaged.name} (")
         assert f"{wrong.parent.name} (" in line
         assert f"{empty.name} (no checkpoint)" in line
     (empty / "pool").mkdir()

@@ -10,11 +10,11 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from nsgf import resolve
 from nsgf.cli import main
 from nsgf.config.files import read_experiment
 from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
 from nsgf.experiment import train
-from nsgf.run import trackers
 from nsgf.run.folder import RunFolder
 from nsgf.run.trackers import open_tracker, run_id
 from nsgf.system.errors import UserError
@@ -28,18 +28,21 @@ def tracked(config: Config, tracker: str) -> Config:
 # --- the choice ---------------------------------------------------------------------------------
 
 
-def test_missing_package_is_refused_before_anything_is_written(tiny, monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"tracking\.tracker = tensorboard"):
-        train(tracked(tiny, "tensorboard"))
-    assert not Path(tiny.out_dir).exists()
+def test_missing_package_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(resolve, "find_spec", lambda _: None)
+    file = tmp_path / "own.yaml"
+    file.write_text("exp: 2d\ntracking: {tracker: tensorboard}")
+    for command in ("train", "compare"):
+        assert main([command, f"--config={file}", "--smoke", f"--out-dir={tmp_path / 'runs'}"]) == 2
+        assert "tracking.tracker = tensorboard" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_resumed_run_needs_the_package_only_if_the_command_names_it(tiny, monkeypatch, capsys):
     """The run's settings may come from another machine."""
     run = train(replace(tiny, phases=["nsgf"]))
     run.write_config(tracked(tiny, "tensorboard"))
-    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    monkeypatch.setattr(resolve, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     argv = ["train", "--run", str(run.path), "--resume"]
     assert main([*argv, "--tracker", "tensorboard"]) == 2
