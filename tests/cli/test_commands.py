@@ -162,18 +162,14 @@ def test_errors_of_a_command_have_their_exit_code(command, error, code, told, mo
     assert text.count("\n") == 1 or code == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "told"), [("Connection closed by peer", "gone"), ("Timed out waiting", "silent")]
-)
-def test_process_that_waits_for_one_that_is_gone_reports_no_bug(
-    words, told, monkeypatch, capsys, launch
-):
+@pytest.mark.parametrize("words", ["Connection closed by peer", "Timed out waiting"])
+def test_process_that_waits_for_one_that_is_gone_reports_no_bug(words, monkeypatch, capsys, launch):
     lost = RuntimeError(f"[/gloo/transport/tcp/pair.cc:561] {words}")
     monkeypatch.setitem(ACTIONS, "train", mock.Mock(side_effect=lost))
     launch()
     assert main(["train", "--exp", "2d", "--device=cpu"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"nsgf: error (process 1): another process is {told}")
+    assert error.startswith(f"nsgf: error (process 1): another process is gone or silent")
     assert error.count("\n") == 1
 
 
