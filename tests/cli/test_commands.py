@@ -169,7 +169,7 @@ def test_process_that_waits_for_one_that_is_gone_reports_no_bug(words, monkeypat
     launch()
     assert main(["train", "--exp", "2d", "--device=cpu"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"nsgf: error (process 1): another process is gone or silent")
+    assert error.startswith("nsgf: error (process 1): another process is gone or silent")
     assert error.count("\n") == 1
 
 
