@@ -14,7 +14,6 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
-from nsgf.run import checkpoint
 from nsgf.samples import preview_samples, sample_run
 from nsgf.sampling.generate import generate
 from nsgf.share import export_run
@@ -101,17 +100,6 @@ def test_measures_and_previews_have_all_classes(told_run, monkeypatch):
     parts = preview_samples(many, run, phase, data, CPU)
     whole = preview_samples(sampled(many, batch_size=16), run, phase, data, CPU)
     torch.testing.assert_close(parts, whole)
-
-
-def test_checkpoint_of_a_version_without_classes_fits(small, small_run):
-    file = small_run.checkpoint_file("nsgf")
-    payload = checkpoint.load(file)
-    for section, names in (("data", ["conditional"]), ("sampling", ["label", "guidance"])):
-        for name in names:
-            del payload["config"][section][name]
-    checkpoint.save(file, payload)
-    sampler, _ = load_sampler(small, small_run, CPU)
-    assert sampler(torch.randn(2, 2)).labels is None
 
 
 @pytest.mark.e2e

@@ -9,17 +9,15 @@ import torch
 from PIL import Image
 
 from nsgf.config.schema import OF_PHASES, Config, DataConfig
-from nsgf.data import Data, build_source, in_units
+from nsgf.data import Data, in_units
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import get_phase, load_sampler
+from nsgf.phases import get_phase
 from nsgf.phases.base import load_network
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder, results_folder
-from nsgf.samples import _write_output, changed_settings, part_of_way, preview_samples, sample_run
-from nsgf.sampling.generate import generate
+from nsgf.samples import _write_output, changed_settings, part_of_way, sample_run
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -35,33 +33,6 @@ def test_points_are_sampled_to_files(small, small_run):
     saved = np.load(small_run.samples / "samples.npz", allow_pickle=False)
     assert (saved["x"].shape, saved["tau"].shape, saved["nfe"]) == ((20, 2), (20,), 8)
     assert {path.name for path in small_run.samples.iterdir()} == {"samples.npz", "trajectory.png"}
-
-
-def test_batches_do_not_change_the_samples(small, small_run):
-    def drawn(size):
-        config = replace(small, sampling=replace(small.sampling, batch_size=size))
-        sampler, _ = load_sampler(config, small_run, CPU)
-        return generate(sampler, build_source(small.data, 0, "x"), 20, CPU)
-
-    whole, parts = drawn(20), drawn(7)
-    torch.testing.assert_close(whole.x, parts.x)
-    torch.testing.assert_close(whole.tau, parts.tau)
-    assert whole.nfe == parts.nfe == 8
-
-
-def test_a_fixed_time_needs_no_predictor(small, small_run):
-    fixed = replace(small, sampling=replace(small.sampling, tau=0.25, solver="heun"))
-    file = small_run.checkpoint_file("predictor")
-    file.unlink()
-    previous_file(file).unlink(missing_ok=True)
-    (line, *_) = sample_run(fixed, small_run)
-    assert "NFE 11, after updates: nsgf 12 of 12, nsf 12 of 12" in line  # 3 + 2 x 4
-    saved = np.load(small_run.samples / "samples-tau0.25-solver_heun.npz")
-    assert (saved["tau"] == 0.25).all()
-    _, found = evaluate_run(fixed, small_run)
-    assert (found["nfe"], found["expected_nfe"], found["solver"]) == (11, 11, "heun")
-    assert set(found["updates"]) == {"nsgf", "nsf"}
-    assert list(load_sampler(small, small_run, CPU)[1]) == ["nsgf"]
 
 
 def test_unfinished_networks_and_earlier_checkpoints_are_named(small, small_run):
@@ -290,37 +261,6 @@ def test_every_phase_leaves_its_picture_and_trains_the_same(pictured_config, tin
         for part in ("model", "ema", "optimizer", "step", "window"):
             torch.testing.assert_close(shown[part], without[part], rtol=0, atol=0)
     assert not tiny_run.samples.exists()
-
-
-@pytest.mark.parametrize("source", ["prior", "nsgf"])
-def test_phase_2_shows_the_whole_straight_flow_from_where_its_lines_start(
-    pictured_config, data, source
-):
-    config = replace(pictured_config, nsf=replace(pictured_config.nsf, source=source))
-    run = train(replace(config, train=replace(config.train, preview=False)))
-    trained = networks(config, run)
-    x = data.source("preview").sample(2048)
-    if source == "nsgf":
-        x = preview_samples(config, run, get_phase("nsgf"), data, CPU)
-    for step in range(4):
-        x = x + trained["nsf"](x, torch.full((2048,), step / 4)) / 4
-    torch.testing.assert_close(preview_samples(config, run, get_phase("nsf"), data, CPU), x)
-
-
-def test_phases_1_and_3_show_algorithms_2_and_4(pictured_config, tiny_run, data):
-    trained, x = networks(pictured_config, tiny_run), data.source("preview").sample(2048)
-    for step in range(3):
-        x = x + pictured_config.flow.eta * trained["nsgf"](x, torch.full((2048,), step / 3))
-    first, last = (
-        preview_samples(pictured_config, tiny_run, get_phase(phase), data, CPU)
-        for phase in ("nsgf", "predictor")
-    )
-    torch.testing.assert_close(first, x)
-    tau = trained["predictor"](x)
-    for step in range(4):
-        size = (1 - tau) / 4
-        x = x + size[:, None] * trained["nsf"](x, tau + step * size)
-    torch.testing.assert_close(last, x)
 
 
 @pytest.mark.parametrize(

@@ -249,21 +249,3 @@ def test_standardised_w2_does_not_depend_on_the_unit_of_a_column(tmp_path):
     assert found[1]["w2"] > 100 * found[0]["w2"]
     # from one point W2^2 is the mean square of the distances: variance + squared distance of means
     assert found[0]["w2_standardised"] == pytest.approx((2 * (1 + 0.25)) ** 0.5, rel=0.2)
-
-
-def test_own_points_are_measured_in_file_units_on_disjoint_halves(own_data, monkeypatch):
-    config = shipped("points", *own_data["points"])
-    data, compared = Data(config.data, config.seed), []
-    watch_w2(monkeypatch, lambda x, y: compared.append((x, y)) or 1.0)
-    samples = torch.randn(100, 3)
-    yardstick = Yardstick(config, torch.device("cpu"), print)
-    measured = evaluate.distances(config, yardstick, [samples, samples + 1, samples + 2])
-    assert measured["w2_samples"] == 20  # of 40
-    rows = {tuple(row) for row in data.points.tolist()}
-    own, floors = compared[0::4], compared[2::4]
-    assert all(torch.equal(x, samples[:20] + n) for n, (x, _) in enumerate(compared[1::4]))
-    for number, (x, y) in enumerate(own):
-        assert torch.equal(x, data.in_units(samples[:20] + number))
-        assert {tuple(row) for row in y.tolist()} < rows
-    for x, y in floors:
-        assert {tuple(row) for row in torch.cat([x, y]).tolist()} == rows

@@ -1,9 +1,7 @@
 """A run folder that is damaged, moved or killed between and during sessions."""
 
-import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +10,8 @@ from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import load_network
-from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
-from nsgf.run.folder import RunFolder
-from nsgf.samples import sample_run
 from tests.run.test_checkpoint import CPU
-from tests.run.test_folder import files_up_to
 from tests.test_experiment import assert_equal
 
 
@@ -55,43 +49,6 @@ def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
     file.unlink()
     assert main(["train", *argv, "--resume-phase", "2"]) == 0
     assert main(["sample", *argv, "--num-samples", "9"]) == 0
-
-
-def test_run_folder_may_be_moved(tiny, tiny_run, tmp_path):
-    moved = RunFolder(Path(shutil.move(tiny_run.path, tmp_path / "elsewhere")))
-    longer = replace(tiny, predictor=replace(tiny.predictor, iterations=14))
-    assert train(longer, moved).path == moved.path
-    assert checkpoint.load(moved.checkpoint_file("predictor"))["step"] == 14
-    sample_run(replace(tiny, out_dir=str(tmp_path)), moved)
-    assert (moved.samples / "samples.npz").exists()
-
-
-def test_full_disk_is_one_line_and_the_checkpoint_before_is_kept(tiny_run, capsys):
-    file = tiny_run.checkpoint_file("predictor")
-    before = file.read_bytes()
-    resumed = ["train", "--run", str(tiny_run.path), "--resume", "--predictor.iterations=20"]
-    with files_up_to(len(before) // 2):
-        assert main(resumed) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"nsgf: error: checkpoint {file} cannot be")
-    assert file.read_bytes() == before
-    assert not list(file.parent.glob("*.partial"))
-    assert main(resumed) == 0
-    assert checkpoint.load(file)["step"] == 20
-
-
-def test_folder_that_vanishes_while_training_is_one_line(tiny, monkeypatch, capsys):
-    run = RunFolder.create(tiny)
-    save = checkpoint.save
-
-    def vanishing(file, payload):
-        save(file, payload)
-        shutil.rmtree(run.path)
-
-    monkeypatch.setattr("nsgf.run.checkpoint.save", vanishing)
-    assert main(["train", "--run", str(run.path), "--resume"]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"nsgf: error: cannot use {run.path}/")
 
 
 TORTURE = Path(__file__).resolve().parents[2] / "scripts" / "torture.py"

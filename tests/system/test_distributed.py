@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -24,7 +23,6 @@ from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.lock import lock_folder
 from nsgf.system.distributed import World, join
 from nsgf.system.errors import UserError
 from nsgf.system.output import is_launched, launched_rank
@@ -205,45 +203,6 @@ def test_two_processes_measure_what_one_does(runs, tmp_path):
     assert not list((run / "samples").glob(".*"))
 
 
-@pytest.mark.e2e
-def test_three_processes_draw_the_images_that_one_does(digits_run, tmp_path):
-    """Two batches: one process has nothing to draw."""
-    words = ["sample", "--run", str(digits_run[1].path), "--sampling.batch_size=5"]
-    words.append("--sampling.solver=dopri5")
-    assert main([*words, f"--out-dir={tmp_path / 'one'}"]) == 0
-    done = torchrun(3, "-m", "nsgf", "--", *words, f"--out-dir={tmp_path / 'three'}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("9 samples, NFE") == 1
-    one, three = ([*(tmp_path / name).rglob("*.npz")] for name in ("one", "three"))
-    with np.load(one[0]) as alone, np.load(three[0]) as shared:
-        assert {*alone} == {"x", "tau", "nfe"}
-        for name, array in alone.items():
-            assert array.tobytes() == shared[name].tobytes()
-
-
-DYING = """
-import os, sys
-from nsgf.training.state import TrainState
-from nsgf.cli import main
-
-def dies(self, batch):
-    raise RuntimeError("this process is lost")
-
-if os.environ["RANK"] == "1":
-    TrainState.update = dies
-raise SystemExit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.e2e
-def test_process_that_dies_ends_the_job_with_its_error(tmp_path):
-    script = tmp_path / "dying.py"
-    script.write_text(DYING)
-    done = torchrun(2, str(script), "train", *FLAGS, f"--out-dir={tmp_path}")
-    assert done.returncode != 0
-    assert "this process is lost" in done.stderr
-
-
 def begun(folder: Path, words: str, *flags: str) -> tuple[subprocess.Popen, list[psutil.Process]]:
     """The torchrun of two processes and both of them, once their log has these words."""
     settings = {flag.partition("=")[0]: flag for flag in (*FLAGS, *flags)}.values()
@@ -291,19 +250,6 @@ def test_request_to_one_process_ends_the_work_before_the_first_update(tmp_path, 
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert re.search(r"stopped \(.*\), (pool: nothing kept|reflow: before its first step)", output)
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_processes_end_soon_after_a_torchrun_that_was_killed(tmp_path):
-    process, workers = begun(tmp_path, "nsgf: step", *LONG)
-    process.kill()
-    _, alive = psutil.wait_procs(workers, timeout=60)
-    assert not alive
-    process.communicate()
-    run = only_run(tmp_path)
-    with lock_folder(run.path):  # the lock is free
-        assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] > 0
 
 
 MANY = ("--nsgf.iterations=100000", "--train.checkpoint_every=20")
@@ -363,37 +309,3 @@ def test_process_that_is_silent_ends_the_other_in_one_line(tmp_path):
         second.send_signal(signal.SIGSTOP)
         first.send_signal(signal.SIGTERM)  # this request cannot be agreed on
         assert_ends_with_its_checkpoint(first, tmp_path)
-
-
-@pytest.fixture
-def two_machines():
-    """Two network namespaces with a link between them, and commands that run in them."""
-    names = [f"nsgf{os.getpid()}{side}" for side in "ab"]
-    commands = [
-        *(f"netns add {name}" for name in names),
-        f"-n {names[0]} link add link0 type veth peer name link0 netns {names[1]}",
-        *(f"-n {name} addr add 10.77.0.{n}/24 dev link0" for n, name in enumerate(names, 1)),
-        *(f"-n {name} link set {device} up" for name in names for device in ("lo", "link0")),
-    ]
-    try:
-        for command in commands:
-            done = subprocess.run(["ip", *command.split()], capture_output=True, check=False)
-            if done.returncode:
-                pytest.skip(f"no network namespaces: {done.stderr.decode()}")
-        yield names
-    except FileNotFoundError:
-        pytest.skip("no iproute2")
-    finally:
-        for name in names if shutil.which("ip") else ():
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_link_that_is_down_ends_both_machines_in_one_line(two_machines, tmp_path):
-    prefixes = [["ip", "netns", "exec", name] for name in two_machines]
-    with training_pair(tmp_path, "10.77.0.1", prefixes, GLOO_SOCKET_IFNAME="link0") as pair:
-        down = ["ip", "-n", two_machines[1], "link", "set", "link0", "down"]
-        subprocess.run(down, check=True)
-        for process in pair:
-            assert_ends_with_its_checkpoint(process, tmp_path)

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from nsgf.experiment import train
 from nsgf.system.output import show, show_error
 
 
@@ -18,13 +17,6 @@ def test_closed_pipe_ends_nothing(monkeypatch, name, say):
         for _ in range(2):
             say("x" * 100_000)
         stream.flush()
-
-
-def test_program_without_streams_trains(tiny, monkeypatch):
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(f"sys.{name}", None)
-    run = train(tiny)
-    assert "nsgf: done, " in (run.path / "log.txt").read_text()
 
 
 @pytest.mark.e2e
