@@ -169,7 +169,9 @@ def test_phases_that_use_nsgf_need_it_trained(tiny, settings, needed, previewed)
     config = replace(tiny, nsf=replace(tiny.nsf, **settings))
     found = {phase.name: names(phase.needs(config)) for phase in get_phases(PHASES)}
     assert {name: phases for name, phases in found.items() if phases} == needed
-    assert legs(find_preview(config, get_phase("nsf"))) == previewed
+    pictures = {"nsgf": STEPS, "nsf": previewed, "predictor": [*STEPS, *TIME, *STRAIGHT]}
+    for name, expected in pictures.items():
+        assert legs(find_preview(config, get_phase(name))) == expected
 
 
 FLOW = ("--seed=1", "--dataset=moons", "--model.mlp.width=7", "--sinkhorn.blur=2", "--flow.eta=0.1")
