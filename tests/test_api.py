@@ -121,19 +121,17 @@ def test_a_run_does_what_the_commands_do(small_run, tmp_path, monkeypatch):
             work(tmp_path / "x.html")
     with pytest.raises(UserError, match=r"^file = .*\.html"):
         run.report(tmp_path / "x.pdf")
-    with pytest.raises(UserError, match=r"^to .*out: is not empty"):
-        run.export(tmp_path / "out")
 
 
 def test_images_are_saved(small_run, tmp_path):
     run, images = nsgf.load(small_run.path), 2 * torch.rand(9, 3, 8, 8) - 1
     assert Image.open(run.save_images(tmp_path / "a.png", images)).size[0] > 24
-    no_images = [images[0, 0], images[:0], images.repeat(1, 2, 1, 1), [["a"]]]
-    no_images += [images.abs(), 255 * images.abs(), 2 * images, images / 0]
-    files = [("a.jpg", images), ("no/a.png", images)]
-    for file, wrong in (*files, *(("a.png", wrong) for wrong in no_images)):
-        with pytest.raises(UserError, match=r"samples|file"):
-            run.save_images(tmp_path / file, wrong)
+    no_images = [images[0, 0], images[:0], images.repeat(1, 2, 1, 1), images.abs(), 2 * images]
+    for wrong in (*no_images, images / 0):
+        with pytest.raises(UserError, match="samples"):
+            run.save_images(tmp_path / "a.png", wrong)
+    with pytest.raises(UserError, match="file"):
+        run.save_images(tmp_path / "a.jpg", images)
 
 
 def test_samples_are_shown(small_run, tmp_path, monkeypatch):
@@ -143,8 +141,6 @@ def test_samples_are_shown(small_run, tmp_path, monkeypatch):
     assert run.show(20, seed=0) != run.show(20, seed=1)
     with pytest.raises(UserError, match="images"):
         run.images(2)
-    with pytest.raises(UserError, match="nfe = 1"):
-        run.show(2, nfe=1)
     images = {channels: torch.rand(4, channels, 8, 8) * 2 - 1 for channels in (1, 3)}
     monkeypatch.setattr(nsgf.Run, "shape", (1, 8, 8))
     for given in images.values():
@@ -171,7 +167,6 @@ def test_a_run_is_opened_on_another_device(small_run):
         ({}, {"n": 4, "nfe": 2}, "nfe = 2: must be a whole number >= 3"),
         ({"sampling.solver": "dopri5"}, {"n": 4, "nfe": 10}, "nfe = 10: sampling.solver"),
         ({"sampling.stepz": 3}, {"n": 4}, "sampling.stepz"),
-        ({1: 3}, {"n": 4}, "1: unknown key"),
         ({"device": "tpu"}, {"n": 4}, "device = tpu"),
     ],
 )

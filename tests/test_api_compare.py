@@ -168,17 +168,15 @@ def test_images_are_drawn_as_bytes_or_as_floats():
         (lambda x, _: x[:3], {}, 'methods["mine"]: returned (3, 2) at nfe = 2'),
         (lambda x, _: x / 0, {}, 'methods["mine"]: returned (20, 2) at nfe = 2'),
         (lambda x, _: None, {}, 'methods["mine"]: '),
-        (torch.zeros(3), {}, 'methods["mine"]: must be'),
         (lambda x, _: 1 / 0, {}, 'methods["mine"]: ZeroDivisionError: division'),
         (print, {"name": "1-RF"}, 'methods["1-RF"]: must be a function'),
         *(
             (print, {"name": name}, f'methods["{" ".join(name.split())}"]: must be')
-            for name in ("nsgf", "floor", "a|b", "a\nb", "a" * 101)
+            for name in ("nsgf", "floor", "a|b", "a" * 101)
         ),
         (print, {"nfe": []}, "nfe = []"),
         (print, {"against": []}, "against = []"),
         (print, {"seeds": 0}, "seeds = 0"),
-        (print, {"dataset": "moon"}, "dataset = moon"),
     ],
 )
 def test_wrong_arguments_are_named_before_training(tmp_path, monkeypatch, draw, how, words):

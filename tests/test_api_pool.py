@@ -79,11 +79,8 @@ def test_problems_that_were_cut_off_warn_at_the_callers_line(monkeypatch):
     ("change", "words"),
     [
         ({"blur": 0}, "blur = 0.0: must be > 0"),
-        ({"steps": 2.5}, "steps = 2.5: must be an integer"),
-        ({"num_batches": None}, "num_batches = null"),
         ({"num_batches": 10**9}, "num_batches = 1000000000: the pool needs"),
         ({"schedule": "no"}, "schedule = no"),
-        ({"device": "tpu"}, "device = tpu"),
         ({"blur": 1e-9}, "smaller eta or a larger blur"),
         ({"source": torch.zeros(5, 3)}, "source has points of shape (3,)"),
         ({"source": torch.zeros(5)}, "source is (5,)"),

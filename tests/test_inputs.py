@@ -47,9 +47,7 @@ MASKED = np.ma.masked_less(POINTS.numpy(), -5)
     ("key", "data", "same"),
     [
         ("images", torch.from_numpy(FLOATS).bfloat16(), FLOATS),
-        ("images", FLOATS.astype(">f4"), FLOATS),
         ("images", FLOATS[:, :, :, ::-1], FLOATS[:, :, :, ::-1].copy()),
-        ("images", PIXELS[:, :, ::-1], PIXELS[:, :, ::-1].copy()),
         ("points", POINTS.bfloat16(), POINTS.bfloat16().double()),
         ("points", POINTS.numpy()[::-1].astype(">f8"), POINTS.flip(0)),
         ("points", np.ma.asarray(POINTS.numpy()), POINTS),
@@ -78,8 +76,6 @@ def test_a_run_of_tensors_is_the_run_of_their_file(tmp_path):
 @pytest.mark.parametrize(
     "convert",
     [
-        lambda frame: frame,
-        lambda frame: frame.convert_dtypes(),
         lambda frame: frame.astype({"weight": "category"}),
         lambda frame: frame.set_index(pd.date_range("2020", periods=40)),
         pl.from_pandas,
@@ -177,16 +173,16 @@ def test_data_may_be_a_place_and_the_first_argument(tmp_path, monkeypatch):
 
 def test_names_of_classes_may_be_objects():
     """As those of pandas."""
-    for names in (["b", "a"] * 20, np.array(["b", "a"] * 20, dtype=object)):
-        assert _arrays(PIXELS, names)["labels"].tolist() == ["b", "a"] * 20
-    for names in (pd.Series(["b", "a"] * 20, dtype="category"), pl.Series(["b", "a"] * 20)):
-        assert _arrays(PIXELS, names)["labels"].tolist() == ["b", "a"] * 20
+    words = ["b", "a"] * 20
+    series = pd.Series(words, dtype="category"), pl.Series(words)
+    for names in (words, np.array(words, dtype=object), *series):
+        assert _arrays(PIXELS, names)["labels"].tolist() == words
     for kind in ("Int64", "category", "int8"):
-        numbers = pd.Series([1, 0] * 20).astype(kind)
-        assert _arrays(PIXELS, numbers)["labels"].dtype == np.int64
-        assert _arrays(PIXELS, numbers)["labels"].tolist() == [1, 0] * 20
-    data = StackDataset(torch.from_numpy(PIXELS), ["b", "a"] * 20)
-    assert _arrays(data, None)["labels"].tolist() == ["b", "a"] * 20
+        labels = _arrays(PIXELS, pd.Series([1, 0] * 20).astype(kind))["labels"]
+        assert labels.dtype == np.int64
+        assert labels.tolist() == [1, 0] * 20
+    data = StackDataset(torch.from_numpy(PIXELS), words)
+    assert _arrays(data, None)["labels"].tolist() == words
 
 
 def test_labels_make_a_run_conditional(tmp_path):
@@ -203,16 +199,13 @@ def test_labels_make_a_run_conditional(tmp_path):
     [
         ({"data": POINTS, "exp": "images"}, "data: "),
         ({"data": POINTS, "exp": __file__}, "data: .*twice"),
-        ({"data": __file__, "exp": "2d"}, "data: "),
         ({"data": "nothing.csv"}, r"data = .*nothing\.csv: no such file"),
         *(({"exp": name}, rf"data = .*{end}: ") for name, end in MISSING.items()),
         ({"exp": "twod"}, "exp = twod: .*2d"),
         ({"data": "nothing", "labels": LABELS}, "labels: "),
-        ({"exp": "2d", "labels": [1]}, "labels: "),
         ({"data": POINTS.log()}, "data: row 1, coordinate 1"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": PIXELS[..., :3]}, r"data: .*8, 3\)"),
-        ({"data": PIXELS.repeat(5, 1)}, "data: .*C 1 to 4"),
         ({"data": PIXELS.astype(int)}, "data: .*int64"),
         ({"data": FLOATS * 1.002}, "data: .*-1.00.* to 1.00"),
         ({"data": np.where(PIXELS == 7, np.nan, FLOATS)}, "data: .*nan"),
@@ -225,13 +218,9 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": PIXELS, "labels": pd.Series([0, None] * 20, dtype="Int64")}, "labels: "),
         ({"data": DataLoader(TensorDataset(POINTS))}, r"data: DataLoader .*loader\.dataset"),
         ({"data": {"x": POINTS}}, "data: dict .*array"),
-        ({"data": [{"x": 1.0}] * 40}, "data: .*array"),
-        ({"data": StackDataset(x=POINTS)}, "data: .*array"),
         ({"data": StackDataset(PICTURES)}, "data: .*Image.*transform="),
-        ({"data": StackDataset(PICTURES, LABELS)}, "data: .*Image.*transform="),
         ({"data": StackDataset([torch.ones(1, n, 8) for n in range(40)])}, "data: .*transform="),
         ({"data": FRAME}, "data: row 1, kind"),
-        ({"data": FRAME.assign(kind=1j)}, "data: .*complex"),
         ({"data": FRAME[["height"]].mask(FRAME["height"] < -5)}, "data: row .*, height"),
         ({"data": pd.concat([FRAME, FRAME], axis=1)}, "data: .*height"),
         ({"data": FRAME, "overrides": {"data.columns": "1,weight"}}, r"data: data\.columns"),
@@ -247,7 +236,6 @@ def test_labels_make_a_run_conditional(tmp_path):
             for labels in (LABELS / 2, LABELS * 2, LABELS - 1, 0 * LABELS, torch.arange(40) % 5)
         ),
         ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*otcfm"),
-        ({"data": POINTS, "overrides": {"optim.lr": -1}}, "lr = -1"),
     ],
 )
 def test_wrong_data_are_refused_by_their_argument(how, key, tmp_path):
@@ -366,7 +354,7 @@ def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
     run.export(tmp_path / "out")
     for place in (folder, tmp_path / "out"):
         assert torch.equal(nsgf.load(place, network=MyUNet()).sample(5, seed=0), whole)
-        for other in (None, MyUNet(16), nn.Linear(1, 1), hooked(lambda x, t: (x.mul_(2), t))):
+        for other in (None, MyUNet(16), hooked(lambda x, t: (x.mul_(2), t))):
             with pytest.raises(UserError, match="network"):
                 nsgf.load(place, network=other)
 
@@ -470,7 +458,6 @@ def test_a_network_is_given_classes(tmp_path):
     [
         (MyUNet(classes=2), "network: fails with .*NoneType"),
         (nn.Conv2d(1, 1, 3), "network: fails"),
-        (lambda: MyUNet().up, "network: fails"),
         (TimeFirst(), r"network: .*forward\(t, x\) must be forward\(x, t\)"),
         (Flat(), r"network: .*returns \[2, 64\]"),
         (lambda x, t: x, "network: .*arguments"),
@@ -481,7 +468,6 @@ def test_a_network_is_given_classes(tmp_path):
         (hooked(lambda x, t: (x.mul_(2), t)), "network: .*changes its inputs"),
         (hooked(lambda x, t: (x, t.mul_(1000))), "network: .*changes its inputs"),
         (hooked(after=torch.Tensor.detach), "network: .*grad"),
-        (MyUNet().half(), "network: fails"),
         (with_buffer(torch.tensor([-torch.inf])), "network: .*mask is not finite"),
         (with_buffer(torch.zeros(1).expand(4)), "network: .*mask"),
     ],
@@ -490,8 +476,3 @@ def test_a_network_that_does_not_fit_is_refused(network, what, tmp_path):
     with pytest.raises(UserError, match=what):
         train_own(tmp_path, network)
     assert not list(tmp_path.glob("images-*"))
-
-
-def test_a_run_with_its_own_networks_takes_no_other(small_run):
-    with pytest.raises(UserError, match=r"model\.network"):
-        nsgf.load(small_run.path, network=MyUNet())

@@ -166,16 +166,18 @@ def test_bench_combines_the_values_that_it_varies(script):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("name", "words", "told"),
     [
-        ("train --exp 2d --batch-size 0", "nsgf.batch_size"),
-        ("memory --exp 2d --vary nsgf.batchsize=1,2", "--nsgf.batchsize"),
-        ("train --repeats 0", "--repeats"),
-        ("tables none.csv", "none.csv"),
+        ("bench", "train --exp 2d --batch-size 0", "nsgf.batch_size"),
+        ("bench", "memory --exp 2d --vary nsgf.batchsize=1,2", "--nsgf.batchsize"),
+        ("bench", "train --repeats 0", "--repeats"),
+        ("bench", "tables none.csv", "none.csv"),
     ],
 )
-def test_bench_refuses_in_one_line(run, words, told):
-    assert told in run("bench", *words.split(), code=2).splitlines()[-1]
+def test_scripts_refuse_in_one_line_before_any_work(name, words, told, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert told in run(name, *words.split(), code=2).splitlines()[-1]
+    assert not list(tmp_path.iterdir())
 
 
 HEAD = "target,method,seed,draw,nfe,calls,updates,train_seconds,sample_seconds,"

@@ -141,12 +141,9 @@ def test_layers_win_in_their_order(tmp_path):
     assert config.nsf.lr == Config().nsf.lr
     other = parse(["train", "--config", str(file), "--method=nsgf++"]).config
     assert (other.method, other.nsgf.clip_norm, other.nsgf.batch_size) == ("nsgf++", 1.0, 7)
-    file.write_text(
-        "exp: set\ndata: {name: moons}\n"
-        "methods: {own: {phases: [nsgf, nsf], nsf: {source: nsgf}}}\n"
-    )
+    file.write_text("exp: set\ndata: {name: moons}\nmethods: {own: {phases: [peer]}}\n")
     config = parse(["train", "--config", str(file), "--method=own"]).config
-    assert (config.method, config.phases) == ("own", ["nsgf", "nsf"])
+    assert (config.method, config.phases) == ("own", ["peer"])
 
 
 def test_file_starts_from_the_shipped_experiment_that_it_names(tmp_path):
@@ -254,36 +251,18 @@ def test_wrong_command_lines_end_in_one_line(command, flags, words, tmp_path, mo
 
 OTHERS = {  # flags of EDM, torchcfm and diffusers, ours, the same as a key; "": there is none
     "outdir": "--out-dir out_dir",
-    "duration": "--train-iters optim.iterations",
     "batch": "--batch-size optim.batch_size",
-    "batch-gpu": "--batch-size optim.batch_size",
     "cond": "--data.conditional data.conditional",
     "xflip": "--data.flip data.flip",
-    "fp16": "--precision train.precision",
-    "snap": "--train.checkpoint_every train.checkpoint_every",
-    "workers": "",
-    "arch": "",
-    "output_dir": "--out-dir out_dir",
-    "num_channel": "--model.unet.channels model.unet.channels",
-    "grad_clip": "--optim.clip_norm optim.clip_norm",
-    "total_steps": "--train-iters optim.iterations",
     "warmup": "--optim.warmup_steps optim.warmup_steps",
-    "save_step": "--train.checkpoint_every train.checkpoint_every",
     "integration_steps": "--sampling.straight_steps sampling.straight_steps",
-    "num_gen": "--num-samples sampling.num_samples",
-    "train_batch_size": "--batch-size optim.batch_size",
-    "max_train_steps": "--train-iters optim.iterations",
-    "mixed_precision": "--precision train.precision",
     "gradient_accumulation_steps": "--accumulate train.accumulate",
     "learning_rate": "--lr optim.lr",
     "resolution": "--data.size data.size",
-    "adam_weight_decay": "",
     "push_to_hub": "",
     # slips of the hand
     "batch_size": "--batch-size optim.batch_size or sinkhorn.batch_size or sampling.batch_size",
-    "train_iters": "--train-iters optim.iterations",
     "nsf.learning_rate": "--nsf.lr nsf.lr",
-    "nsgf.batchsize": "--nsgf.batch_size nsgf.batch_size",
     "epochs": "--train-iters optim.iterations",
     "gpu": "--device device",
     "n_samples": "--num-samples sampling.num_samples",
@@ -308,11 +287,8 @@ def test_settings_of_a_run_are_the_base_of_later_commands(tiny):
     run = RunFolder.create(tiny)
     request = parse(["sample", "--run", str(run.path), "--num-samples=3", "--steps=7"])
     config = request.config
-    assert (request.opened.path, config.model, config.sampling.num_samples) == (
-        run.path,
-        tiny.model,
-        3,
-    )
+    assert (request.opened.path, config.model) == (run.path, tiny.model)
+    assert config.sampling.num_samples == 3
     assert (config.flow.steps, config.sampling.nsgf_steps) == (tiny.flow.steps, 7)
 
 
@@ -357,8 +333,6 @@ def test_newest_run_of_a_method_is_found(tiny):
     request = parse(["train", *where, "--resume"])
     assert (request.opened.path, request.notes) == (second.path, [f"run {second.path}"])
     assert parse(["train", *where, "--resume", "--method", "nsgf"]).opened.path == first.path
-    with pytest.raises(UserError, match="no checkpoint"):
-        parse(["sample", *where])
     assert parse(["train", *where, "--resume-phase", "2"]).config.model == tiny.model
     assert parse(["train", *where]).run is None
     with pytest.raises(UserError, match=r"no run of 2d .*\(method nsgf\+\+\).*\(method nsgf\)"):
@@ -375,9 +349,6 @@ def test_smoke_selects_a_run_and_changes_no_setting_of_it(tiny):
         parse(["sample", "--run", str(run.path), "--smoke"])
     config = parse(["evaluate", "--run", str(smoke.path), "--smoke"]).config
     assert config == replace(tiny, smoke=True)
-    run.config_file.unlink()
-    with pytest.raises(UserError, match="no run of 2d in"):
-        parse(["sample", *where])
 
 
 def test_a_run_that_is_trained_further_stays_where_it_is(tiny, tmp_path):

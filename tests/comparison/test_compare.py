@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
 import pytest
 import torch
 
@@ -15,7 +14,6 @@ from nsgf.cli import main
 from nsgf.comparison import compare as engine
 from nsgf.comparison import read_rows, trials
 from nsgf.comparison.compare import Work, compare, comparison_plan
-from nsgf.comparison.tables import save_pictures
 from nsgf.comparison.trials import TITLES, Comparison
 from nsgf.metrics import measures
 from nsgf.metrics.evaluate import Yardstick
@@ -24,7 +22,7 @@ from nsgf.run.lock import lock_folder
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import in_folder
-from tests.conftest import STYLE, compared
+from tests.conftest import compared
 from tests.system.test_distributed import torchrun
 
 FLAGS = (
@@ -116,20 +114,14 @@ def test_other_nfe_are_measured_without_training(finished, tmp_path, monkeypatch
 
 def test_few_calls_are_measured_where_a_method_can_do_with_them(tmp_path, monkeypatch):
     """A method that has no other cells is not trained."""
-    monkeypatch.setattr(engine, "save_pictures", save_pictures)
     methods = "--compare.methods=[nsgf++,nsgf++h,onecall,nsgf]"
-    flags = ("--compare.nfe=[4,2,3]", "--compare.updates=[6]")
-    own = moons(tmp_path, methods, *flags)
+    own = moons(tmp_path, methods, "--compare.nfe=[4,2,3]", "--compare.updates=[6]")
     files, said = run(own)
     assert "trials: 3, measured: 0, updates in all: 18" in said[1]
     assert not list(own.folder.glob("moons/onecall*"))
     measured = [(row.method, row.nfe, row.calls) for row in read_rows(files[1]) if row.nfe]
     calls = {"nsgf++": (3, 4), "nsgf++h": (2, 3, 4), "nsgf": (2, 3, 4)}
     assert set(measured) == {(name, nfe, nfe) for name in calls for nfe in calls[name]}
-    picture = files[3].read_bytes()
-    with matplotlib.rc_context(STYLE):
-        save_pictures(own, torch.device("cpu"))
-    assert files[3].read_bytes() == picture
 
 
 def test_smoke_comparison_has_calls_for_every_method(tmp_path):
@@ -203,17 +195,6 @@ def test_samples_that_are_not_finite_are_diverged(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "generate", lambda *how: replace(real(*how), finite=False))
     files, _ = run(moons(tmp_path, "--compare.methods=[nsgf]"))
     assert "| NSGF | diverged |" in files[0].read_text()
-
-
-def test_time_of_training_is_told_once_for_each_method(tmp_path):
-    """Before it starts."""
-    flags = [flag for flag in FLAGS if flag != "--smoke" and "methods" not in flag]
-    tiny = ("--train-iters=3", "--batch-size=4", "--pool-batches=2", "--sinkhorn-batch=8")
-    methods = ("--compare.methods=[nsgf,1rf]", "--compare.seeds=2", "--compare.nfe=[1]")
-    _, said = run(in_folder(compared("2d", *flags, *tiny, *methods), tmp_path))
-    told = re.findall(r"compare: (.*): training takes about|(NFE) \d", "\n".join(said))
-    assert [name for name, _ in told if name] == ["NSGF", "1-RF"]
-    assert told[0] == ("NSGF", "")
 
 
 def test_stop_between_two_measures(comparison):

@@ -4,13 +4,12 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 from PIL import Image
 
 from nsgf.cli import main
 from nsgf.comparison.page import draw_quality, measured_rows, report_comparison
 from nsgf.comparison.tables import write_report
-from nsgf.comparison.trials import FLOOR, TITLES
+from nsgf.comparison.trials import FLOOR
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import COMPARISON, ROWS, in_folder, row
@@ -123,15 +122,6 @@ def test_lines_are_means_with_the_spread_over_seeds():
     _, means = line(panel, "I-CFM")
     np.testing.assert_allclose(means, [9.0, 0.6])
     np.testing.assert_allclose(spreads(panel, "I-CFM"), [0.0, np.std([0.5, 0.7], ddof=1)])
-
-
-def test_no_two_methods_look_alike():
-    (panel,) = draw_quality([row(name, 0, 1.0, nfe) for name in TITLES for nfe in (2, 10)]).axes
-    looks = [
-        (to_hex(one.get_color()), one.get_linestyle(), one.get_marker()) for one in panel.lines
-    ]
-    shown = [look[:2] for look in looks if look[2] not in ("None", "_", "|")]  # no ends of bars
-    assert len(set(shown)) == len(TITLES)
 
 
 def test_markers_stand_at_the_calls_that_were_made_and_diverged_samples_leave_a_gap():

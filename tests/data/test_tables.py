@@ -22,6 +22,9 @@ WHOLE = pd.DataFrame({"a": range(5, 25), "b": np.arange(20) ** 2 % 7})
 ODD = FRAME.set_axis(['say "x", y', "Größe\n (cm)"], axis=1)
 WIDE = FRAME.assign(kind=["a;b, c", "d"] * 10)
 EXTREMES = pd.DataFrame({"big": 2.0 ** np.arange(20) * 1e144, "small": 5e-324 * np.arange(1, 21)})
+BITS = WHOLE.assign(b=WHOLE["b"] > 3)
+CATEGORIES = WHOLE.astype("category")
+YEARS = FRAME.set_axis([2020, 2021], axis=1).set_axis(pd.date_range("2020", periods=20))
 LONG = pd.DataFrame({"id": 2**63 + np.arange(20, dtype="u8"), "part": np.arange(20) / 3})
 
 
@@ -50,54 +53,42 @@ def written(file: Path, frame: pd.DataFrame, **how) -> Path:
     return file
 
 
+FRAMES = {
+    ".csv": [EXACT, ODD, WHOLE, BITS, EXTREMES, LONG, FRAME.convert_dtypes(), CATEGORIES],
+    ".parquet": [EXACT, ODD, WHOLE.astype("Int64"), BITS, EXTREMES, LONG, CATEGORIES, YEARS],
+    ".xlsx": [FRAME, ODD, WHOLE, BITS, FRAME[["weight"]]],
+}
+WRITTEN = [  # options of pandas, names that are found if they are not those of the frame
+    ({"sep": ";"}, None),
+    ({"sep": "\t"}, None),
+    ({"header": False}, UNNAMED),
+    ({"quoting": csv.QUOTE_ALL}, None),
+    ({"encoding": "utf-8-sig", "lineterminator": "\r\n"}, None),
+    ({"header": ["NA", "nan"]}, ("NA", "nan")),
+    ({"header": ["1_1", "1e5"]}, ("1_1", "1e5")),
+    ({"header": ["", "1"]}, ("coordinate 1", "1")),
+    ({"header": ["", ""]}, UNNAMED),
+]
+CASES = [(frame, suffix, {}, None) for suffix in FRAMES for frame in FRAMES[suffix]]
+CASES += [(FRAME, ".csv", *case) for case in WRITTEN]
+
+
 @pytest.mark.parametrize(
     ("frame", "suffix", "how", "names"),
     [
-        (EXACT, ".csv", {}, None),
-        (EXACT, ".parquet", {}, None),
-        (FRAME, ".csv", {"sep": ";"}, None),
-        (FRAME, ".csv", {"sep": "\t"}, None),
-        (FRAME, ".csv", {"header": False}, UNNAMED),
-        (FRAME, ".csv", {"quoting": csv.QUOTE_ALL}, None),
-        (FRAME, ".csv", {"encoding": "utf-8-sig", "lineterminator": "\r\n"}, None),
-        (FRAME, ".csv", {"header": ["NA", "nan"]}, ("NA", "nan")),
-        (FRAME, ".csv", {"header": ["1_1", "1e5"]}, ("1_1", "1e5")),
-        (FRAME, ".csv", {"header": ["", "1"]}, ("coordinate 1", "1")),
-        (FRAME, ".csv", {"header": ["", ""]}, UNNAMED),
+        *CASES,
         (FRAME, ".CSV", {}, None),
         (FRAME, ".tsv", {"sep": "\t"}, None),
         (FRAME, ".txt", {"sep": " "}, None),
         (FRAME, ".txt", {"sep": " ", "header": False}, UNNAMED),
-        (FRAME, ".xlsx", {}, None),
         (FRAME, ".xlsx", {"header": False}, UNNAMED),
-        (FRAME[["height"]].rename(columns={"height": "height (cm)"}), ".csv", {}, None),
-        (FRAME[["weight"]], ".xlsx", {}, None),
-        (FRAME.convert_dtypes(), ".csv", {}, None),
-        (FRAME.astype("float32"), ".parquet", {}, None),
-        (FRAME.set_axis(pd.date_range("2020", periods=20)), ".parquet", {}, None),
-        (WHOLE, ".csv", {}, None),
         (WHOLE, ".csv", {"float_format": "%.3e"}, None),
-        (WHOLE.astype("Int64"), ".parquet", {}, None),
-        (WHOLE.astype("category"), ".parquet", {}, None),
-        (WHOLE.astype("category"), ".csv", {}, None),
-        (WHOLE, ".xlsx", {}, None),
-        (WHOLE.assign(b=WHOLE["b"] > 3), ".csv", {}, None),
-        (WHOLE.assign(b=WHOLE["b"] > 3), ".xlsx", {}, None),
-        (WHOLE.assign(b=WHOLE["b"] > 3), ".parquet", {}, None),
-        (WHOLE.set_axis([2020, 2021], axis=1), ".parquet", {}, ("2020", "2021")),
-        (ODD, ".csv", {}, ('say "x", y', "Größe (cm)")),
-        (ODD, ".csv", {"sep": ";"}, ('say "x", y', "Größe (cm)")),
-        (ODD, ".parquet", {}, ('say "x", y', "Größe (cm)")),
-        (ODD, ".xlsx", {}, ('say "x", y', "Größe (cm)")),
-        (EXTREMES, ".csv", {}, None),
-        (EXTREMES, ".parquet", {}, None),
-        (LONG, ".csv", {}, None),
-        (LONG, ".parquet", {}, None),
+        (ODD, ".csv", {"sep": ";"}, None),
     ],
 )
 def test_tables_of_pandas_keep_their_values_and_names(frame, suffix, how, names, tmp_path):
     values, found = read(written(tmp_path / f"x{suffix}", frame, **how))
-    assert found == (names or tuple(frame.columns))
+    assert found == (names or tuple(" ".join(str(name).split()) for name in frame.columns))
     assert values.dtype == np.float64
     np.testing.assert_array_equal(values, frame.to_numpy(np.float64))
 
@@ -129,27 +120,19 @@ GAPS = [
     (with_cell(None).astype("float64"), "x.parquet", {}, "row 8, weight"),
     (with_cell(None).astype("Float64"), "x.parquet", {}, "row 8, weight"),
     (with_cell(None), "x.csv", {"na_rep": "NA"}, "line 9, weight"),
-    (with_cell(None, 0, FRAME[["height"]]), "x.csv", {}, "line 9, height"),
     (with_cell(None, 0, with_cell(None)), "x.csv", {}, "line 9, height"),
     (with_cell(None, 0, with_cell(None)), "x.csv", {"header": False}, "line 8, coordinate 1"),
-    (with_cell(None, 0, with_cell(None)), "x.xlsx", {}, "line 9, height"),
     (with_cell("oops"), "x.csv", {}, "line 9, weight"),
     (with_cell("oops"), "x.xlsx", {}, "line 9, weight"),
-    (with_cell(np.inf), "x.csv", {}, "line 9, weight"),
     (with_cell("1_000"), "x.csv", {}, "line 9, weight"),
     (with_cell("1,234.5"), "x.csv", {}, "line 9, weight.* 1234.5 for 1,234.5"),
     (FRAME, "x.csv", {"sep": ";", "decimal": ","}, "line 2, .* for .*1234,5"),
-    (FRAME, "x.tsv", {"sep": "\t", "decimal": ","}, "line 2, height"),
     (FRAME, "x.csv", {"decimal": ",", "quoting": csv.QUOTE_ALL}, "line 2, height"),
-    (WHOLE.assign(b=WHOLE["b"] * 1j), "x.csv", {}, "line 2, b"),
-    (WHOLE.assign(b=pd.date_range("2020", periods=20)), "x.csv", {}, "line 2, b"),
     (WHOLE.assign(b=pd.date_range("2020", periods=20)), "x.parquet", {}, "row 1, b"),
     (WHOLE.assign(b=pd.date_range("2020", periods=20)), "x.xlsx", {}, "line 2, b"),
-    (WHOLE.assign(b=pd.to_timedelta(range(20))), "x.parquet", {}, "row 1, b"),
     (WIDE, "x.csv", {}, "line 2, kind"),
     (WIDE.assign(kind=with_cell("a\nb", 2, WIDE)["kind"]), "x.csv", {}, "line 2, kind"),
     (ODD.assign(b=with_cell("oops")["weight"]), "x.csv", {}, "line 10, b"),
-    (ODD.assign(b=with_cell("oops")["weight"]), "x.xlsx", {}, "line 9, b"),
     (pd.concat({"one": FRAME}, axis=1), "x.csv", {}, "line 2, one"),
     (FRAME[:15], "x.csv", {}, "16"),
     (FRAME[:0], "x.xlsx", {}, "x.xlsx"),
@@ -257,8 +240,6 @@ def test_all_types_of_files_hold_the_same_points(tmp_path):
         found, _ = inspect_points(DataConfig(name="points", path=str(file)))
         assert found.names == ["coordinate 1", "coordinate 2", "coordinate 3"]
         assert found.checksum == "054dd0607581"
-    whole = np.arange(60).reshape(20, 3).astype("int8")
-    assert np.array_equal(read(write_points(tmp_path / "x.npy", whole))[0], whole.astype(float))
 
 
 @pytest.mark.parametrize(("suffix", "package"), [("parquet", "pyarrow"), ("xlsx", "openpyxl")])

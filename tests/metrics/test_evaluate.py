@@ -88,23 +88,15 @@ def test_diverged_networks_are_refused(small, small_run, monkeypatch):
         evaluate_run(small, small_run)
 
 
-@pytest.mark.parametrize("wrong", ["data", "weights", "folder"])
-def test_what_is_missing_is_refused_before_sampling(wrong, digits_run, monkeypatch, tmp_path):
+def test_what_is_missing_is_refused_before_sampling(digits_run, monkeypatch, tmp_path):
     config, run = digits_run
     config = with_features(config, "inception", inception_weights="nowhere.pth")
     config = replace(config, out_dir=str(tmp_path))
     monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled"))
-    message = r"nowhere\.pth: .*No such file"
-    if wrong == "data":
-
-        def missing(*_):
-            raise UserError("nowhere.pth: No such file")
-
-        monkeypatch.setattr("nsgf.metrics.evaluate.Data", missing)
-    elif wrong == "folder":
-        (tmp_path / ".features").touch()  # a file in place of a folder
-        message = r"\.features cannot be written"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"nowhere\.pth: .*No such file"):
+        evaluate_run(config, run)
+    (tmp_path / ".features").touch()  # a file in place of a folder
+    with pytest.raises(UserError, match=r"\.features cannot be written"):
         evaluate_run(config, run)
 
 
@@ -153,14 +145,12 @@ def test_inception_measures_are_saved_with_their_conditions(digits_run, monkeypa
     assert found["w2"] > found["w2_floor"] > 0
     assert found["nearest_real"] > found["nearest_real_among_real"] > 1.5
     assert found["fid"] > 0
-    assert found.keys() >= {"inception_score", "kid", "kid_std", "precision", "recall"}
     assert found["inception_samples"] == found["kid_subset_size"] == 16
     assert found["inception_network"] == "None.pth"
     assert found["inception_reference"] == "1797 training images of digits"
     for name in ("fid", "kid", "inception_score", "precision", "recall"):
         assert {f"{name}_floor", f"{name}_floor_std", f"{name}_noise"} <= found.keys()
     assert found["fid_noise"] > found["fid"] > found["fid_floor"]
-    assert "kid_subset_size_floor" not in found
     assert len(said) == 2
     assert evaluate_run(config, run, said.append)[1] == found
     assert len(said) == 3

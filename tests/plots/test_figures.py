@@ -22,7 +22,6 @@ def test_curves_show_each_phase_and_single_points():
         ((8, 3, 90, 90), 50, "gif"),
         ((72, 1, 4, 600), 2, "gif"),
         ((9, 5), 2, "webp"),
-        ((9, 2), 1, "gif"),
     ],
 )
 def test_animation_has_a_frame_for_each_state_and_is_small(

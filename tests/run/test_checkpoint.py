@@ -127,11 +127,9 @@ def test_flipped_bits_and_cuts_are_noticed(pair):
     """Those that change nothing, such as the time of a member of the archive, may pass."""
     content, flipped, passed = pair.read_bytes(), pair.with_name("flipped.pt"), 0
     end = len(content) - 22  # of the archive's directory: damage leads before the file's beginning
-    for position, bit in [(n, n % 8) for n in range(0, end, 5)] + [
-        (n, 7) for n in range(end, end + 22)
-    ]:
+    for position in (*range(0, end, 5), *range(end, end + 22)):
         damaged = bytearray(content)
-        damaged[position] ^= 1 << bit
+        damaged[position] ^= 1 << (position % 8 if position < end else 7)
         flipped.write_bytes(damaged)
         try:
             assert same(flipped, checkpoint.load(pair)), position
@@ -158,7 +156,7 @@ def test_missing_and_foreign_files_are_refused(tmp_path, content):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"config": []}, {"phase": ["nsgf"]}, {"format": "4"}, {"format": -4}, {"format": True}),
+        *({"config": []}, {"phase": ["nsgf"]}, {"format": "4"}, {"format": -4}),
         *({"step": step} for step in ("3", math.inf, -1, 2**70)),
         {"versions": "x" * 2**24},
     ],
@@ -198,14 +196,13 @@ def test_damaged_or_missing_checkpoint_is_replaced_by_the_one_before(pair, spoil
     assert checkpoint.load(previous_file(pair))["step"] == 1
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_good_checkpoint_and_damaged_pair_are_left_alone(pair, damaged):
-    if damaged:
-        cut(pair)
-        cut(previous_file(pair))
-    before, lines = pair.read_bytes(), []
-    checkpoint.restore_previous(pair, lines.append)
-    assert (pair.read_bytes(), lines) == (before, [])
+@pytest.mark.parametrize("spoil", [lambda _: None, cut])
+def test_good_checkpoint_and_damaged_pair_are_left_alone(pair, spoil):
+    for file in (pair, previous_file(pair)):
+        spoil(file)
+    before = pair.read_bytes()
+    checkpoint.restore_previous(pair, pytest.fail)
+    assert pair.read_bytes() == before
 
 
 def newer(patch, file: Path) -> None:
@@ -228,7 +225,6 @@ MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 b
     [
         (newer, "newer format 5, this program reads 4"),
         (failing(Path, "open", IO), "cannot be read .*Input/output"),
-        (failing(zipfile.ZipFile, "testzip", IO), "cannot be read .*Input/output"),
         (failing(torch, "load", IO), "cannot be read .*Input/output"),
         (failing(torch, "load", MEMORY), "can't allocate memory"),
     ],

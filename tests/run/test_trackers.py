@@ -116,7 +116,8 @@ def test_environment_wins_over_our_defaults(mode, is_set, tiny, wandb, monkeypat
     for key, value in {**WANDB, "WANDB_MODE": mode}.items():
         monkeypatch.setenv(key, value) if is_set else monkeypatch.delenv(key, raising=False)
     run, lines = RunFolder.create(tiny), []
-    open_tracker(tracked(tiny, "wandb"), run, lines.append)
+    open_tracker(tracked(tiny, "wandb"), run, lines.append).close(True)
+    wandb.init.return_value.finish.assert_called_once_with(exit_code=1)  # it ended by an error
     begun = wandb.init.call_args.kwargs
     expected = [*WANDB.values()] if is_set else ["nsgf", run.path.name, "2d"]
     assert [begun[key] for key in ("project", "name", "group")] == expected
@@ -155,18 +156,15 @@ def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
     assert not any("phase" in row for row in logged)
 
 
-def test_run_that_ends_by_an_error_is_a_failed_one(tiny, wandb):
-    open_tracker(tracked(tiny, "wandb-offline"), RunFolder.create(tiny), print).close(True)
-    wandb.init.return_value.finish.assert_called_once_with(exit_code=1)
-
-
-@pytest.mark.parametrize(("name", "mode"), [("wandb", "online"), ("wandb-offline", "offline")])
-def test_wandb_that_fails_is_one_line(tiny, wandb, name, mode):
-    wandb.init.side_effect, lines = ConnectionError("no way\nout"), []
-    assert open_tracker(tracked(tiny, name), RunFolder.create(tiny), lines.append) is None
-    assert lines == [f"{name}: not used (no way out)"]
-    assert wandb.init.call_args.kwargs["mode"] == mode
-    assert wandb.init.call_args.kwargs["settings"]["init_timeout"] <= 15
+def test_wandb_that_fails_is_one_line(tiny, wandb):
+    wandb.init.side_effect = ConnectionError("no way\nout")
+    lines: list[str] = []
+    config = tracked(tiny, "wandb-offline")
+    assert open_tracker(config, RunFolder.create(tiny), lines.append) is None
+    assert lines == ["wandb-offline: not used (no way out)"]
+    begun = wandb.init.call_args.kwargs
+    assert begun["mode"] == "offline"
+    assert begun["settings"]["init_timeout"] <= 15
 
 
 @pytest.mark.parametrize("folder", ["wandb", ".wandb"])
@@ -181,7 +179,7 @@ def test_settings_in_the_working_directory_choose_no_server(folder, tiny, wandb,
     assert str(Path(folder, "settings").absolute()) in lines[0]
 
 
-@pytest.mark.parametrize("content", ["../../x", "", "a b", "a\nb", "x" * 99, "/tmp", "\x00"])
+@pytest.mark.parametrize("content", ["../../x", "", "a b", "x" * 99])
 def test_wandb_ids_that_are_paths_are_refused(content, tmp_path):
     (tmp_path / "wandb_id.txt").write_text(content)
     with pytest.raises(UserError, match=r"wandb_id\.txt"):

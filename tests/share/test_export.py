@@ -79,9 +79,8 @@ def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run
             file.unlink()
     export_run(small, small_run, target)
     assert names(target) == WHOLE - {"phase2_nsf.safetensors", "phase3_predictor.safetensors"}
-    assert torch.equal(
-        nsgf.load(target).sample(4, seed=0), nsgf.load(small_run.path).sample(4, seed=0)
-    )
+    run, shared = nsgf.load(small_run.path), nsgf.load(target)
+    assert torch.equal(shared.sample(4, seed=0), run.sample(4, seed=0))
 
 
 TEXTS = {"exp", "method", "device", "data.columns", "data.key"}
@@ -154,17 +153,6 @@ def test_damaged_and_missing_weights_are_refused(small, small_run, target):
     assert names(target.parent) == set()
 
 
-def test_the_command(small_run, target, capsys):
-    """The card has what ``nsgf evaluate`` measured."""
-    words = ["export", f"--run={small_run.path}", f"--to={target}", "--sampling.straight_steps=3"]
-    assert cli.main(["evaluate", f"--run={small_run.path}"]) == 0
-    assert cli.main(words) == 0
-    assert "hf upload OWNER/NAME" in capsys.readouterr().out
-    assert "    W2 ↓ " in (target / "README.md").read_text()
-    index = json.loads((target / "config.json").read_text())
-    assert index["settings"]["sampling"]["straight_steps"] == 3
-
-
 def test_weights_rounded_to_half_are_read_as_float32(small, small_run, target):
     """A tensor with a value beyond float16 stays as it is."""
     payload = checkpoint.load(small_run.checkpoint_file("nsf"))
@@ -184,23 +172,27 @@ def test_weights_rounded_to_half_are_read_as_float32(small, small_run, target):
         torch.testing.assert_close(part, full, rtol=1e-3, atol=1e-6)
 
 
-def test_an_export_is_sampled_and_measured_like_its_run(small, small_run, target, tmp_path):
-    """Its own folder stays as it is."""
-    export_run(small, small_run, target)
+def test_the_commands_of_an_export(small_run, target, tmp_path, capsys):
+    """It is sampled and measured like its run, and stays as it is; others need a run folder. Its
+    card has what ``nsgf evaluate`` measured."""
+    own = f"--run={small_run.path}"
+    assert cli.main(["evaluate", own]) == 0
+    assert cli.main(["export", own, f"--to={target}", "--sampling.omega=0.5"]) == 0
+    assert "hf upload OWNER/NAME" in capsys.readouterr().out
+    assert "    W2 ↓ " in (target / "README.md").read_text()
+    index = json.loads((target / "config.json").read_text())
+    assert index["settings"]["sampling"]["omega"] == 0.5
+    for command in (["train", "--resume"], ["report"], ["export", "--to=x"]):
+        assert cli.main([*command, f"--run={target}"]) == 2
+        assert f"run = {target}" in capsys.readouterr().err
     words = [f"--run={target}", f"--out-dir={tmp_path / 'results'}", "--seed=3"]
     assert cli.main(["sample", *words]) == cli.main(["evaluate", *words]) == 0
     results = tmp_path / "results" / "exported-moons"
     assert names(results) == {"samples", "metrics.json"}
     assert names(target) == WHOLE
     x = np.load(results / "samples" / "samples-seed3.npz")["x"]
-    assert torch.equal(torch.from_numpy(x), nsgf.load(small_run.path).sample(20, seed=3))
-
-
-@pytest.mark.parametrize("words", [["train", "--resume"], ["report"], ["export", "--to=x"]])
-def test_commands_that_need_a_run_folder_take_no_export(small, small_run, target, capsys, words):
-    export_run(small, small_run, target)
-    assert cli.main([*words, f"--run={target}"]) == 2
-    assert f"run = {target}" in capsys.readouterr().err
+    run = nsgf.load(small_run.path, overrides={"sampling.omega": 0.5})
+    assert torch.equal(torch.from_numpy(x), run.sample(20, seed=3))
 
 
 UPDATES = {"nsgf": "12 of 12", "nsf": "12 of 12", "predictor": "12 of 12"}

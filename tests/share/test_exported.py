@@ -68,7 +68,6 @@ def refusal(folder: Path, **how) -> str:
             {"nsgf_export": 1, "updates": {}, "files": {}},
             "nsgf_export, settings, updates",
         ),
-        ([1, 2], "must hold keys and values"),
         ({"colour": "blue"}, "colour: unknown key"),
         ({"seed": "x"}, "seed = x: must be an integer"),
         # 34 GB of weights, within the bounds of the settings: never made

@@ -7,8 +7,10 @@ import pytest
 
 from nsgf.system.output import show, show_error
 
+STREAMS = pytest.mark.parametrize(("name", "say"), [("stdout", show), ("stderr", show_error)])
 
-@pytest.mark.parametrize(("name", "say"), [("stdout", show), ("stderr", show_error)])
+
+@STREAMS
 def test_closed_pipe_ends_nothing(monkeypatch, name, say):
     reading, writing = os.pipe()
     os.close(reading)
@@ -29,7 +31,7 @@ def test_command_in_a_removed_folder_is_one_line(tmp_path):
     assert done.stderr.startswith("nsgf: error: cannot use the working directory: ")
 
 
-@pytest.mark.parametrize(("name", "say"), [("stdout", show), ("stderr", show_error)])
+@STREAMS
 def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch, name, say):
     written = io.BytesIO()
     monkeypatch.setattr(f"sys.{name}", io.TextIOWrapper(written, encoding="ascii"))
