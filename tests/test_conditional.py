@@ -9,14 +9,13 @@ import torch
 import nsgf
 from nsgf import UserError, samples
 from nsgf.cli.arguments import parse
-from nsgf.data import Data, build_source
+from nsgf.data import build_source
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
-from nsgf.samples import preview_samples, sample_run
+from nsgf.samples import sample_run
 from nsgf.sampling.generate import generate
-from nsgf.share import export_run
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -55,16 +54,11 @@ def test_label_of_a_command_line_is_that_of_all_samples(told_run, small_run, tmp
     opened = nsgf.load(run.path)
     sevens = opened.sample(23, label="7", seed=config.seed)
     assert np.array_equal(sevens.numpy(), saved["x"])
-    export_run(config, run, tmp_path / "export")
-    exported = nsgf.load(tmp_path / "export").sample(23, label=7, seed=config.seed)
-    assert torch.equal(exported, sevens)
     own = opened.sample(23, seed=config.seed)
-    assert torch.allclose(own[[7, 17]], torch.from_numpy(saved["x"])[[7, 17]], atol=1e-5)
-    assert not torch.allclose(own[[6, 16]], torch.from_numpy(saved["x"])[[6, 16]], atol=1e-5)
+    assert torch.allclose(own[[7, 17]], sevens[[7, 17]], atol=1e-5)
+    assert not torch.allclose(own[[6, 16]], sevens[[6, 16]], atol=1e-5)
     with pytest.raises(UserError, match=r"label = 10: must be "):
         opened.sample(3, label=10)
-    with pytest.raises(UserError, match=r"label = 10: must be "):
-        parse(["sample", "--run", str(run.path), "--label", "10"])
     with pytest.raises(UserError, match=r"label = 1: has no effect"):
         nsgf.load(small_run.path).sample(3, label=1)
 
@@ -80,7 +74,7 @@ def test_guided_samples_are_the_formula_of_two_calls(told_run):
         nsgf.load(run.path, overrides={"sampling.guidance": 3.0}).sample(2, nfe=2)
 
 
-def test_measures_and_previews_have_all_classes(told_run, monkeypatch):
+def test_measures_have_all_classes(told_run, monkeypatch):
     config, run = told_run
     drawn, draw = [], generate
 
@@ -95,11 +89,6 @@ def test_measures_and_previews_have_all_classes(told_run, monkeypatch):
     assert measures["guidance"] == 2
     with pytest.raises(UserError, match=r"^sampling\.label = 3: "):
         evaluate_run(sampled(config, label=3), run)
-    data, phase = Data(config.data, config.seed), get_phase("generator")
-    many = sampled(config, num_samples=16)
-    parts = preview_samples(many, run, phase, data, CPU)
-    whole = preview_samples(sampled(many, batch_size=16), run, phase, data, CPU)
-    torch.testing.assert_close(parts, whole)
 
 
 @pytest.mark.e2e

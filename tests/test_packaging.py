@@ -59,6 +59,7 @@ def loaded_after(statement: str) -> set[str]:
     [
         ("import nsgf, nsgf.__main__; nsgf.UserError, nsgf.__version__", {"yaml", "safetensors"}),
         ("from nsgf.cli import main; main(['train', '--help'])", set()),
+        (f"from nsgf.cli import main; main(['list', '--out-dir={ROOT}'])", set()),
         ("from nsgf.cli import main; main(['train', '--exp', '2d', '--sede=3'])", set()),
     ],
 )

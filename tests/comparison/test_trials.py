@@ -140,17 +140,10 @@ def test_rectified_flows_with_updates_of_their_own_may_differ(tmp_path):
 def test_settings_of_a_method_file_that_do_not_count_are_said(tmp_path):
     """Those that the experiment or a flag overrides, not those that agree or are not used."""
     file = tmp_path / "mine.yaml"
-    file.write_text(
-        "phases: [nsgf]\noptim: {lr: 1.0e-4}\nflow: {steps: 3, schedule: constant}\n"
-        "sinkhorn: {scaling: 0.8}\n"
-    )
-    said = "nsgf.lr 0.001 (file: 0.0001)"
-    train = ["train", "--exp=2d", f"--method={file}", "--flow.schedule=constant"]
-    ours = ["compare", "--exp=2d", f"--methods=nsgf,{file}", "--steps=4"]
-    (note,), (other,) = parse(train).notes, parse(ours).notes
-    assert note.endswith(f"win: {said}")
-    for text in (said, "flow.steps 4 (file: 3)", "flow.schedule harmonic (file: constant)"):
-        assert text in other
+    file.write_text("phases: [nsgf]\noptim: {lr: 1.0e-4}\nflow: {steps: 3, schedule: constant}\n")
+    words = ["train", "--exp=2d", f"--method={file}", "--steps=4", "--flow.schedule=constant"]
+    (note,) = parse(words).notes
+    assert note.endswith("win: flow.steps 4 (file: 3), nsgf.lr 0.001 (file: 0.0001)")
 
 
 def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):

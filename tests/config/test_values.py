@@ -33,8 +33,8 @@ GOOD = [
 BAD = [
     *(("seed", "5.0"), ("seed", "true"), ("data.flip", "1"), ("nsgf.lr", "x"), ("nsgf.lr", "true")),
     *(("model.unet.mult", "[1, x]"), ("model.unet.mult", "[null]"), ("model.unet.mult", "1,x")),
-    *(("seed", "!!timestamp x"), ("seed", "9" * 5000), ("nsgf.lr", "1" + "0" * 400)),
-    *(("seed", "{a: 1}"), ("seed", "null"), ("pool.dtype", "b"), ("seed", ""), ("nsgf.lr", ".inf")),
+    *(("seed", "!!timestamp x"), ("nsgf.lr", "1" + "0" * 400)),
+    *(("seed", "null"), ("pool.dtype", "b"), ("seed", ""), ("nsgf.lr", ".inf")),
 ]
 
 

@@ -131,12 +131,6 @@ def test_a_method_keeps_no_more_starts_than_fit(images):
     assert handed.nsf.coupling_batch == peer.peer.coupling_batch == 20
 
 
-def test_a_smaller_sinkhorn_batch_keeps_the_chosen_pool(points):
-    request = parse(["train", "--exp=points", f"--data.path={points}", "--sinkhorn-batch=10"])
-    assert request.config.sinkhorn.batch_size * request.config.pool.num_batches == 2560 * 40
-    assert "2560 -> 10240" in request.notes[-1]
-
-
 def test_a_run_keeps_the_size_of_its_images_and_a_saved_file_wins_over_choices(images, tmp_path):
     assert refused("--exp", "images").startswith("data.path = null")
     config = parsed("images", images, f"--out-dir={tmp_path / 'runs'}")

@@ -298,13 +298,6 @@ def test_at_most_as_many_samples_are_measured_as_the_floor_has(
     assert (len(few._reference[0]), few.used(5000), len(few._real[0])) == (300, 300, 600)
 
 
-def test_random_images_are_compared_with_random_images(tmp_path):
-    config = replace(CONFIG, name="mnist", fake=True)  # whose files are not there
-    fake = DATA_SETS["mnist"].load(config, 0)
-    metrics = FeatureMetrics(Pixels(), config, fake, tmp_path, CPU, lambda _: None)
-    assert metrics.about == "256 training images of mnist"
-
-
 def test_too_few_samples_are_refused(metrics, images):
     for measure in (lambda: metrics.measure(images[:3]), lambda: metrics.floor(3, 0)):
         with pytest.raises(UserError, match=r"evaluation\.num_samples"):

@@ -235,7 +235,6 @@ def test_measures_of_the_same_weights_are_shown(small, small_run):
     [
         ({"guidance": 2.0}, True),
         ({"guidance": 1.0}, False),
-        ({}, False),
         ({"guidance": 2.0, "updates": {"generator": "6 of 12"}}, False),
         ({"guidance": 2.0, "updates": 3}, False),
     ],
@@ -252,9 +251,8 @@ def test_measures_of_other_weights_or_guidance_are_not(small_run, changes, is_sa
     ("exp", "flags", "updates", "words", "untrue"),
     [
         ("2d/nsgf++", (), UPDATES, ["| nsf | 12 of 12 | 256 | 0.001 |", "(64, 2), points"], SMOKE),
-        ("2d/affine", (), {}, ["affine map"], ["icfm"]),
         ("digits/icfm", ("--smoke", "--fake-data"), {}, [*SMOKE, "`icfm`"], ["affine map"]),
-        ("digits", (), {}, ["(64, 1, 8, 8), images in [-1, 1]", "nfe=10"], ["label="]),
+        ("digits", (), {}, ["(64, 1, 8, 8), images in [-1, 1]", "nfe=10"], ["icfm", "label="]),
         ("digits", ("--sampling.solver=dopri5",), {}, [], ["nfe=10"]),
         ("digits/onecall", ONE_CALL, {"generator": "2 of 2"}, GENERATOR, ["particles", "nfe="]),
         ("2d/nsgf", ("--flow.kind=energy",), {"nsgf": "1 of 2"}, ENERGY, ["blur", "Sinkhorn grad"]),

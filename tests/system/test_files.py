@@ -41,8 +41,8 @@ def test_what_cannot_be_read_is_not_written(write, tmp_path):
 def test_files_that_cannot_be_read_hold_nothing(tmp_path):
     (tmp_path / "x.json").write_text('{"a": 1}')
     assert read_object(tmp_path / "x.json") == {"a": 1}
-    (tmp_path / "x.json").write_text('{"a": NaN}')
-    for file in (tmp_path / "x.json", tmp_path, tmp_path / "none"):
+    (tmp_path / "bad.json").write_text('{"a": NaN}')
+    for file in (tmp_path / "bad.json", tmp_path, tmp_path / "none"):
         assert read_object(file) == {}
 
 
