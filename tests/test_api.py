@@ -48,16 +48,12 @@ def test_samples_are_those_of_the_command_and_new_unless_seeded(small, small_run
 
 
 @pytest.mark.e2e
-def test_images_are_clamped_unless_raw_values_are_wanted(digits_run, tmp_path):
+def test_images_are_clamped_unless_raw_values_are_wanted(digits_run):
     """Networks that are hardly trained leave [-1, 1]."""
-    config, own = digits_run
-    run = nsgf.load(own.path)
+    run = nsgf.load(digits_run[1].path)
     x, raw = run.sample(6, seed=0), run.sample(6, seed=0, raw=True)
     assert raw.abs().max() > 1
     assert torch.equal(x, raw.clamp(-1, 1))
-    file = sample_run(replace(config, out_dir=str(tmp_path)), own)[1]
-    saved = np.load(file, allow_pickle=False)["x"]
-    assert np.array_equal(saved, run.sample(len(saved), seed=0).numpy())
 
 
 def test_samples_do_not_depend_on_their_number_or_batches(small_run, capsys):

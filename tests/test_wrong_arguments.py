@@ -93,11 +93,3 @@ def test_any_value_of_its_type_is_taken_or_refused_in_one_line(call, name, argum
     for value in values:
         with suppress(UserError):
             call(name, **{argument: value})
-
-
-@pytest.mark.parametrize("file", ["file/x.png", ".", "~no_such_user/x.png"])
-@pytest.mark.parametrize("name", ["Run.report", "Run.export", "Run.save_images"])
-def test_places_are_checked_before_the_work(call, name, file):
-    argument = next(iter(FUNCTIONS[name]))
-    with pytest.raises(UserError, match=f"^{argument} = |{argument}=DIR"):
-        call(name, **{argument: file})

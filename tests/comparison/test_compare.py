@@ -12,7 +12,7 @@ import torch
 
 from nsgf.cli import main
 from nsgf.comparison import compare as engine
-from nsgf.comparison import read_rows, trials
+from nsgf.comparison import read_rows
 from nsgf.comparison.compare import Work, compare, comparison_plan
 from nsgf.comparison.trials import TITLES, Comparison
 from nsgf.metrics import measures
@@ -87,23 +87,6 @@ def test_what_is_finished_is_not_done_again(finished, monkeypatch):
     second, said = run(finished)
     assert [file.read_text() for file in second[:2]] == tables
     assert "measured: 4" in said[1]
-
-
-def test_each_configuration_and_measure_is_computed_once(finished, monkeypatch):
-    """A comparison of many trials must not compute all of them again after each."""
-    checked, read = [], []
-    for owner, name, calls in ((trials, "check", checked), (engine, "read_measures", read)):
-        real = getattr(owner, name)
-        counted = lambda *given, real=real, calls=calls: (calls.append(given[0]), real(*given))[1]  # noqa: E731
-        monkeypatch.setattr(owner, name, counted)
-    comparison_plan(finished)
-    planned = len(read)
-    work = Work(finished, StopRequest(), lambda _: None)
-    for _ in range(3):
-        assert all(map(work.finish, finished.trials))
-        work.rows()
-    assert len(checked) == planned == 4
-    assert len(read) == 2 * planned  # rectified flows share a file; the floors have one
 
 
 def test_other_nfe_are_measured_without_training(finished, tmp_path, monkeypatch):

@@ -14,18 +14,6 @@ from nsgf.system.errors import UserError
 from tests.data.own_files import inspected, own_points, write_csv, write_images, write_points
 
 
-def test_images_are_a_set_as_the_shipped_ones(tmp_path):
-    config = inspected("images", write_images(tmp_path, 24, classes=2), size=8, flip=True)
-    record, data = target_set(config), Data(config, seed=0)
-    assert (record.shape, len(record.class_names)) == ((3, 8, 8), 2)
-    assert (data.images.shape, data.count, data.axes) == ((24, 3, 8, 8), 24, None)
-    assert record.labels(config, 24).tolist() == [0] * 12 + [1] * 12
-    batch = data.target("x").sample(30)
-    assert batch.shape == data.source("x").sample(30).shape == (30, 3, 8, 8)
-    assert torch.equal(data.reference("x").sample(30), batch)
-    assert data.in_units(batch) is batch
-
-
 # the second are seconds since 1970, where float32 has steps of 128
 @pytest.mark.parametrize("points", [own_points(), 1.7e9 + np.arange(120.0).reshape(40, 3)])
 def test_points_are_standardised_for_networks_and_measured_in_their_units(points, tmp_path):

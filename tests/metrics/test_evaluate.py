@@ -91,13 +91,15 @@ def test_diverged_networks_are_refused(small, small_run, monkeypatch):
 def test_what_is_missing_is_refused_before_sampling(digits_run, monkeypatch, tmp_path):
     config, run = digits_run
     config = with_features(config, "inception", inception_weights="nowhere.pth")
-    config = replace(config, out_dir=str(tmp_path))
     monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled"))
-    with pytest.raises(UserError, match=r"nowhere\.pth: .*No such file"):
-        evaluate_run(config, run)
-    (tmp_path / ".features").touch()  # a file in place of a folder
-    with pytest.raises(UserError, match=r"\.features cannot be written"):
-        evaluate_run(config, run)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / ".features").touch()  # a file in place of a folder
+    for folder, words in {
+        "a": r"nowhere\.pth: .*No such",
+        "b": "features cannot be written",
+    }.items():
+        with pytest.raises(UserError, match=words):
+            evaluate_run(replace(config, out_dir=str(tmp_path / folder)), run)
 
 
 def test_without_the_package_pixels_are_compared_and_a_line_says_what_to_install(

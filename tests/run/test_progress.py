@@ -5,8 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from nsgf.run import progress
-from nsgf.run.progress import Progress, count_progress, is_terminal
-from nsgf.system.output import silence
+from nsgf.run.progress import Progress, count_progress
 
 
 def work(seconds: list[float], **settings) -> list[str]:
@@ -38,12 +37,6 @@ def test_speed_is_measured_since_the_line_before_or_the_start(capsys):
     assert capsys.readouterr().err.splitlines()[1:] == ["pool: flow 100 of 100, 10/s"]
 
 
-def test_short_work_has_its_first_and_last_line_only_in_a_log(capsys):
-    assert work([1, 1, 1]) == ["pool: flow 10 of 100", "pool: flow 30 of 100, 10/s, 7.0 s left"]
-    work([1, 1], line=None)
-    assert capsys.readouterr().err == ""
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -64,11 +57,3 @@ def test_terminal_that_goes_away_does_not_end_the_work(monkeypatch):
     stream.write = Mock(side_effect=OSError(5, "Input/output error"))
     monkeypatch.setattr("sys.stderr", stream)
     assert len(work([100, 100])) == 2
-
-
-def test_bars_are_drawn_in_notebooks_unless_they_are_quiet(monkeypatch):
-    cell = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
-    monkeypatch.setattr("sys.stderr", cell())
-    assert is_terminal()
-    with silence():
-        assert not is_terminal()
