@@ -1,5 +1,6 @@
 """Room on the disk and processes, checked before a run starts."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -60,6 +61,12 @@ def test_plan_refuses_fp16_on_a_cpu(tiny):
     with pytest.raises(UserError, match=r"train\.precision"):
         training_plan(half, ["nsgf"], CPU)
     training_plan(half, [], CPU)  # it can be measured
+
+
+def test_plan_keeps_compiled_code_outside_of_runs(tiny, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    training_plan(replace(tiny, train=replace(tiny.train, compile=True)), ["nsgf"], CPU)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"].endswith("nsgf/compiled")
 
 
 @pytest.mark.parametrize(

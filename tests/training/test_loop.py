@@ -1,6 +1,5 @@
 import gc
 import math
-import os
 import re
 import time
 import tracemalloc
@@ -225,9 +224,8 @@ def test_batch_that_does_not_fit_is_split_and_logged(tiny):
 
 
 @pytest.mark.e2e
-def test_checkpoints_do_not_depend_on_compilation(tiny, monkeypatch):
+def test_checkpoints_do_not_depend_on_compilation(tiny):
     """Names as without it, and the average follows the weights that are trained."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     payloads = []
     torch._dynamo.reset()
     for compiled in (True, False):
@@ -236,7 +234,6 @@ def test_checkpoints_do_not_depend_on_compilation(tiny, monkeypatch):
         nn.init.zeros_(trainer.model.weight)
         run = run_fit(tiny, trainer, train={"compile": compiled}, iterations=20, lr=0.1)
         assert bool(re.search(r"nsgf: compiled in \d+\.\d s", log(run))) == compiled
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"].endswith("compiled")
         payloads.append(saved(run))
     for part in ("model", "ema"):
         assert list(payloads[0][part]) == ["weight"]
