@@ -229,6 +229,11 @@ def test_at_most_as_many_samples_are_measured_as_the_floor_has(metrics, images):
     assert metrics.floor(5000, 1) == metrics.floor(899, 1)
 
 
+def test_copies_of_a_few_images_have_precision_without_recall(metrics, images):
+    found = metrics.measure(images[:10].repeat(10, 1, 1, 1))
+    assert found["imagenet_recall"] < 0.1 < 0.8 < found["imagenet_precision"]
+
+
 def test_too_few_samples_are_refused(metrics, images):
     for measure in (lambda: metrics.measure(images[:3]), lambda: metrics.floor(3, 0)):
         with pytest.raises(UserError, match=r"evaluation\.num_samples"):
