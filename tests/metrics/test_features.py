@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from nsgf.data import DATA_SETS, Data
 from nsgf.data.images import to_unit_range
 from nsgf.metrics import features, measures
 from nsgf.metrics.features import FeatureMetrics, ImageNet
-from nsgf.metrics.measures import CLASS_KID, Measure, measures_in
+from nsgf.metrics.measures import CLASS_KID, Measure, keys_of, measures_in
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -56,6 +57,69 @@ def compared(monkeypatch) -> list[set[bytes]]:
     spaces = [Measure({"watched": "↓"}, space, note) for space in ("imagenet", "inception")]
     monkeypatch.setattr(measures, "MEASURES", spaces)
     return seen
+
+
+def pictures(images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Pictures of known quality, 100 of each kind."""
+    generator = torch.Generator().manual_seed(0)
+    real, pixels = images[:100], images[:100].float()
+    blurred = functional.avg_pool2d(functional.pad(pixels, (1,) * 4, mode="replicate"), 3, 1)
+    noise = 127.5 + 127.5 * torch.randn(pixels.shape, generator=generator)
+    made = {"sharpened": 1.2 * pixels - 0.2 * blurred, "blurred": blurred, "noise": noise}
+    return {
+        "real": real,
+        "half of the classes": images[labels < 5][:100],
+        "copies": images[:10].repeat(10, 1, 1, 1),
+        **{name: x.clamp(0, 255).round().to(torch.uint8) for name, x in made.items()},
+    }
+
+
+def disorder(network, tmp_path, images) -> set[str]:
+    """Measures that put pictures of known quality in a wrong order."""
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(1))
+    kind = DATA_SETS["digits"]
+    labels, images = kind.labels(CONFIG, 1797)[order], images[order]
+    metrics = FeatureMetrics(network, CONFIG, images[300:500], tmp_path, CPU, lambda _: None)
+    made = pictures(images[:300], labels[:300])
+    found = {name: metrics.measure(pixels) for name, pixels in made.items()}
+    orders = {
+        "imagenet_frechet": ["noise", "blurred", "sharpened", "real"],
+        "1000 imagenet_kid": ["noise", "blurred", "sharpened", "real"],
+        "imagenet_precision": ["real", "sharpened", "blurred"],
+        "imagenet_recall": ["real", "half of the classes", "copies"],
+    }
+    wrong = {
+        name
+        for name, kinds in orders.items()
+        for better, worse in pairwise(kinds)
+        if not found[better][name] > found[worse][name]
+    }
+    for name in ("imagenet_frechet", "1000 imagenet_kid"):
+        others = (found[kind][name] for kind in ("half of the classes", "copies"))
+        wrong |= {name} if min(others) < found["real"][name] else set()
+    if max(found["noise"][name] for name in ("imagenet_precision", "imagenet_recall")) > 0.02:
+        wrong.add("noise")
+    return wrong
+
+
+@pytest.mark.e2e
+def test_pictures_of_known_quality_are_put_in_order_by_each_measure(images, tmp_path):
+    network, known = ImageNet(), {}
+    computed = network.features
+
+    def once(images, title, device):
+        key = images.numpy().tobytes()
+        return known.setdefault(key, computed(images, title, device) if key not in known else None)
+
+    def shuffled(images, title, device):
+        found = once(images, title, device)
+        generator = torch.Generator().manual_seed(len(images))
+        return found.gather(1, torch.rand(found.shape, generator=generator).argsort(1))
+
+    network.features = once
+    assert disorder(network, tmp_path / "right", images) == set()
+    network.features = shuffled
+    assert disorder(network, tmp_path / "wrong", images) >= set(keys_of(measures_in("imagenet")))
 
 
 @pytest.mark.e2e
@@ -227,11 +291,6 @@ def test_at_most_as_many_samples_are_measured_as_the_floor_has(metrics, images):
     assert metrics.measure(images) == metrics.measure(to_unit_range(images[:899]))
     assert metrics.measure(images[:899]) != metrics.measure(images[:898])
     assert metrics.floor(5000, 1) == metrics.floor(899, 1)
-
-
-def test_copies_of_a_few_images_have_precision_without_recall(metrics, images):
-    found = metrics.measure(images[:10].repeat(10, 1, 1, 1))
-    assert found["imagenet_recall"] < 0.1 < 0.8 < found["imagenet_precision"]
 
 
 def test_too_few_samples_are_refused(metrics, images):

@@ -116,6 +116,17 @@ def test_weights_file_is_read_once(loads, tmp_path, monkeypatch):
     assert torch.equal(loads[0]["x"], torch.ones(2))
 
 
+def test_malicious_file_in_the_torch_cache_is_not_executed(loads, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"x": Malicious()}, tmp_path / "checkpoints" / PUBLISHED)
+    with pytest.raises(UserError, match=f"^\\S+{PUBLISHED}: .*not the published weights"):
+        Inception()
+    assert not (tmp_path / "executed").exists()
+    assert not loads
+
+
 def test_published_weights_are_downloaded_once_and_their_checksum_checked(
     loads, tmp_path, monkeypatch
 ):

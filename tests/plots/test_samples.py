@@ -123,6 +123,18 @@ def test_panels_and_legend_are_cut_apart():
     assert len(cut) == 3
 
 
+def test_titles_and_labels_are_not_cut_off(tmp_path):
+    long, images = "8gaussians_moons, seed 0: 2048 samples of each, x", torch.zeros(2, 1, 8, 8)
+    for figure in (
+        draw_points([torch.randn(50, 2)], torch.randn(60, 2), "t"),
+        draw_table({"A": {1: Samples(images, 1)}}, images, long),
+    ):
+        save_figure(figure, tmp_path / "s.png")
+        picture = pixels(tmp_path / "s.png")[..., :3]
+        for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
+            assert (edge == 255).all()
+
+
 @pytest.mark.parametrize("dim", [1, 5])
 def test_points_with_other_numbers_of_named_coordinates(dim):
     path, target = [torch.randn(9, dim) for _ in range(3)], torch.randn(50, dim)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from nsgf.phases.base import new_network
 from nsgf.phases.lines import NSF
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
+from nsgf.samples import preview_samples, sample_run
 from nsgf.sampling.sampler import (
     EntryTimes,
     FlowSampler,
@@ -265,6 +267,23 @@ def test_weights_are_cast_once(name):
     assert torch.equal(inference(model, config=config)(*inputs), expected)
     layers = [part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
     assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
+
+
+def test_samples_and_previews_use_the_configured_precision(small, small_run):
+    """Samples and pictures: each is near the one in float32, and another one."""
+    data = Data(small.data, small.seed)
+
+    def found(precision):
+        config = in_precision(small, precision)
+        yield preview_samples(config, small_run, get_phase("predictor"), data, CPU)
+        sample_run(config, small_run)
+        saved = np.load(small_run.samples / "samples.npz", allow_pickle=False)
+        yield torch.from_numpy(saved["x"])
+
+    small_run.write_config(in_precision(small, "fp32"))
+    for full, half in zip(found("fp32"), found("bf16"), strict=True):
+        assert not torch.equal(full, half)
+        torch.testing.assert_close(full, half, rtol=0, atol=0.05)
 
 
 def learned_from(config, runs):

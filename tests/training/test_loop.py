@@ -1,6 +1,9 @@
 import gc
 import math
+import os
 import re
+import subprocess
+import sys
 import time
 import tracemalloc
 from dataclasses import replace
@@ -238,6 +241,21 @@ def test_checkpoints_do_not_depend_on_compilation(tiny):
     for part in ("model", "ema"):
         assert list(payloads[0][part]) == ["weight"]
         torch.testing.assert_close(*(payload[part] for payload in payloads), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_compiled_code_is_kept_in_the_cache_of_the_user(tmp_path):
+    """In a process of its own: torch settles on a folder once."""
+    runs, caches = tmp_path / "runs", tmp_path / "caches"
+    command = [sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--smoke", "--device", "cpu"]
+    command += ["--train.compile", "true", "--out-dir", str(runs)]
+    environment = {key: value for key, value in os.environ.items() if "INDUCTOR" not in key}
+    environment["XDG_CACHE_HOME"] = str(caches)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "nsgf: compiled in" in done.stdout
+    assert list((caches / "nsgf" / "compiled").iterdir())
+    assert [path.name for path in runs.iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.e2e
