@@ -9,7 +9,8 @@ Phases, pool and sampler call these functions; nsgf.sinkhorn.base states the con
 Shapes: B batch, N particles, M targets, T steps of a flow, *shape one sample.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -97,14 +98,15 @@ def nsgf_steps(
     return x
 
 
-def straight_step(
-    velocity: Velocity, x: Tensor, tau: Tensor, size: Tensor, count: int, advance: Any = euler_step
-) -> Tensor:
-    """Algorithm 4: step number ``count`` from 0 on of dx/dt = u_delta(x, t), from each sample's own
-    entry time tau in [0, 1] (B,), with its own step size (B,); no step goes beyond time 1."""
-    t = tau + count * size
-    h = torch.minimum(size, 1 - t).view(-1, *[1] * (x.ndim - 1))
-    return advance(velocity, x, t, h)
+def straight_times(tau: Tensor, steps: int, power: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Algorithm 4: times t and sizes h of the steps from entry times tau in [0, 1] to 1, all (B,):
+    t_k = tau + (1 - tau) (1 - (1 - k/n)^p). p = 1: equal steps (paper); > 1: finer at the data."""
+    size = (1 - tau) / steps
+    # in units of an equal step, without rounding if p is 1
+    marks = (steps - steps ** (1 - power) * (steps - k) ** power for k in range(steps + 1))
+    for begin, end in pairwise(marks):
+        t = tau + begin * size
+        yield t, torch.minimum((end - begin) * size, 1 - t)
 
 
 @torch.no_grad()
@@ -116,14 +118,16 @@ def sample(
     straight: Velocity | None = None,
     predictor: Callable[[Tensor], Tensor] | None = None,
     straight_steps: int = 10,
+    spacing: float = 1.0,
 ) -> Tensor:
     """Algorithm 2, and with u_delta as ``straight`` Algorithm 4: move x (B, *shape) from mu0 to
-    mu*. ``predictor`` t_phi maps x to entry times in [0, 1), (B,); None: 0."""
+    mu*. ``predictor`` t_phi maps x to entry times in [0, 1), (B,); None: 0. ``spacing``: power of
+    :func:`straight_times`."""
     x = nsgf_steps(velocity, x, steps, h, None)
     if straight is not None:
         tau = predictor(x) if predictor else torch.zeros(len(x), device=x.device)
-        for count in range(straight_steps):
-            x = straight_step(straight, x, tau, (1 - tau) / straight_steps, count)
+        for t, size in straight_times(tau, straight_steps, spacing):
+            x = euler_step(straight, x, t, size.view(-1, *[1] * (x.ndim - 1)))
     return x
 
 

@@ -17,7 +17,7 @@ from nsgf.method import (
     run_flow,
     sample,
     step_sizes,
-    straight_step,
+    straight_times,
     time_step,
 )
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
@@ -85,18 +85,14 @@ def test_nsgf_takes_euler_steps_at_the_times_of_the_pool():
     assert [float(state[0, 0]) for state in states] == [1.5, 1.5**2, 1.5**3, 1.5**4]
 
 
-def test_straight_steps_begin_at_each_samples_own_time():
-    tau = torch.tensor([0.0, 0.5, 0.7])
-    times = []
-
-    def velocity(x, t):
-        times.append(t.tolist())
-        return torch.ones_like(x)
-
-    moved = straight_step(velocity, torch.zeros(3, 2), tau, torch.full((3,), 0.25), 1)
-    assert times == [pytest.approx([0.25, 0.75, 0.95])]
-    # the last sample has only 0.05 left
-    torch.testing.assert_close(moved, torch.tensor([[0.25] * 2, [0.25] * 2, [0.05] * 2]))
+@pytest.mark.parametrize(("power", "ends"), [(1, [0.25, 0.5, 0.75, 1]), (2, [7, 12, 15, 16])])
+def test_straight_steps_lead_from_each_samples_own_time_to_one(power, ends):
+    tau = torch.tensor([0.0, 0.5, 0.9])
+    times, sizes = map(torch.stack, zip(*straight_times(tau, 4, power), strict=True))
+    wanted = tau + (1 - tau) * torch.tensor(ends)[:, None] / ends[-1]
+    torch.testing.assert_close(times, torch.cat([tau[None], wanted[:-1]]))
+    torch.testing.assert_close(times + sizes, wanted)
+    assert (times + sizes <= 1).all()
 
 
 def test_samples_of_three_functions():
@@ -111,6 +107,8 @@ def test_samples_of_three_functions():
     torch.testing.assert_close(found, (x + 1) * (1 - tau**2).exp().view(-1, 1), rtol=1e-3, atol=0)
     found = sample(x, ones, 4, 0.25, ones, lambda _: tau, 3)
     torch.testing.assert_close(found, x + 1 + (1 - tau).view(-1, 1))
+    found = sample(x, ones, 4, 0.25, growing, None, 2, spacing=2)  # at times 0 and 3/4
+    torch.testing.assert_close(found, (x + 1) * (1 + 2 * 0.75 / 4))
     found = sample(x, ones, 4, 0.25, growing, straight_steps=4000)
     torch.testing.assert_close(found, (x + 1) * torch.e, rtol=1e-3, atol=0)
 

@@ -297,6 +297,8 @@ class Trial:
                 own["sampling"] = asdict(limited.sampling)
                 for unused in ("num_samples", "label", "guidance"):
                     del own["sampling"][unused]
+                if limited.sampling.spacing == 1:
+                    del own["sampling"]["spacing"]  # rows of earlier versions have none
             for draw in range(config.compare.draws):
                 keys[nfe, draw] = measure_key(config, draw=draw, **own)
         return keys

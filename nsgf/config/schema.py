@@ -77,9 +77,9 @@ class DataConfig:
     """Your own data. For images: a folder, a file .npz with images (N, C, H, W) or (N, H, W, C)
     and perhaps labels (N,), or a file .npy. For points: a file .csv, .tsv, .txt, .parquet, .xlsx,
     .npz or .npy."""
-    size: Annotated[int | None, Range(4, 1024)] = None
-    """images: pixels of a side, to which the middle square of each image is scaled; null: 32, or as
-    they are in a file."""
+    size: Annotated[int | Literal["auto"] | None, Range(4, 1024)] = None
+    """images: pixels of a side, to which the middle square of each image is scaled. auto or null:
+    squares of one size up to 64 keep it, all others become 32; as they are in a file."""
     skip_broken: bool = False
     """Leave out image files of a folder that cannot be read."""
     header: Literal["auto"] | bool = "auto"
@@ -329,7 +329,10 @@ class SamplingConfig:
     """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps,
     which needs the extra `ode`."""
     straight_steps: Count = 10
-    """Number of equal steps from each sample's time tau to 1; dopri5: number of states shown."""
+    """Number of steps from each sample's time tau to 1; dopri5: number of states shown."""
+    spacing: Annotated[float, Range(above=0, maximum=10)] = 1.0
+    """euler and heun, without omega: power p of the times of the straight steps, 1 - (1 - k/n)^p of
+    the way from tau to 1. 1: equal steps, as in the paper; more: finer towards the data."""
     omega: Annotated[float | None, Range(1e-6, 1)] = None
     """Fixed step size for euler, instead of straight_steps; NFE then differs between samples."""
     tolerance: Annotated[float, Range(1e-7, 1)] = 1e-5

@@ -48,7 +48,11 @@ GREY = "1LI"
 CHANNELS = range(1, 5)
 """Numbers of channels of images in a file."""
 LEAST_SIDE = 4
-"""Least number of pixels of a side of images in a file."""
+"""Least number of pixels of a side of images that keep their size."""
+MOST_SIDE = 64
+"""Largest number of pixels of a side of images in a folder that keep their size."""
+USUAL_SIDE = 32
+"""Number of pixels of a side to which other images are scaled."""
 SLACK = 1e-3
 """Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
@@ -133,7 +137,7 @@ def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
     """Return what is found in a file, the number of different images, and lines about it."""
     images, _, names, checksum = _read_arrays(config)
     count, *shape = images.shape
-    if config.size not in (None, shape[1]):
+    if config.size not in (None, "auto", shape[1]):
         raise UserError(f"data.size = {config.size}: must be {shape[1]}, as in {config.path}")
     _refuse_plain(config, iter(images))
     different = len({hash(image.tobytes()) for image in images})
@@ -144,23 +148,19 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
     """Return what is found in a folder, as :func:`_inspect_array`."""
     root = data_path(config)
     digest = hashlib.sha256()
-    side = config.size or 32
     broken = list[str]()
     notes = list[str]()
-    seen = list[tuple[bool, int, bool, int]]()
+    seen = list[tuple[bool, int, tuple[int, int], int]]()
 
-    def decode(image: Any) -> Tensor:
-        return _pixels(image, 3, side)
-
-    def inspect(image: Any) -> tuple[bool, int, bool]:
+    def inspect(image: Any) -> tuple[bool, int, tuple[int, int]]:
         """Return whether Pillow's image has no colour, its largest value of 16 bits, else 0, and
-        whether it is small; raise ValueError for pixels without a known range."""
+        width and height; raise ValueError for pixels without a known range."""
         if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
             raise ValueError("its pixels are floats, signed or of 32 bits; save 8 or 16 bits")
         highest = int(np.max(image)) if image.mode[0] == "I" else 0
-        about = image.mode[0] in GREY, highest, min(image.size) < side
+        about = image.mode[0] in GREY, highest, image.size
         if config.skip_broken:
-            decode(image)
+            _pixels(image, 3, USUAL_SIDE)
         return about
 
     # describe each file
@@ -175,15 +175,20 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
             broken.append(one_line(file.as_posix()))
     if broken:
         files, _ = find_images(root, broken)
+    greys, levels, sizes, contents = zip(*seen, strict=True)
+    side = config.size
+    if side is None or side == "auto":
+        side = _own_side({*sizes}) or USUAL_SIDE
+        if {*sizes} != {(side, side)}:
+            other = f"use {suggest('data.size')} for another size"
+            notes.append(f"images are scaled to {side} x {side} pixels ({other})")
+    decode = partial(_pixels, channels=3, size=side)
     _refuse_plain(config, (_decode(root, file, digest.copy(), decode)[0] for file in files))
     # lines for the user
-    greys, levels, are_small, contents = zip(*seen, strict=True)
     highest = max(levels)
     if others:
         counts = [f"{count} {ending}" for ending, count in others.most_common()]
         notes.append(f"left out {others.total()} other files: {list_names(counts)}")
-    if small := sum(are_small):
-        notes.append(f"{small} images are enlarged, as a side has fewer than {side} pixels")
     if 0 < highest < 2**15:
         wider = (2**16 - 1) // highest
         notes.append(f"16-bit values up to {highest}: dark images; multiply them by {wider}")
@@ -203,6 +208,16 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
     checksum = digest.hexdigest()[:12]
     found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=broken)
     return found, len(set(contents)), notes
+
+
+def _own_side(sizes: set[tuple[int, int]]) -> int | None:
+    """Return the side of images that are squares of one size, rounded down to a number that a
+    network can halve until it is 16 or less; None for others, and for large or tiny ones."""
+    side, height = min(sizes)
+    if len(sizes) > 1 or side != height or not LEAST_SIDE <= side <= MOST_SIDE:
+        return None
+    unit = 4 if side > 32 else 2 if side > 16 else 1
+    return side // unit * unit
 
 
 def _usable(config: DataConfig) -> list[Path]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
-from nsgf.method import Velocity, euler_step, straight_step
+from nsgf.method import Velocity, euler_step, straight_times
 from nsgf.system.errors import UserError, one_line
 
 Observer = Callable[[Tensor], None]
@@ -71,9 +71,9 @@ def integrate(
 ) -> Tensor:
     """Integrate dx/dt = velocity(x, t) from each sample's start time to 1, without gradients.
 
-    euler and heun take ``straight_steps`` equal steps for each sample. With ``omega`` they take as
-    many steps of this size as each sample needs; the last one is shorter. dopri5 (Dormand and
-    Prince 1980) chooses steps for the whole batch. In each step it keeps the root mean square of
+    euler and heun take ``straight_steps`` steps for each sample, spaced by ``spacing``. With
+    ``omega`` euler takes as many steps of this size as each sample needs; the last one is shorter.
+    dopri5 (Dormand and Prince 1980) chooses steps for the whole batch. In each step it keeps the root mean square of
     error / (tolerance (1 + |x|)), over all values of all samples, below 1. It calls the velocity
     twice to find the first step, and 6 times for each step, accepted or rejected.
 
@@ -89,17 +89,18 @@ def integrate(
     advance = SOLVERS[config.solver].step
     if advance is None:
         return _solve_adaptively(velocity, x, start, config, observe)
-    rounds = config.straight_steps
-    sizes = (1 - start) / rounds
+    steps = straight_times(start, config.straight_steps, config.spacing)
     active: Any = slice(None)
     if config.omega is not None:
-        sizes = torch.full_like(start, config.omega)
+        size = torch.full_like(start, config.omega)
         needed = ((1 - start) / config.omega - 1e-6).ceil()  # rounding must not add a step
-        rounds = int(needed.max())
-    for count in range(rounds):
+        times = (start + count * size for count in range(int(needed.max())))
+        steps = ((t, torch.minimum(size, 1 - t)) for t in times)
+    for count, (t, h) in enumerate(steps):
         if config.omega is not None:
             active = (needed > count).nonzero()[:, 0]  # waits for the card once
-        moved = straight_step(velocity, x[active], start[active], sizes[active], count, advance)
+        h = h[active].view(-1, *[1] * (x.ndim - 1))
+        moved = advance(velocity, x[active], t[active], h)
         x = moved if config.omega is None else x.index_copy(0, active, moved)
         if observe:
             observe(x)

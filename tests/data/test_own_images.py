@@ -22,6 +22,7 @@ from nsgf.data.own_images import find_images, inspect_images, read_images, read_
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.run import checkpoint
+from nsgf.data.choices import for_images
 from nsgf.samples import sample_run
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -147,10 +148,6 @@ def write_bytes(*files: Path) -> None:
         (lambda own: write_images(write_images(own, classes=2), 1), "(1 are)"),
         (lambda own: write_images(own / "train", classes=2), "{own}/train"),
         (
-            lambda own: Image.effect_noise((5, 3), 9).save(write_images(own) / "tiny.png"),
-            "1 images are enlarged",
-        ),
-        (
             lambda own: shutil.copy(write_images(own) / "000.png", own / "b.png"),
             "1 images are copies",
         ),
@@ -163,9 +160,38 @@ def write_bytes(*files: Path) -> None:
 def test_a_line_says_what_is_left_out_or_changed(write, note, tmp_path):
     write(own := tmp_path / "own")
     (place,) = tmp_path.iterdir()
-    config = replace(settings(place), size=8 if place.is_dir() else None)
+    config = replace(settings(place), size=8 if place.is_dir() else "auto")
     assert note.format(own=own) in " ".join(inspect_images(config)[1])
     assert len(inspect_images(settings(write_images(tmp_path / "usual")))[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "side", "is_said"),
+    [
+        ([(4, 4)], 4, False),
+        ([(13, 13)], 13, False),
+        ([(24, 24)], 24, False),
+        ([(64, 64)], 64, False),
+        ([(25, 25)], 24, True),  # what a network can halve down to 16 or less
+        ([(63, 63)], 60, True),
+        ([(16, 16), (18, 18)], 32, True),
+        ([(16, 12)], 32, True),
+        ([(65, 65)], 32, True),
+        ([(3, 3)], 32, True),
+    ],
+)
+@pytest.mark.parametrize("wanted", [None, "auto", 8])
+def test_squares_of_one_size_keep_it(sizes, side, is_said, wanted, tmp_path):
+    for number in range(16):
+        image = Image.effect_noise(sizes[number % len(sizes)], 50)
+        image.save(tmp_path / f"{number}.png")
+    found, notes = inspect_images(settings(tmp_path, wanted))
+    if wanted == 8:
+        side = 8
+        is_said = False
+    assert found.shape == [1, side, side]
+    assert (f"scaled to {side} x {side}" in str(notes)) is is_said
+    for_images(16, *found.shape)  # not refused
 
 
 @pytest.mark.parametrize(("factor", "is_said"), [(16, False), (1, True)])

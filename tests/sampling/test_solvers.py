@@ -62,6 +62,15 @@ def test_euler_equals_its_formula_bit_for_bit():
     assert torch.equal(found, x)
 
 
+@pytest.mark.parametrize(("power", "middle"), [(1, 0.5), (2, 0.75), (0.5, 1 - 0.5**0.5)])
+@pytest.mark.parametrize("solver", ["euler", "heun"])
+def test_spacing_makes_steps_finer_towards_the_data(solver, power, middle):
+    times = called_times([0.0, 0.6], solver=solver, straight_steps=2, spacing=power)
+    inner = [middle, 0.6 + 0.4 * middle]
+    expected = {"euler": [[0, 0.6], inner], "heun": [[0, 0.6], inner, inner, [1, 1]]}
+    torch.testing.assert_close(torch.tensor(times), torch.tensor(expected[solver]))
+
+
 def test_omega_takes_as_many_steps_as_each_sample_needs():
     times = called_times([0.0, 0.5, 0.7], omega=0.25)
     expected = [[0.0, 0.5, 0.7], [0.25, 0.75, 0.95], [0.5], [0.75]]
