@@ -61,6 +61,7 @@ OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "out": (["sample"], str, "PATH", "Write only a new .csv, .npz, .gif, .webp or DIR/ of PNGs."),
     "resume": (["train"], bool, "", "Resume the run from its newest checkpoint."),
     "resume-phase": (["train"], int, "N", "Resume at phase N, or repeat it if it is finished."),
+    "minutes": (["train"], float, "N", "Choose as many updates as fit into N minutes here."),
     "to": (["export"], str, "DIR", "Folder to write. It must be new or empty."),
     "half": (["export"], bool, "", "Write weights as float16, in half the bytes."),
     "session-hours": (["preflight"], float, "H", "Hours of one session; default: 12."),

@@ -80,7 +80,9 @@ def test_rules_for_points(data, values):
     assert for_points(*data) == dict(zip([*BATCHES, "model.mlp.width"], values, strict=True))
 
 
-@pytest.mark.parametrize("size", [4, 9, 13, 16, 24, 28, 30, 48, 60, 64, 96, 1024, (28, 20), (20, 30), (8, 13)])
+@pytest.mark.parametrize(
+    "size", [4, 9, 13, 16, 24, 28, 30, 48, 60, 64, 96, 1024, (28, 20), (20, 30), (8, 13)]
+)
 def test_chosen_networks_are_valid_at_every_size(size):
     channels, sides = 1 if size == 28 else 3, size if isinstance(size, tuple) else (size, size)
     found = {"samples": 20, "shape": [channels, *sides], "checksum": "x"}
