@@ -8,13 +8,10 @@ Phases share data and settings; a phase reads the networks of earlier phases fro
 Other methods, for comparison, are phases too (:mod:`nsgf.phases`).
 """
 
-import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,22 +31,18 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.samples import show_preview
 from nsgf.system.distributed import ALONE, World, check_shares
 from nsgf.system.errors import UserError, cause
-from nsgf.system.files import ensure_writable, read_lines
 from nsgf.system.hardware import (
     describe_device,
-    existing_folder,
     free_disk_bytes,
-    peak_memory,
     pick_device,
     release_memory,
 )
-from nsgf.system.output import format_bytes, format_hours, silence
+from nsgf.system.output import format_bytes
 from nsgf.training.loop import fit
 from nsgf.training.precision import pick_precision, prepare_compiler
 from nsgf.training.task import OnLog, Session
+from nsgf.trial import fit_minutes
 
-UPDATES = 6
-"""Number of updates with which a phase is tried; the loss scale of fp16 needs a few to settle."""
 WEIGHT_BYTES = 16
 """Bytes of a checkpoint per weight: weight, average and Adam's two moments, in float32."""
 
@@ -62,6 +55,7 @@ def train(
     stop: StopRequest | None = None,
     network: OwnNetwork | None = None,
     on_log: OnLog | None = None,
+    minutes: float | None = None,
 ) -> RunFolder:
     """Train the configured phases that are not finished, and return the run folder.
 
@@ -76,14 +70,21 @@ def train(
         stop: ends training early; None: only ``train.max_hours`` does.
         network: the caller's, for a run with ``model.network``.
         on_log: see :class:`nsgf.training.task.Session`.
+        minutes: time for a new run, for which the numbers of updates are chosen; None: as they are.
 
     Raises:
         Stopped: training was stopped by ``stop``, after a checkpoint; names the run folder.
-        UserError: data are missing, the pool does not fit, the device does not exist, or the run's
-            pool or checkpoints contradict the configuration.
+        UserError: minutes are too few or not allowed, data are missing, the pool does not fit, the
+            device does not exist, or the run's pool or checkpoints contradict the configuration.
     """
     stop = stop or StopRequest(config.train.max_hours)
     device = pick_device(config.device)
+    fitted = []
+    if minutes is not None:
+        if run or world.size > 1:
+            raise UserError(f"minutes = {minutes:g}: only for a new run in one process")
+        config, line = fit_minutes(config, minutes, device, network)
+        fitted = [line]
     with ExitStack() as held:
         # complete what a killed process has begun
         if run and world.is_main:
@@ -122,7 +123,7 @@ def train(
         # from here on, files are written
         log = held.enter_context(RunLog(run.path, quiet=not world.is_main))
         session = Session(settings, run, log, device, world, stop, on_log)
-        for line in [f"run {run.path} on {describe_device(device, world.size)}", *plan]:
+        for line in [f"run {run.path} on {describe_device(device, world.size)}", *fitted, *plan]:
             log.write(line)
         if world.is_main and names:
             if not is_new:
@@ -196,49 +197,6 @@ def training_plan(
     home = run or RunFolder(Path(config.out_dir).expanduser())
     check_space(weights, sum(size for _, size in plans), home, restarts)
     return [*lines, *(line for line, _ in plans if line)]
-
-
-def try_phases(
-    config: Config, device: torch.device, stop: StopRequest | None = None
-) -> Iterator[tuple[str, float]]:
-    """Train each phase for a few updates in a temporary folder. Yield for each a line for the user,
-    and the estimated seconds of the whole phase. Raise Stopped if ``stop`` requests it."""
-    data = Data(config.data, config.seed)
-    stop = stop or StopRequest()
-    place = existing_folder(Path(config.out_dir).expanduser())
-    with tempfile.TemporaryDirectory(
-        prefix=".nsgf-preflight-", dir=ensure_writable(place)
-    ) as folder:
-        run = RunFolder.prepare(Path(folder) / "run")
-        for phase in get_phases(config.phases):
-            short, times = phase.trial(config, device)
-            whole: OptimConfig = getattr(config, phase.name)
-            own: dict[str, Any] = {phase.name: replace(whole, iterations=UPDATES)}
-            short = replace(short, train=replace(config.train, log_every=1, max_hours=None), **own)
-            with silence(), RunLog(run.path) as log:
-                session = Session(short, run, log, device, stop=stop)
-                begin = time.perf_counter()
-                task = phase.task(session, data)
-                prepared = (time.perf_counter() - begin) * times
-                fit(phase.name, task, session)
-            del task
-            release_memory(device)
-            rows = read_lines(run.path / "costs.jsonl", phase=str, steps_per_second=float)
-            speeds = [speed for name, speed in rows if name == phase.name]
-            speed = max(speeds[-UPDATES // 2 :])
-            file = run.checkpoint_file(phase.name)
-            begin = time.perf_counter()
-            checkpoint.load(file)
-            read = time.perf_counter() - begin
-            seconds = prepared + whole.iterations / speed
-            line = (
-                f"ok {phase.name}: {1 / speed:.3g} s an update, about "
-                f"{format_hours(seconds)} with {format_hours(prepared)} of preparation, checkpoint "
-                f"of {format_bytes(file.stat().st_size)} read in {read:.1f} s"
-            )
-            if device.type == "cuda":
-                line += f", peak {format_bytes(peak_memory(device))} on the card"
-            yield line, seconds
 
 
 def check_space(

@@ -7,10 +7,11 @@ import torch
 
 from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.experiment import training_plan, try_phases
+from nsgf.experiment import training_plan
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import describe_device, pick_device
 from nsgf.system.output import format_hours
+from nsgf.trial import try_phases
 
 RESERVE_HOURS = 0.5
 """Hours of a session reserved for the start, loading data and the last checkpoint."""
@@ -30,9 +31,9 @@ def preflight(
     def plan_sessions() -> Iterator[str]:
         hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
         seconds = 0.0
-        for line, needed in try_phases(config, device):
-            seconds += needed
-            yield line
+        for tried in try_phases(config, device):
+            seconds += tried.prepare + tried.updates
+            yield tried.line
         sessions = math.ceil(seconds / 3600 / hours)
         yield f"all phases: about {format_hours(seconds)}, sessions: {sessions}"
         yield f"    {command} --max-hours {hours:g}"

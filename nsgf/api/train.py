@@ -67,6 +67,7 @@ def train(
     iterations: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
+    minutes: float | None = None,
     dataset: str | None = None,
     config: Place | None = None,
     resume: Place | None = None,
@@ -96,6 +97,8 @@ def train(
         iterations: number of updates of every phase.
         batch_size: number of samples in an update of every phase.
         lr: learning rate of every phase.
+        minutes: time for the whole training of a new run. The updates follow from some that are
+            measured first, in the shares of the recipe.
         dataset: name of the data set (``data.name``), such as ``moons``.
         config: a YAML file instead of ``exp``; with ``resume``, settings to change.
         resume: a run folder to continue. ``data`` is needed only if its file is gone.
@@ -150,7 +153,12 @@ def train(
             lambda folder: f"continue with nsgf.train(resume={str(folder)!r}{own})",
         ) as stop:
             run = experiment.train(
-                wanted.config, wanted.run, stop=stop, network=network, on_log=on_log
+                wanted.config,
+                wanted.run,
+                stop=stop,
+                network=network,
+                on_log=on_log,
+                minutes=minutes,
             )
     return load(run.path, device=place, network=network)
 

@@ -111,7 +111,8 @@ def _train(request: Request) -> Iterator[str]:
     stop = StopRequest(config.train.max_hours)
     with join(config.device) as world, stop.listening():
         try:
-            run = train(config, run, first, world, stop)
+            minutes = request.options.get("minutes")
+            run = train(config, run, first, world, stop, minutes=minutes)
         except Stopped as stopped:
             if world.is_main:
                 yield f"stopped ({stop.reason}), {stopped}; continue with:"

@@ -27,7 +27,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.config.values import format_value
 from nsgf.data import build_source
-from nsgf.experiment import train, training_plan, try_phases
+from nsgf.experiment import train, training_plan
 from nsgf.metrics.evaluate import TUNE, Yardstick
 from nsgf.metrics.measures import Measure, keys_of, name_of, without_classes
 from nsgf.phases import get_phase
@@ -42,6 +42,7 @@ from nsgf.sampling.solvers import load_odeint
 from nsgf.system.errors import UserError, name_setting
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import Log, format_hours, show
+from nsgf.trial import try_phases
 
 
 def compare(
@@ -229,7 +230,7 @@ class Work:
                     # so a killed comparison leaves nothing in its folder
                     elsewhere = replace(config, out_dir=tempfile.gettempdir())
                     tried = try_phases(elsewhere, self.device, stop=self._stop)
-                    seconds = sum(needed for _, needed in tried)
+                    seconds = sum(one.prepare + one.updates for one in tried)
                     every = [*self.comparison.tuning_trials, *self.comparison.trials]
                     count = sum(
                         (one.target, one.method) == (trial.target, trial.method) for one in every

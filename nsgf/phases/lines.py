@@ -6,18 +6,18 @@ Shapes: B batch, *shape one sample.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import Config, OptimConfig, PhaseName
 from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
 from nsgf.models import AffineStartNetwork, OwnNetwork, TimePredictorCNN, TimePredictorMLP
-from nsgf.phases.base import Phase, load_network, starting_network
+from nsgf.phases.base import TRIAL_SAMPLES, Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import InferenceNetwork
@@ -139,6 +139,15 @@ class LinePhase(Phase):
             why = "NSGF steps of flow.schedule harmonic end in the data"
             return f"{self.name}: nothing to learn, because {why}", 0
         return "", 0
+
+    def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
+        nsf = config.nsf
+        if nsf.starts is None:
+            return config, 1.0
+        own: OptimConfig = getattr(config, self.name)
+        used = min(nsf.starts, own.iterations * own.batch_size)
+        few = min(used, TRIAL_SAMPLES)
+        return replace(config, nsf=replace(nsf, starts=few)), used / few
 
     def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> Pairs:
         """Return the starts and ends of the lines, from random streams of the phase. ``transport``

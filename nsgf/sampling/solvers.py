@@ -73,9 +73,10 @@ def integrate(
 
     euler and heun take ``straight_steps`` steps for each sample, spaced by ``spacing``. With
     ``omega`` euler takes as many steps of this size as each sample needs; the last one is shorter.
-    dopri5 (Dormand and Prince 1980) chooses steps for the whole batch. In each step it keeps the root mean square of
-    error / (tolerance (1 + |x|)), over all values of all samples, below 1. It calls the velocity
-    twice to find the first step, and 6 times for each step, accepted or rejected.
+    dopri5 (Dormand and Prince 1980) chooses steps for the whole batch. In each step it keeps the
+    root mean square of error / (tolerance (1 + |x|)), over all values of all samples, below 1. It
+    calls the velocity twice to find the first step, and 6 times for each step, accepted or
+    rejected.
 
     Args:
         x: states at the times ``start``, (B, *shape); the result has the same dtype.

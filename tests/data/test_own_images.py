@@ -16,13 +16,13 @@ from nsgf.config.schema import DataConfig
 from nsgf.config.settings import drop_machine_settings
 from nsgf.data import Data, class_names, class_number
 from nsgf.data import own_images as module
+from nsgf.data.choices import for_images
 from nsgf.data.images import to_unit_range
 from nsgf.data.own import split_rows
 from nsgf.data.own_images import find_images, inspect_images, read_images, read_labels
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.run import checkpoint
-from nsgf.data.choices import for_images
 from nsgf.samples import sample_run
 from nsgf.system.errors import UserError
 from tests.conftest import shipped

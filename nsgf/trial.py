@@ -1,0 +1,144 @@
+"""Measure what training would take on this machine, and choose updates that fit into minutes."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from nsgf.checks import fit_to_classes
+from nsgf.config.schema import Config, OptimConfig
+from nsgf.config.settings import SETTINGS, change
+from nsgf.data import Data, data_classes
+from nsgf.models import OwnNetwork
+from nsgf.phases import get_phases
+from nsgf.phases.base import TRIAL_SAMPLES
+from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import RunLog
+from nsgf.run.stop import StopRequest
+from nsgf.samples import show_preview
+from nsgf.system.errors import UserError
+from nsgf.system.files import ensure_writable, read_lines
+from nsgf.system.hardware import existing_folder, peak_memory, release_memory
+from nsgf.system.output import format_bytes, format_hours, show, silence
+from nsgf.training.loop import fit
+from nsgf.training.task import Session
+
+UPDATES = 6
+"""Number of updates with which a phase is tried; the loss scale of fp16 needs a few to settle."""
+TRIED = 0.02
+"""Part of the minutes in which further updates of each phase are measured."""
+PREPARED = "pool.num_batches", "nsf.starts", "reflow.pairs"
+"""What is made before the updates: less of it for fewer updates."""
+LEAST = 16
+"""Smallest amount of each, and of warm-ups."""
+MOST_MINUTES = 10_000
+
+
+class Trial(NamedTuple):
+    """What a phase would take."""
+
+    line: str
+    """Line for the user."""
+    prepare: float
+    """Seconds before the first update; also for starts of lines, which are made when needed."""
+    updates: float
+    """Seconds of all updates."""
+    rest: float
+    """Seconds to read data, for checkpoints and for the picture of samples."""
+
+
+def try_phases(
+    config: Config,
+    device: torch.device,
+    stop: StopRequest | None = None,
+    network: OwnNetwork | None = None,
+    seconds: float = 0.0,
+) -> Iterator[Trial]:
+    """Train each phase for a few updates in a temporary folder, then, to measure more closely, for
+    some ``seconds``. Raise Stopped if ``stop`` requests it."""
+    started = time.perf_counter()
+    data = Data(config.data, config.seed)
+    stop = stop or StopRequest()
+    place = existing_folder(Path(config.out_dir).expanduser())
+    with tempfile.TemporaryDirectory(
+        prefix=".nsgf-preflight-", dir=ensure_writable(place)
+    ) as folder:
+        run = RunFolder.prepare(Path(folder) / "run")
+        run.network = network
+        for phase in get_phases(config.phases):
+            short, times = phase.trial(config, device)
+            optim: OptimConfig = getattr(config, phase.name)
+            key = f"{phase.name}.iterations"
+            count = UPDATES
+            tries = 2 if seconds else 1  # the first one loads libraries
+            with silence(), RunLog(run.path) as log:
+                short = change(short, {key: count, "train.max_hours": None})
+                session = Session(short, run, log, device, stop=stop)
+                for _ in range(tries):
+                    begin = time.perf_counter()
+                    task = phase.task(session, data)
+                    task.draw(range(TRIAL_SAMPLES))
+                    prepared = time.perf_counter() - begin
+                fit(phase.name, task, session)
+                rows = read_lines(run.path / "costs.jsonl", phase=str, steps_per_second=float)
+                speeds = [speed for name, speed in rows if name == phase.name]
+                update = 1 / max(speeds[-UPDATES // 2 :])
+                if more := int(seconds / update):  # so many have their share of groups to pair
+                    count += more
+                    session.config = change(short, {key: count})
+                    begin = time.perf_counter()
+                    fit(phase.name, task, session)
+                    update = (time.perf_counter() - begin) / more
+                if seconds:
+                    show_preview(session, data, phase)
+            del task
+            release_memory(device)
+            file = run.checkpoint_file(phase.name)
+            begin = time.perf_counter()
+            checkpoint.load(file)
+            now = time.perf_counter()
+            prepare = times * prepared
+            updates = optim.iterations * update
+            line = (
+                f"ok {phase.name}: {update:.3g} s an update, about "
+                f"{format_hours(prepare + updates)} with {format_hours(prepare)} of preparation, "
+                f"checkpoint of {format_bytes(file.stat().st_size)} read in {now - begin:.1f} s"
+            )
+            if device.type == "cuda":
+                line += f", peak {format_bytes(peak_memory(device))} on the card"
+            rest = now - started - tries * prepared - count * update
+            yield Trial(line, prepare, updates, rest)
+            started = time.perf_counter()
+
+
+def fit_minutes(
+    config: Config, minutes: float, device: torch.device, network: OwnNetwork | None = None
+) -> tuple[Config, str]:
+    """Return the settings of a training that takes these minutes, with the measuring, and a line
+    about them. Phases keep their shares of the updates; for fewer updates, warm-ups are shorter and
+    less is prepared. Raise UserError if the minutes are too few."""
+    given = f"minutes = {minutes:g}"
+    if not 0 < minutes <= MOST_MINUTES:
+        raise UserError(f"{given}: must be > 0 and <= {MOST_MINUTES}")
+    show(f"{given}: measuring updates")
+    begin = time.perf_counter()
+    tried = [*try_phases(config, device, None, network, 60 * minutes * TRIED)]
+    prepare, updates, rest = (sum(part) for part in list(zip(*tried, strict=True))[1:])
+    left = 60 * minutes - (time.perf_counter() - begin) - rest
+    # for more updates than in the recipe no more is prepared
+    share = max(min(left / (prepare + updates), 1), (left - prepare) / updates)
+    counts = {f"{phase}.iterations": getattr(config, phase).iterations for phase in config.phases}
+    chosen = {key: int(share * count) for key, count in counts.items()}
+    if min(chosen.values()) < 1:
+        raise UserError(f"{given}: too few for an update of each phase")
+    line = f"{given}: {sum(chosen.values()):,} updates; recipe {sum(counts.values()):,}"
+    least = max(LEAST, data_classes(config.data))
+    for key in (*PREPARED, *(f"{phase}.warmup_steps" for phase in config.phases)):
+        if amount := SETTINGS[key].get(config):
+            chosen[key] = min(amount, max(least, int(share * amount)))
+    config = change(config, chosen)
+    return change(config, fit_to_classes(config)[0]), line

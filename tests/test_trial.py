@@ -1,0 +1,84 @@
+"""Updates that fit into some minutes, on a clock that only the work of training moves."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nsgf import UserError, experiment, trial
+from nsgf.cli.commands import main
+from nsgf.config.settings import change
+from nsgf.experiment import train
+from nsgf.phases import nsgf
+from nsgf.phases.lines import CachedStarts
+from nsgf.run import checkpoint
+from nsgf.training.loop import PhaseLoop
+from tests.conftest import shipped
+
+HAND_OVER = (
+    *("--device=cpu", "--sinkhorn-batch=16", "--model.mlp.width=8", "--batch-size=16"),
+    *("--nsf.coupling_batch=16", "--optim.warmup_steps=500", "--pool-batches=100"),
+    "--pool.build_batch=5",
+)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """3 s a flow, 1/50 s a start of a line, 4 or 8 s an update, 2 s to read data, 5 s a picture."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+
+    def costs(owner, name, seconds):
+        function = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            clock.now += seconds(*args)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for module in (trial, experiment):
+        costs(module, "Data", lambda *_: 2)
+        costs(module, "show_preview", lambda *_: 5)
+    costs(nsgf, "build_pool", lambda session, *_: 3 * session.config.pool.num_batches)
+    costs(CachedStarts, "_transport_noise", lambda _, positions: len(positions) / 50)
+    costs(PhaseLoop, "_update", lambda loop, _: 4 if loop.name == "nsgf" else 8)
+    return clock
+
+
+@pytest.mark.parametrize(("recipe", "minutes", "is_more"), [(3000, 30, False), (30, 30, True)])
+def test_training_takes_the_minutes_that_were_asked_for(recipe, minutes, is_more, clock, tmp_path):
+    recipe = (f"--nsgf.iterations={recipe}", f"--nsf.iterations={2 * recipe}")
+    config = shipped("2d/nsgf++h", *HAND_OVER, *recipe)
+    config = change(config, {"out_dir": str(tmp_path), "train.preview": False})
+    run = train(config, minutes=minutes)
+    assert 0.8 * 60 * minutes < clock.now < 1.2 * 60 * minutes
+    # shares of the recipe; the rate and what is prepared
+    settings = run.read_settings()
+    share = settings["nsgf.iterations"] / config.nsgf.iterations
+    assert settings["nsf.iterations"] == pytest.approx(share * config.nsf.iterations, abs=2)
+    assert (share > 1) == is_more
+    prepared = {"nsf.starts": 65536, "nsgf.warmup_steps": 500, "pool.num_batches": 100}
+    for key, whole in prepared.items():
+        assert settings[key] == pytest.approx(max(16, min(1, share) * whole), rel=0.05)
+    # the settings of the run say all: the same again
+    again = train(change(config, settings))
+    for phase in config.phases:
+        one, other = (checkpoint.load(each.checkpoint_file(phase)) for each in (run, again))
+        assert one["step"] == settings[f"{phase}.iterations"]
+        for name, weight in one["ema"].items():
+            assert torch.equal(weight, other["ema"][name])
+
+
+@pytest.mark.parametrize("minutes", [0, -1, 1e9, float("nan"), 0.5])
+def test_minutes_that_no_training_can_take_are_refused(minutes, clock, tmp_path):
+    config = change(shipped("2d/nsgf++h", *HAND_OVER), {"out_dir": str(tmp_path)})
+    with pytest.raises(UserError, match=r"^minutes = "):
+        train(config, minutes=minutes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_or_resumed_run_keeps_its_updates(tiny_run, capfd):
+    assert main(["train", "--run", str(tiny_run.path), "--resume", "--minutes=5"]) == 2
+    assert "minutes = 5" in capfd.readouterr().err
