@@ -83,7 +83,7 @@ def train(
     if minutes is not None:
         if run or world.size > 1:
             raise UserError(f"minutes = {minutes:g}: only for a new run in one process")
-        config, line = fit_minutes(config, minutes, device, network)
+        config, line = fit_minutes(config, minutes, device, stop, network)
         fitted = [line]
     with ExitStack() as held:
         # complete what a killed process has begun

@@ -11,7 +11,6 @@ Shapes: B batch, N particles, M targets, T steps of a flow, *shape one sample.
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,18 +80,13 @@ def line_pairs(start: Tensor, end: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     return (1 - weight) * start + weight * end, end - start
 
 
-def euler_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
-    """Return x + h u(x, t), for a number h or a tensor (B, 1, ..., 1)."""
-    return x + h * velocity(x, t)
-
-
 def nsgf_steps(
     velocity: Velocity, x: Tensor, steps: int, h: float, observe: Callable[[Tensor], None] | None
 ) -> Tensor:
     """Algorithm 2: x <- x + h v_theta(x, s/S), s = 0 .. S-1, for samples x of mu0 (B, *shape); h
     is :func:`time_step` if S = T. ``observe`` is called with the states after each step."""
     for step in range(steps):
-        x = euler_step(velocity, x, torch.full((len(x),), step / steps, device=x.device), h)
+        x = x + h * velocity(x, torch.full((len(x),), step / steps, device=x.device))
         if observe:
             observe(x)
     return x
@@ -121,13 +115,12 @@ def sample(
     spacing: float = 1.0,
 ) -> Tensor:
     """Algorithm 2, and with u_delta as ``straight`` Algorithm 4: move x (B, *shape) from mu0 to
-    mu*. ``predictor`` t_phi maps x to entry times in [0, 1), (B,); None: 0. ``spacing``: power of
-    :func:`straight_times`."""
+    mu*. ``predictor`` t_phi maps x to entry times (B,) in [0, 1); None: 0. ``spacing``: power p."""
     x = nsgf_steps(velocity, x, steps, h, None)
     if straight is not None:
         tau = predictor(x) if predictor else torch.zeros(len(x), device=x.device)
         for t, size in straight_times(tau, straight_steps, spacing):
-            x = euler_step(straight, x, t, size.view(-1, *[1] * (x.ndim - 1)))
+            x = x + size.view(-1, *[1] * (x.ndim - 1)) * straight(x, t)
     return x
 
 

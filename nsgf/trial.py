@@ -18,7 +18,7 @@ from nsgf.phases.base import TRIAL_SAMPLES
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.stop import StopRequest
+from nsgf.run.stop import Stopped, StopRequest
 from nsgf.samples import show_preview
 from nsgf.system.errors import UserError
 from nsgf.system.files import ensure_writable, read_lines
@@ -116,17 +116,25 @@ def try_phases(
 
 
 def fit_minutes(
-    config: Config, minutes: float, device: torch.device, network: OwnNetwork | None = None
+    config: Config,
+    minutes: float,
+    device: torch.device,
+    stop: StopRequest | None = None,
+    network: OwnNetwork | None = None,
 ) -> tuple[Config, str]:
     """Return the settings of a training that takes these minutes, with the measuring, and a line
     about them. Phases keep their shares of the updates; for fewer updates, warm-ups are shorter and
-    less is prepared. Raise UserError if the minutes are too few."""
+    less is prepared. Raise UserError if the minutes are too few, and KeyboardInterrupt if ``stop``
+    requests it."""
     given = f"minutes = {minutes:g}"
     if not 0 < minutes <= MOST_MINUTES:
         raise UserError(f"{given}: must be > 0 and <= {MOST_MINUTES}")
     show(f"{given}: measuring updates")
     begin = time.perf_counter()
-    tried = [*try_phases(config, device, None, network, 60 * minutes * TRIED)]
+    try:
+        tried = [*try_phases(config, device, stop, network, 60 * minutes * TRIED)]
+    except Stopped as stopped:  # there is no run yet
+        raise KeyboardInterrupt(f"{given}: stopped while measuring") from stopped
     prepare, updates, rest = (sum(part) for part in list(zip(*tried, strict=True))[1:])
     left = 60 * minutes - (time.perf_counter() - begin) - rest
     # for more updates than in the recipe no more is prepared

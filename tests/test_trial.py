@@ -13,6 +13,7 @@ from nsgf.experiment import train
 from nsgf.phases import nsgf
 from nsgf.phases.lines import CachedStarts
 from nsgf.run import checkpoint
+from nsgf.run.stop import StopRequest
 from nsgf.training.loop import PhaseLoop
 from tests.conftest import shipped
 
@@ -82,3 +83,10 @@ def test_minutes_that_no_training_can_take_are_refused(minutes, clock, tmp_path)
 def test_a_finished_or_resumed_run_keeps_its_updates(tiny_run, capfd):
     assert main(["train", "--run", str(tiny_run.path), "--resume", "--minutes=5"]) == 2
     assert "minutes = 5" in capfd.readouterr().err
+
+
+def test_a_stop_while_updates_are_measured_leaves_nothing(clock, tmp_path):
+    config = change(shipped("2d/nsgf++h", *HAND_OVER), {"out_dir": str(tmp_path)})
+    with pytest.raises(KeyboardInterrupt):
+        train(config, minutes=30, stop=StopRequest(max_hours=1e-9))
+    assert not list(tmp_path.iterdir())

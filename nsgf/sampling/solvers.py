@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
-from nsgf.method import Velocity, euler_step, straight_times
+from nsgf.method import Velocity, straight_times
 from nsgf.system.errors import UserError, one_line
 
 Observer = Callable[[Tensor], None]
@@ -27,6 +27,11 @@ class Solver(NamedTuple):
     """Number of network calls per step; None: adaptive."""
     step: Step | None
     """Function for one step; None: torchdiffeq's dopri5."""
+
+
+def euler_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
+    """Return x + h u(x, t), for h as in :data:`Step`."""
+    return x + h * velocity(x, t)
 
 
 def heun_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
