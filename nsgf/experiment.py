@@ -41,7 +41,7 @@ from nsgf.system.output import format_bytes
 from nsgf.training.loop import fit
 from nsgf.training.precision import pick_precision, prepare_compiler
 from nsgf.training.task import OnLog, Session
-from nsgf.trial import fit_minutes
+from nsgf.trial import MOST_MINUTES, fit_minutes
 
 WEIGHT_BYTES = 16
 """Bytes of a checkpoint per weight: weight, average and Adam's two moments, in float32."""
@@ -81,8 +81,9 @@ def train(
     device = pick_device(config.device)
     fitted = []
     if minutes is not None:
-        if run or world.size > 1:
-            raise UserError(f"minutes = {minutes:g}: only for a new run in one process")
+        if run or world.size > 1 or not 0 < minutes <= MOST_MINUTES:
+            must = f"must be > 0 and <= {MOST_MINUTES}, for a new run in one process"
+            raise UserError(f"minutes = {minutes:g}: {must}")
         config, line = fit_minutes(config, minutes, device, stop, network)
         fitted = [line]
     with ExitStack() as held:

@@ -127,8 +127,6 @@ def fit_minutes(
     less is prepared. Raise UserError if the minutes are too few, and KeyboardInterrupt if ``stop``
     requests it."""
     given = f"minutes = {minutes:g}"
-    if not 0 < minutes <= MOST_MINUTES:
-        raise UserError(f"{given}: must be > 0 and <= {MOST_MINUTES}")
     show(f"{given}: measuring updates")
     begin = time.perf_counter()
     try:

@@ -6,13 +6,14 @@ Shapes: B batch, *shape one sample.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, OptimConfig, PhaseName
+from nsgf.config.schema import Config, PhaseName
+from nsgf.config.settings import change
 from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
@@ -141,13 +142,11 @@ class LinePhase(Phase):
         return "", 0
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
-        nsf = config.nsf
-        if nsf.starts is None:
+        starts = config.nsf.starts
+        if starts is None:
             return config, 1.0
-        own: OptimConfig = getattr(config, self.name)
-        used = min(nsf.starts, own.iterations * own.batch_size)
-        few = min(used, TRIAL_SAMPLES)
-        return replace(config, nsf=replace(nsf, starts=few)), used / few
+        few = min(starts, TRIAL_SAMPLES)
+        return change(config, {"nsf.starts": few}), starts / few
 
     def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> Pairs:
         """Return the starts and ends of the lines, from random streams of the phase. ``transport``
