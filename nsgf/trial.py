@@ -147,4 +147,4 @@ def fit_minutes(
         if amount := SETTINGS[key].get(config):
             chosen[key] = min(amount, max(least, int(share * amount)))
     config = change(config, chosen)
-    return change(config, fit_to_classes(config)[0]), line
+    return change(config, fit_to_classes(config)), line
