@@ -12,7 +12,7 @@ import torch
 
 from nsgf.comparison import SETTINGS, TABLE, Row, table_csv
 from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
-from nsgf.comparison.tuning import SEARCH, ranking
+from nsgf.comparison.tuning import SEARCH, ranking, selecting_measure
 from nsgf.data import Data
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
@@ -196,7 +196,7 @@ def search_table(rows: Sequence[Row], tried: Sequence[Row]) -> Table:
     Columns: targets."""
     ranked = ranking(tried)
     targets = dict.fromkeys(row.target for row in tried)
-    best = f"best by {name_of(next(iter(tried[0].values)))} at NFE {tried[0].nfe}"
+    best = f"best by {name_of(selecting_measure(tried[0]))} at NFE {tried[0].nfe}"
     table = [[f"settings, {best}, seed {tried[0].seed}", *targets]]
     for method in methods_of(rows):
         table.append([method_title(method)])

@@ -19,6 +19,9 @@ SEARCH = "search.csv"
 """File in a comparison's folder: all trials of the search."""
 SEED_OFFSET = 1000
 """The search uses the seed ``seed + SEED_OFFSET``; tables have at most SEED_OFFSET seeds."""
+SELECTING = ("1000 energy_standardised", "1000 energy")
+"""Measures that select settings, the first that there is; for images the first of all. W2 of a
+finite sample depends mostly on how many points each part has by chance."""
 SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool", "sampling", "train")
 """Sections whose settings can be searched: those in which methods may differ."""
 
@@ -74,13 +77,19 @@ def describe(choice: Layer) -> str:
     return ", ".join(f"{name} {format_value(value)}" for name, value in choice.items())
 
 
+def selecting_measure(row: Row) -> str:
+    """Return the key of the measure that selects settings."""
+    return next(key for key in (*SELECTING, *row.values) if key in row.values)
+
+
 def ranking(rows: Iterable[Row]) -> dict[tuple[str, str], list[str]]:
     """Return the combinations that were tried, by target and method, from the best to the worst
-    mean of the first measure. ``rows``: of the search, whose methods are ``METHOD: SETTINGS``."""
+    mean of the measure that selects. ``rows``: of the search, with methods ``METHOD: SETTINGS``."""
     losses: dict[tuple[str, str], dict[str, list[float]]] = {}
     for row in rows:
         method, _, settings = row.method.partition(": ")
-        (key, value), *_ = row.values.items()
+        key = selecting_measure(row)
+        value = row.values[key]
         own = losses.setdefault((row.target, method), {})
         own.setdefault(settings, []).append(-value if is_better_higher(key) else value)
     return {place: sorted(own, key=lambda text: mean(own[text])) for place, own in losses.items()}

@@ -58,6 +58,12 @@ MEASURES = [
     ),
     Measure({"w2_standardised": "W2 of standardised columns ↓"}, "standardised", w2, is_slow=True),
     Measure(
+        {"1000 energy_standardised": "1000 x energy distance of standardised columns ↓"},
+        "standardised",
+        lambda x, y: 1000 * energy_distance(x, y),
+        is_evaluated=False,
+    ),
+    Measure(
         {"imagenet_frechet": "Fréchet distance, ImageNet features ↓"}, "imagenet", frechet_distance
     ),
     Measure(

@@ -95,7 +95,7 @@ def test_a_useless_rate_is_not_chosen(tmp_path, monkeypatch):
     assert len(tried) == 12 * 2  # two draws
     assert {(row.seed, row.nfe) for row in tried} == {(1000, 2)}
     means = {
-        row.method: mean(each.values["w2"] for each in tried if each.method == row.method)
+        row.method: mean(each.values["1000 energy"] for each in tried if each.method == row.method)
         for row in tried
     }
     chosen = {method: texts[0] for (_, method), texts in ranking(tried).items()}

@@ -10,6 +10,7 @@ def test_each_measure_has_a_name_with_its_direction():
         "w2",
         "w2_standardised",
         "1000 energy",
+        "1000 energy_standardised",
         "fid",
         "kid",
         "imagenet_frechet",
