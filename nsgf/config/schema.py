@@ -378,8 +378,8 @@ class CompareConfig:
     heun needs one more. onecall and onecall+ are measured with 1 call only."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
-    combination of those that a method uses is trained once, with the seed seed + 1000. The best, for
-    points by the energy distance, else by the first measure, is then compared. Empty: none."""
+    combination of those that a method uses is trained once, with the seed seed + 1000. The best is
+    then compared: of points by the energy distance, else by the first measure. Empty: none."""
     tune_nfe: CountOrNull = None
     """Network calls per sample in this search; null: the largest of compare.nfe."""
 
