@@ -141,8 +141,10 @@ def inspect_points(config: DataConfig) -> Inspection:
                 f"{name_setting('data.path', config.path)}: a range of {width:.3g} in {name}; "
                 "leave that column out"
             )
-    mean = rows.mean(0).tolist()
-    found = Found(count, [dim], _checksum(values), 0, names, mean, rows.std(0).tolist())
+    columns = torch.from_numpy(rows)
+    mean = columns.mean(0).tolist()
+    scale = columns.std(0, correction=0).tolist()
+    found = Found(count, [dim], _checksum(values), 0, names, mean, scale)
     notes = [f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}", note]
     if dim > 1 and not np.ptp(rows[:, 0] - trained):
         notes.append(
