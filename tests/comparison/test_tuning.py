@@ -7,7 +7,7 @@ import pytest
 import nsgf
 from nsgf.cli import main
 from nsgf.comparison import compare as engine
-from nsgf.comparison import read_rows
+from nsgf.comparison import Row, read_rows
 from nsgf.comparison.compare import comparison_plan
 from nsgf.comparison.tuning import options, ranking, settings_of
 from nsgf.config.settings import change
@@ -141,6 +141,18 @@ def test_calls_of_the_search(tmp_path):
     assert calls == {"nsgf++": [8], "onecall": [1], "nsgf": [8]}
     few = searched(tmp_path, "--compare.methods=[nsgf++,nsgf]", "--compare.nfe=[1,2]")
     assert {trial.method for trial in few.tuning_trials} == {"nsgf"}
+
+
+def test_points_are_selected_by_the_energy_distance():
+    """W2 of a finite sample is mostly chance."""
+    measures = {"a": {"w2": 1.0, "1000 energy": 3.0}, "b": {"w2": 2.0, "1000 energy": 1.0}}
+    rows = [
+        Row("moons", f"nsgf: {name}", 7, 0, 2, 2.0, 5, 1.0, 1.0, own)
+        for name, own in measures.items()
+    ]
+    assert ranking(rows) == {("moons", "nsgf"): ["b", "a"]}
+    images = [row._replace(values={"imagenet_frechet": row.values["w2"]}) for row in rows]
+    assert ranking(images) == {("moons", "nsgf"): ["a", "b"]}
 
 
 def test_own_methods_are_not_searched_and_the_table_says_so(tmp_path):
