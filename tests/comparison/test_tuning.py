@@ -6,8 +6,8 @@ import pytest
 
 import nsgf
 from nsgf.cli import main
-from nsgf.comparison import compare as engine
 from nsgf.comparison import Row, read_rows
+from nsgf.comparison import compare as engine
 from nsgf.comparison.compare import comparison_plan
 from nsgf.comparison.tuning import options, ranking, settings_of
 from nsgf.config.settings import change
