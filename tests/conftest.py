@@ -12,15 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch import nn
 
 from nsgf import resolve
 from nsgf.cli.arguments import parse
 from nsgf.comparison.trials import Comparison
 from nsgf.config.files import Experiment, config_folder
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, PhaseName
 from nsgf.experiment import train
+from nsgf.phases import PHASES
+from nsgf.phases.base import starting_network
 from nsgf.run.folder import RunFolder
+from nsgf.run.log import RunLog
 from nsgf.training.precision import BFLOAT16_CHECKS
+from nsgf.training.task import Session
 from tests.data.own_files import write_images, write_points
 
 for _name, _examples in (("quick", 10), ("all", 200)):  # scripts/test.sh --all takes the latter
@@ -54,6 +59,12 @@ def compared(name: str, *flags: str) -> Comparison:
     """The comparison of ``compare --exp NAME`` with flags."""
     request = parse(["compare", *experiment(name), *flags])
     return Comparison.of(request.config, request.methods)
+
+
+def new_network(phase: PhaseName, config: Config) -> nn.Module:
+    """A phase's network on the CPU before its first update."""
+    session = Session(config, RunFolder(Path()), RunLog(Path()), torch.device("cpu"))
+    return starting_network(PHASES[phase], session)
 
 
 @pytest.fixture(scope="session", autouse=True)

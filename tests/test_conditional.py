@@ -12,7 +12,7 @@ from nsgf.cli.arguments import parse
 from nsgf.data import build_source
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import get_phase, load_sampler
+from nsgf.phases import PHASES, load_sampler
 from nsgf.phases.base import load_network
 from nsgf.samples import sample_run
 from nsgf.sampling.generate import generate
@@ -66,7 +66,7 @@ def test_label_of_a_command_line_is_that_of_all_samples(told_run, small_run, tmp
 def test_guided_samples_are_the_formula_of_two_calls(told_run):
     config, run = told_run
     sampler, _ = load_sampler(sampled(config, guidance=3.0), run, CPU)
-    network = load_network(get_phase("generator"), config, run, CPU).network
+    network = load_network(PHASES["generator"], config, run, CPU).network
     x, t, labels = torch.randn(4, 1, 8, 8), torch.zeros(4), torch.tensor([1, 5, 5, 9])
     free, own = network(x, t, torch.full((4,), 10)), network(x, t, labels)
     torch.testing.assert_close(sampler(x, labels).x, free + 3 * (own - free))

@@ -18,7 +18,7 @@ from nsgf.config.schema import Config
 from nsgf.config.settings import build, values
 from nsgf.data import Data
 from nsgf.experiment import train
-from nsgf.phases import get_phase, resume
+from nsgf.phases import PHASES, resume
 from nsgf.phases.base import load_network
 from nsgf.phases.lines import NSF
 from nsgf.phases.resume import pending_phases
@@ -233,7 +233,7 @@ def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, tiny_run):
     data = Data(tiny.data, tiny.seed)
     pairs = NSF().pairs(lab, data)
     x = data.source("nsf").at(range(5))
-    network = load_network(get_phase("nsgf"), tiny, tiny_run, torch.device("cpu")).network
+    network = load_network(PHASES["nsgf"], tiny, tiny_run, torch.device("cpu")).network
     average = weights(tiny_run)["nsgf"]["ema"]
     assert torch.equal(network.layers[0].weight, average["layers.0.weight"])
     expected = x

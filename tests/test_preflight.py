@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.pool import build_batch
 from nsgf.preflight import preflight
 from tests.conftest import shipped
@@ -39,10 +39,10 @@ def test_long_runs_are_shared_out_among_sessions(tiny):
 
 def test_trial_of_a_phase_prepares_a_part():
     config = shipped("2d/2rf", "--reflow.pairs=640")
-    short, times = get_phase("reflow").trial(config, CPU)
+    short, times = PHASES["reflow"].trial(config, CPU)
     assert (short.reflow.pairs, times) == (64, 10)
     config = shipped("2d", "--sinkhorn-batch=4096", "--pool-batches=100")
-    short, times = get_phase("nsgf").trial(config, CPU)
+    short, times = PHASES["nsgf"].trial(config, CPU)
     assert short.pool.num_batches == build_batch(config, (2,), CPU) == 100 / times
 
 

@@ -13,7 +13,7 @@ from nsgf.data import Data, build_source, in_units
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import find_preview, get_phase, load_sampler
+from nsgf.phases import PHASES, find_preview, get_phases, load_sampler
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.samples import _write_output, changed_settings, part_of_way, preview_samples, sample_run
@@ -22,7 +22,7 @@ from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
-PHASES = OF_PHASES[:3]
+OF_METHOD = OF_PHASES[:3]
 LINE = {"samples": 16, "shape": [1], "checksum": "x", "names": ["a"], "mean": [0.0], "scale": [1.0]}
 CPU = torch.device("cpu")
 
@@ -246,11 +246,11 @@ def pictured_config(tiny):
 def test_every_phase_leaves_its_picture_and_trains_the_same(pictured_config, tiny_run):
     """``tiny_run`` was trained without previews; weights, optimizers and losses agree."""
     pictured = train(pictured_config)
-    names = {f"phase{number}_{phase}.png" for number, phase in enumerate(PHASES, start=1)}
+    names = {f"phase{number}_{phase}.png" for number, phase in enumerate(OF_METHOD, start=1)}
     assert {file.name for file in pictured.samples.iterdir()} == names
     assert "nsf: picture of samples, " in (pictured.path / "log.txt").read_text()
 
-    for phase in PHASES:
+    for phase in OF_METHOD:
         shown, without = (
             checkpoint.load(run.checkpoint_file(phase)) for run in (pictured, tiny_run)
         )
@@ -261,7 +261,7 @@ def test_every_phase_leaves_its_picture_and_trains_the_same(pictured_config, tin
 
 def test_pictures_show_what_the_phases_so_far_draw(pictured_config, tiny_run):
     data = Data(pictured_config.data, pictured_config.seed)
-    for phase in map(get_phase, PHASES):
+    for phase in get_phases(OF_METHOD):
         way = find_preview(pictured_config, phase)
         sampler, _ = load_sampler(pictured_config, tiny_run, CPU, way)
         expected = sampler(data.source("preview").sample(2048)).x
@@ -281,7 +281,7 @@ def test_pictures_show_what_the_phases_so_far_draw(pictured_config, tiny_run):
     ],
 )
 def test_picture_of_an_early_phase_says_where_the_next_one_continues(flags, phase, words):
-    found = part_of_way(shipped("digits", *flags), get_phase(phase))
+    found = part_of_way(shipped("digits", *flags), PHASES[phase])
     assert words in found if words else not found
 
 
@@ -293,4 +293,4 @@ def test_picture_that_fails_is_one_line(pictured_config, monkeypatch):
     run = train(pictured_config)
     log = (run.path / "log.txt").read_text()
     assert log.count("no picture of samples (no memory)") == 3
-    assert all(run.checkpoint_file(phase).exists() for phase in PHASES)
+    assert all(run.checkpoint_file(phase).exists() for phase in OF_METHOD)

@@ -7,7 +7,7 @@ import pytest
 
 from nsgf import experiment
 from nsgf.experiment import check_space, training_plan
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.phases.base import outline
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder
@@ -19,7 +19,7 @@ from tests.pool.conftest import CPU
 
 def test_a_checkpoint_has_about_the_bytes_that_are_asked_for(tiny, tiny_run):
     expected = experiment.WEIGHT_BYTES * sum(
-        part.numel() for part in outline(get_phase("nsgf"), tiny).parameters()
+        part.numel() for part in outline(PHASES["nsgf"], tiny).parameters()
     )
     size = tiny_run.checkpoint_file("nsgf").stat().st_size
     assert expected < size < expected + 20_000

@@ -30,7 +30,7 @@ from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
 from nsgf.metrics.evaluate import TUNE, Yardstick
 from nsgf.metrics.measures import Measure, keys_of, name_of, without_classes
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.report import trained_updates
 from nsgf.run.checkpoint import read_good_header, restore_previous
 from nsgf.run.folder import RunFolder, check_links
@@ -132,7 +132,7 @@ def _check_trials(trials: Sequence[Trial], device: torch.device) -> None:
         run = trial.run
         for phase in filter(run.has_checkpoint, own.phases):
             saved = read_good_header(run.checkpoint_file(phase))["config"]
-            frozen = [*get_phase(phase).follows, phase, "train.precision"]
+            frozen = [*PHASES[phase].follows, phase, "train.precision"]
             if texts := find_contradictions(saved, own, frozen):
                 raise UserError(
                     f"{run.path} was trained with other settings ({'; '.join(texts)}); "

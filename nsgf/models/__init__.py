@@ -72,25 +72,30 @@ def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Ten
     return torch.cat([angle.cos(), angle.sin()], dim=1)
 
 
-def _layers(inputs: int, outputs: int, config: MLPConfig) -> nn.Sequential:
-    width = config.width
-    return nn.Sequential(
-        nn.Linear(inputs, width),
-        nn.SiLU(),
-        nn.Linear(width, width),
-        nn.SiLU(),
-        nn.Linear(width, width),
-        nn.SiLU(),
-        nn.Linear(width, outputs),
-    )
+class PointNetwork(nn.Module):
+    """Linear layers for points x in R^D, with SiLU between them."""
+
+    features = 0
+    """Number of inputs besides x."""
+
+    def __init__(self, dim: int, outputs: int, config: MLPConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.layers = nn.Sequential(
+            nn.Linear(dim + self.features, width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.Linear(width, outputs),
+        )
 
 
-class VelocityMLP(nn.Module):
+class VelocityMLP(PointNetwork):
     """v_theta(x, t) or u_delta(x, t) for x in R^D."""
 
-    def __init__(self, dim: int, config: MLPConfig) -> None:
-        super().__init__()
-        self.layers = _layers(dim + TIME_FEATURES, dim, config)
+    features = TIME_FEATURES
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x (B, D), t (B,) in [0, 1] -> velocity (B, D)."""
@@ -98,12 +103,8 @@ class VelocityMLP(nn.Module):
         return self.layers(torch.cat([x, features.to(x.dtype)], dim=1))
 
 
-class TimePredictorMLP(nn.Module):
+class TimePredictorMLP(PointNetwork):
     """t_phi(x) for x in R^D."""
-
-    def __init__(self, dim: int, config: MLPConfig) -> None:
-        super().__init__()
-        self.layers = _layers(dim, 1, config)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, D) -> time in (0, 1), (B,)."""

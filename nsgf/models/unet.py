@@ -43,16 +43,13 @@ class Norm(nn.GroupNorm):
     kernels accumulate mean and variance in float32 anyway.
     """
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(GROUPS, channels)
-
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> the same shape and type."""
         weight = self.weight.to(x.dtype)
         bias = self.bias.to(x.dtype)
         with keep_type(x):
             cudnn = torch.backends.cudnn.enabled
-            return torch.group_norm(x, GROUPS, weight, bias, self.eps, cudnn)
+            return torch.group_norm(x, self.num_groups, weight, bias, self.eps, cudnn)
 
 
 class ResBlock(nn.Module):
@@ -61,10 +58,10 @@ class ResBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, embedding: int, config: UNetConfig) -> None:
         super().__init__()
         self.first = nn.Sequential(
-            Norm(inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1)
+            Norm(GROUPS, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1)
         )
         self.time = nn.Sequential(nn.SiLU(), nn.Linear(embedding, 2 * outputs))
-        self.norm = Norm(outputs)
+        self.norm = Norm(GROUPS, outputs)
         self.second = nn.Sequential(
             nn.SiLU(),
             nn.Dropout(config.dropout),
@@ -85,7 +82,7 @@ class Attention(nn.Module):
     def __init__(self, channels: int, config: UNetConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.norm = Norm(channels)
+        self.norm = Norm(GROUPS, channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.out = zero_init(nn.Conv2d(channels, channels, 1))
 
@@ -195,7 +192,9 @@ class UNet(nn.Module):
             if level > 0:
                 self.up.append(Resize(width, doubles=True))
         self.head = nn.Sequential(
-            Norm(width), nn.SiLU(), zero_init(nn.Conv2d(width, image_channels, 3, padding=1))
+            Norm(GROUPS, width),
+            nn.SiLU(),
+            zero_init(nn.Conv2d(width, image_channels, 3, padding=1)),
         )
         # created last, so that the other initial weights do not depend on classes
         self.classes = nn.Embedding(classes + 1, embedding) if classes else None
@@ -215,21 +214,19 @@ class UNet(nn.Module):
         embedding = self.embed(features.to(x.dtype))
         if self.classes is not None:
             embedding = embedding + self.classes(label).to(embedding.dtype)
+        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         h = self.stem(x)
         skips = [h]
-        for layer in self.down:
-            h = self._call_layer(layer, embedding, h)
-            skips.append(h)
-        for layer in self.middle:
-            h = self._call_layer(layer, embedding, h)
-        for layer in self.up:
-            skipped = [skips.pop()] if isinstance(layer, Stage) else []
-            h = self._call_layer(layer, embedding, h, *skipped)
+        encoder = len(self.down)
+        decoder = encoder + len(self.middle)
+        for number, layer in enumerate([*self.down, *self.middle, *self.up]):
+            inputs = [embedding, h]
+            if number >= decoder and isinstance(layer, Stage):
+                inputs.append(skips.pop())
+            if recompute and isinstance(layer, Stage):  # other layers keep only inputs
+                h = checkpoint(layer, *inputs, use_reentrant=False)
+            else:
+                h = layer(*inputs)
+            if number < encoder:
+                skips.append(h)
         return self.head(h)
-
-    def _call_layer(self, layer: nn.Module, *inputs: Tensor) -> Tensor:
-        """Call a layer; in training, a stage may store only its inputs."""
-        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
-        if recompute and isinstance(layer, Stage):  # other layers keep only inputs
-            return checkpoint(layer, *inputs, use_reentrant=False)
-        return layer(*inputs)

@@ -176,24 +176,23 @@ WAYS = (
 )
 """All methods. If several apply and train the same phases, the first one is used."""
 
-_BY_NAME: dict[str, Phase] = {phase.name: phase for way in WAYS for phase in way.trains}
-
-
-def get_phase(name: PhaseName) -> Phase:
-    """Return the phase of this name."""
-    return _BY_NAME[name]
+PHASES: dict[str, Phase] = {phase.name: phase for way in WAYS for phase in way.trains}
+"""All phases, by name."""
 
 
 def get_phases(names: Sequence[PhaseName]) -> list[Phase]:
     """Return the phases of these names, in their order."""
-    return [*map(get_phase, names)]
+    return [PHASES[name] for name in names]
 
 
 def find_ways(config: Config) -> list[Way]:
     """Return the methods that apply to a configuration: those that train its phases, then those
     that train only its first phases."""
-    ways = (way for way in WAYS if way.names == config.phases[: len(way.names)])
-    fitting = [way for way in ways if not way.misfits(config)]
+    fitting = [
+        way
+        for way in WAYS
+        if way.names == config.phases[: len(way.names)] and not way.misfits(config)
+    ]
     return sorted(fitting, key=lambda way: -len(way.trains))
 
 

@@ -71,7 +71,7 @@ class Phase(ABC):
         if name is None:
             shape = data_shape(config.data)
             if len(shape) == 1:  # networks for points take no labels
-                return VelocityMLP(shape[0], model.mlp)
+                return VelocityMLP(shape[0], shape[0], model.mlp)
             from nsgf.models.unet import UNet
 
             recompute = model.checkpoint_activations
@@ -120,22 +120,16 @@ def outline(phase: Phase, config: Config, own: OwnNetwork | None = None) -> nn.M
         return phase.network(config, own)
 
 
-def new_network(
-    phase: Phase, config: Config, device: torch.device, own: OwnNetwork | None = None
-) -> nn.Module:
-    """Return a phase's network before its first update. Its weights depend on seed and phase;
-    torch's global generator does not change."""
-    with keep_random_numbers():
-        torch.manual_seed(derive_seed(config.seed, phase.name, "init"))
-        return phase.network(config, own).to(device)
-
-
 def starting_network(phase: Phase, session: Session, other: Phase | None = None) -> nn.Module:
     """Return a phase's network before its first update, with the averaged weights of phase
-    ``other``; None: with random weights. Raise UserError if the other phase is not trained."""
-    model = new_network(phase, session.config, session.device, session.run.network)
+    ``other``; None: with random weights, which depend on seed and phase. Torch's global generator
+    does not change. Raise UserError if the other phase is not trained."""
+    config = session.config
+    with keep_random_numbers():
+        torch.manual_seed(derive_seed(config.seed, phase.name, "init"))
+        model = phase.network(config, session.run.network).to(session.device)
     if other:
-        trained = load_network(other, session.config, session.run, session.device)
+        trained = load_network(other, config, session.run, session.device)
         model.load_state_dict(trained.network.state_dict())
     return model
 

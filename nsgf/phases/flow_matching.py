@@ -129,15 +129,17 @@ class Reflow(Phase):
         student = starting_network(self, session, Peer())
         carry = load_euler_steps(Peer(), session, STEPS, 1 / STEPS)
         classes = data.classes
-        starts = data.source(self.name).at(range(session.config.reflow.pairs))
+        positions = range(session.config.reflow.pairs)
+        starts = data.source(self.name).at(positions)
         ends = torch.empty_like(starts)
-        labels = [class_labels(range(len(starts)), classes)] if classes else []
+        inputs = [starts, class_labels(positions, classes)] if classes else [starts]
         session.log.write(f"reflow: {len(starts)} paths of {STEPS} steps")
-        batches = list(zip(*(part.split(PATHS) for part in (ends, starts, *labels)), strict=True))
-        for end, *own in count_progress(batches, "reflow paths", "batch", session.log.progress):
+        firsts = positions[::PATHS]
+        for first in count_progress(firsts, "reflow paths", "batch", session.log.progress):
             if session.should_stop():
                 raise Stopped("reflow: before its first step")
-            end.copy_(carry(*(part.to(session.device) for part in own)))
+            batch = slice(first, first + PATHS)
+            ends[batch] = carry(*(part[batch].to(session.device) for part in inputs))
         seed = derive_seed(session.config.seed, self.name)
         return LineTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)
 

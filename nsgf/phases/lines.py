@@ -6,7 +6,7 @@ Shapes: B batch, *shape one sample.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -214,7 +214,7 @@ class Predictor(LinePhase):
         """Return the time predictor, which takes no labels and is never the caller's."""
         shape = data_shape(config.data)
         if len(shape) == 1:
-            return TimePredictorMLP(shape[0], config.model.mlp)
+            return TimePredictorMLP(shape[0], 1, config.model.mlp)
         return TimePredictorCNN(shape, config.model.predictor_channels)
 
 
@@ -266,20 +266,17 @@ class CachedStarts(Sampler):
 
     def at(self, positions: range) -> Tensor:
         if self.kept is None:
-            return self._transport_noise(positions)
+            x = self.source.at(positions).to(self.device)
+            labels = []
+            if self.classes:
+                labels = [class_labels(positions, self.classes).to(self.device)]
+            return self.transport(x, *labels)
         parts = []
         for _, epoch in pages(positions, self.kept):
             for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
                 if number not in self._pages:
                     # compute a whole page: rounding depends on the size of the network's batch
                     whole = range(number * BLOCK, (number + 1) * BLOCK)
-                    self._pages[number] = self._transport_noise(whole).cpu()
+                    self._pages[number] = replace(self, kept=None).at(whole).cpu()
                 parts.append(self._pages[number][cut].to(self.device))
         return torch.cat(parts)
-
-    def _transport_noise(self, positions: range) -> Tensor:
-        x = self.source.at(positions).to(self.device)
-        labels = []
-        if self.classes:
-            labels = [class_labels(positions, self.classes).to(self.device)]
-        return self.transport(x, *labels)

@@ -7,7 +7,7 @@ import torch
 
 from nsgf.config.schema import OF_PHASES, Config, PhaseName
 from nsgf.config.settings import find_contradictions
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
@@ -76,7 +76,7 @@ def keep_precision(config: Config, run: RunFolder, device: torch.device) -> Conf
 
 def _needs(phase: PhaseName, others: list[PhaseName], config: Config) -> bool:
     """Whether a phase learns from the network of one of the others."""
-    return any(needed.name in others for needed in get_phase(phase).needs(config))
+    return any(needed.name in others for needed in PHASES[phase].needs(config))
 
 
 def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
@@ -87,7 +87,7 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     header = checkpoint.load(file, only_header=True)
     checkpoint.check_phase(file, header, phase)
     is_done: bool = header["step"] >= getattr(config, phase).iterations
-    follows = get_phase(phase).follows
+    follows = PHASES[phase].follows
     running = None if is_done else phase
     texts = find_contradictions(header["config"], config, follows, running)
     if texts:

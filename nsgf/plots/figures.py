@@ -127,9 +127,9 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
             figure.figimage(grid, origin="upper")
             figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
         else:
-            low, high = point_box(*samples.path)
-            shape = 1.0 if axes else (high[1] - low[1]) / max(high[0] - low[0], 1e-9)
-            figure = new_figure(5, 0.6 + 4.4 * min(2.0, max(0.5, shape)))
+            low, high, shape = point_box(*samples.path)
+            shape = 1.0 if axes else min(2.0, max(0.5, shape))
+            figure = new_figure(5, 0.6 + 4.4 * shape)
             panel = figure.subplots()
             if state < last and x.shape[1] == 2:
                 _show_arrows(panel, x, samples.path[state + 1] - x, "0.5")

@@ -229,8 +229,8 @@ def draw_points(
     on_line = shown.shape[1] == 1
     shape = 1.0
     if axes is None and not on_line:
-        low, high = point_box(shown, path[0].to(shown))
-        shape = min(1.0, max(0.3, (high[1] - low[1]) / (high[0] - low[0])))
+        *_, shape = point_box(shown, path[0].to(shown))
+        shape = min(1.0, max(0.3, shape))
     count = 2 if on_line or target is not None else 1
     figure = new_figure(5.5 * count, min(5.5, 1.6 + 5 * shape))
     panels = figure.subplots(1, count, sharex=True, sharey=not on_line, squeeze=False)[0]
@@ -266,13 +266,15 @@ def name_axes(panel: Any, axes: Sequence[str] | None) -> None:
     panel.set_ylabel("".join(axes[1:2])[:NAME_LENGTH], parse_math=False)
 
 
-def point_box(*points: Tensor) -> tuple[list[float], list[float]]:
+def point_box(*points: Tensor) -> tuple[list[float], list[float], float]:
     """Return the lower left and the upper right corner of the box around the first two coordinates
-    of points (N, D). The outermost thousandth of the points is left out; a margin is added."""
+    of points (N, D), and its height divided by its width. The outermost thousandth of the points is
+    left out; a margin is added."""
     values = torch.cat(points)[:, :2]
     low, high = (values.quantile(part, dim=0) for part in (0.001, 0.999))
-    margin = 0.05 * (high - low)
-    return (low - margin).tolist(), (high + margin).tolist()
+    size = high - low
+    shape = float(size[-1] / size[0].clamp_min(1e-9))
+    return (low - 0.05 * size).tolist(), (high + 0.05 * size).tolist(), shape
 
 
 def draw_table(
@@ -297,9 +299,8 @@ def draw_table(
     if not is_image:
         names.insert(0, "Paths")
         first = next(own for samples in drawn.values() for own in samples.values())
-        low, high = point_box(target.cpu(), first.path[0].cpu().to(target))
-        if same_scale:
-            shape = (high[1] - low[1]) / (high[0] - low[0])
+        low, high, extent = point_box(target.cpu(), first.path[0].cpu().to(target))
+        shape = extent if same_scale else 1.0
     width = 2.2 * (len(drawn) + 1)
     figure = new_figure(width, 0.9 + 2.2 * shape * len(names))
     letters = {"fontsize": max(MIN_LETTERS, width)}

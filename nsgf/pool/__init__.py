@@ -287,10 +287,10 @@ def simulate(
     """
     sinkhorn = config.sinkhorn
     flow = config.flow
-    x, y = (
-        sampler.at(range(numbers.start * n, numbers.stop * n)).to(device).unflatten(0, (-1, n))
-        for sampler, n in ((source, sinkhorn.batch_size), (target, sinkhorn.targets))
-    )
+    n = sinkhorn.batch_size
+    m = sinkhorn.targets
+    x = source.at(range(numbers.start * n, numbers.stop * n)).to(device).unflatten(0, (-1, n))
+    y = target.at(range(numbers.start * m, numbers.stop * m)).to(device).unflatten(0, (-1, m))
     try:
         return run_flow(solver, x, y, step_sizes(flow.steps, flow.step_size)).flatten(0, 1)
     except (UserError, ValueError, ArithmeticError) as error:

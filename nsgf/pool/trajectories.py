@@ -218,7 +218,8 @@ class TrajectoryPool:
         """
         end = self.filled + len(positions)
         place = self._positions[self.filled : end].copy_(positions)
-        if not all(bound.isfinite() for bound in place.aminmax()):  # nan if any value is nan
+        low, high = place.aminmax()  # nan if any value is nan
+        if not (low.isfinite() & high.isfinite()):
             remedy = f"{suggest('pool.dtype', 'float32')} or a smaller {suggest('flow.eta')}"
             raise UserError(f"values of a flow are not finite in {place.dtype}; try {remedy}")
         self.filled = end

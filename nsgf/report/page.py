@@ -18,7 +18,7 @@ from nsgf.data import Data, class_names
 from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.metrics.distances import nearest_images
 from nsgf.metrics.measures import describe, is_measure, name_of
-from nsgf.phases import get_phase, load_sampler
+from nsgf.phases import PHASES, load_sampler
 from nsgf.plots.figures import Field, draw_curves, draw_entry_times, draw_fields, save_animation
 from nsgf.plots.samples import compare_images, cut_panels, draw_rows, figure_defaults, save_figure
 from nsgf.report import curves, render, trained_updates
@@ -171,13 +171,13 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         show(f"report: {missing}")
     for name in config.phases:
         file = run.samples / f"{phase_stem(name)}.png"
-        phase = get_phase(name)
+        phase = PHASES[name]
         if file.exists():
             title = f"Samples after training: {phase.title}{part_of_way(config, phase)}"
             album.add(file, title, "From the same noise.")
     if found := curves(run):
         text = "Loss and gradient of each update that was logged."
-        titled = {get_phase(own).title: found[own] for own in config.phases if own in found}
+        titled = {PHASES[own].title: found[own] for own in config.phases if own in found}
         album.draw("curves", draw_curves(titled), "Training", text)
     log = run.path / "log.txt"
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
@@ -211,7 +211,7 @@ def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
     costs = read_costs(run.path)
     logged = curves(run)
     for phase in config.phases:
-        name = f"{get_phase(phase).title} ({phase})"
+        name = f"{PHASES[phase].title} ({phase})"
         updates = f"{trained_updates(run, phase)} of {getattr(config, phase).iterations}"
         loss = f"{logged[phase][-1][1]:.4g}" if phase in logged else ""
         spent: tuple[str, ...] = ("", "")

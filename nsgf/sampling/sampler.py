@@ -101,6 +101,7 @@ class Samples:
     """Whether every value of every sample is a finite number."""
 
 
+@dataclass(eq=False)
 class Leg(ABC):
     """A part of sampling, which uses one network or none."""
 
@@ -111,11 +112,10 @@ class Leg(ABC):
     calls: ClassVar[int] = 1
     """Number of network calls per step; subclasses may override :meth:`calls_per_step` instead."""
 
-    def __init__(self, config: Config, network: Network) -> None:
-        self.config = config
-        self.network = network
-        self.evaluations = 0
-        """Number of samples that went through the network."""
+    config: Config
+    network: Network
+    evaluations: int = 0
+    """Number of samples that went through the network."""
 
     @abstractmethod
     def carry(self, samples: Samples, observe: Observer | None) -> None:

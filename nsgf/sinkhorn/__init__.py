@@ -7,6 +7,7 @@ differentiation, and one of another distance; and the table of all flows.
 Shapes: B flows, N particles x, M targets y, D coordinates.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def _mean_direction(x: Tensor, y: Tensor) -> Tensor:
     return weights @ y - weights.sum(2, keepdim=True) * x
 
 
+@dataclass(eq=False)
 class GeomlossSolver(Flow):
     """The Sinkhorn flow as in the paper: one pair of clouds at a time, annealed to the blur.
 
@@ -49,24 +51,25 @@ class GeomlossSolver(Flow):
 
     title = "Sinkhorn gradient flow by geomloss"
     uses = ("blur", "scaling")
+    shows = uses
     arrives = True
 
-    def __init__(self, blur: float, scaling: float) -> None:
-        """``scaling``: ratio of successive blurs while annealing."""
-        from geomloss import SamplesLoss
-
-        settings = {"blur": blur, "scaling": scaling}
-        super().__init__(**settings)
-        self._loss = SamplesLoss("sinkhorn", potentials=True, backend="tensorized", **settings)
+    blur: float
+    scaling: float
+    """Ratio of successive blurs while annealing."""
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        from geomloss import SamplesLoss
+
+        how = {"blur": self.blur, "scaling": self.scaling, "potentials": True}
+        loss = SamplesLoss("sinkhorn", backend="tensorized", **how)
         velocity = torch.zeros_like(x)
         for particles, targets, out in zip(x.detach(), y.detach(), velocity, strict=True):
             self.report.solves += 1
             if box_diameter(particles, targets) > 0:  # else all points are equal
                 with torch.enable_grad():
                     own = particles.requires_grad_()
-                    potential, _ = self._loss(own, targets)
+                    potential, _ = loss(own, targets)
                     (gradient,) = torch.autograd.grad(potential.sum(), own)
                 out.copy_(-gradient)
         return velocity

@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,8 +45,8 @@ class SolverReport:
 
     def record(self, iterations: Tensor, errors: Tensor, converged: Tensor) -> None:
         """Add B solves; all arguments are (B,)."""
-        found = [iterations.sum(), errors.max(), (~converged).sum()]
-        updates, worst, left = torch.stack([value.double() for value in found]).tolist()
+        found = [iterations.sum().double(), errors.max().double(), (~converged).sum().double()]
+        updates, worst, left = torch.stack(found).tolist()
         spent = self.iterations * self.solves + updates
         self.solves += len(iterations)
         self.iterations = spent / self.solves
@@ -61,6 +61,7 @@ class SolverReport:
         return text
 
 
+@dataclass(eq=False)
 class Flow(ABC):
     """A flow of particles towards targets, and the solver that computes its velocity."""
 
@@ -70,17 +71,16 @@ class Flow(ABC):
     """Text before the name of the paper's method in model cards, if the flow is another."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Settings of the section ``sinkhorn`` that the flow takes as arguments."""
+    shows: ClassVar[tuple[str, ...]] = ()
+    """Attributes that the flow's text names."""
     arrives: ClassVar[bool] = False
     """Whether the particles reach the targets in the last of the harmonic steps."""
 
-    def __init__(self, **shown: float) -> None:
-        """``shown``: the settings that the flow's text names."""
-        self.report = SolverReport()
-        self._shown = shown
+    report: SolverReport = field(default_factory=SolverReport, init=False)
 
     def __str__(self) -> str:
         """Return the flow with its settings in words."""
-        settings = " and ".join(f"{name} {value:g}" for name, value in self._shown.items())
+        settings = " and ".join(f"{name} {getattr(self, name):g}" for name in self.shows)
         return f"{self.title} with {settings}" if settings else self.title
 
     @staticmethod

@@ -67,6 +67,7 @@ class Solution:
     omega: list[float]  # over-relaxation at the end, one for each flow
 
 
+@dataclass(eq=False)
 class BatchedSolver(Flow):
     """The Sinkhorn flow, many at once. Between two calls it keeps only its report.
 
@@ -76,15 +77,12 @@ class BatchedSolver(Flow):
 
     title = "Sinkhorn gradient flow"
     uses = ("blur", "tolerance")
+    shows = ("blur",)
     arrives = True
 
-    def __init__(
-        self, blur: float, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS
-    ) -> None:
-        super().__init__(blur=blur)
-        self.blur = blur
-        self._tolerance = tolerance
-        self._cap = max_iterations
+    blur: float
+    tolerance: float = TOLERANCE
+    max_iterations: int = MAX_ITERATIONS
 
     @staticmethod
     def matrix_entries(n: int, m: int) -> int:
@@ -111,7 +109,9 @@ class BatchedSolver(Flow):
         return solution
 
     def start(self, x: Tensor, y: Tensor, steps: int) -> Particles:
-        return WarmParticles(self, x, y, steps)
+        near_x, near_y, origin = self.centred(x, y)
+        clouds = clouds_of(near_x, near_y, steps)
+        return WarmParticles(self, x, y, origin, clouds, clouds.last_potential())
 
     def centred(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the clouds (B, N, D) and (B, M, D) around the mean of y, in units of the blur, and
@@ -144,7 +144,7 @@ class BatchedSolver(Flow):
                 plan.update([OMEGA for _ in at], ANNEALING_UPDATES)
                 h = with_some(h, at, plan.absorbed())
             iterations = [most * ANNEALING_UPDATES for most in stages]
-            goal = [self._tolerance for _ in live]
+            goal = [self.tolerance for _ in live]
             omega = [OMEGA for _ in live]
         else:
             # the guess of the step before
@@ -164,7 +164,7 @@ class BatchedSolver(Flow):
                 error[k] = new
                 omega[k] = _adapted_omega(omega[k], new / max(old, TINY))
                 iterations[k] += UPDATES
-            at = [k for k in live if error[k] <= goal[k] or iterations[k] >= self._cap]
+            at = [k for k in live if error[k] <= goal[k] or iterations[k] >= self.max_iterations]
             if at:
                 ready = [live.index(k) for k in at]
                 h = with_some(h, at, some_of(plan.absorbed(), ready))
@@ -172,7 +172,7 @@ class BatchedSolver(Flow):
                 for k, value in zip(at, speeds, strict=True):
                     speed[k] = value
                     needed[k] = self._goal(value)
-                    is_done = error[k] <= needed[k] or iterations[k] >= self._cap
+                    is_done = error[k] <= needed[k] or iterations[k] >= self.max_iterations
                     # v is slower than guessed and may become slower: aim below the new tolerance
                     goal[k] = math.inf if is_done else 0.8 * min(needed[k], goal[k])
                 going = [i for i, k in enumerate(live) if goal[k] < math.inf]
@@ -187,33 +187,36 @@ class BatchedSolver(Flow):
 
     def _goal(self, speed: float) -> float:
         """Return the tolerance for particles of this speed."""
-        return self._tolerance * min(max(speed, FINEST), 1.0)
+        return self.tolerance * min(max(speed, FINEST), 1.0)
 
 
+@dataclass
 class WarmParticles(Particles):
     """Particles whose solves start from the potentials of the steps before."""
 
-    def __init__(self, solver: BatchedSolver, x: Tensor, y: Tensor, steps: int) -> None:
-        self._solver = solver
-        x, y, self._origin = solver.centred(x, y)
-        self._clouds = clouds_of(x, y, steps)
-        self._limit = self._clouds.last_potential()
-        self._guess: Solution | None = None
-        self._rest: Tensor | None = None
+    flow: BatchedSolver
+    origin: Tensor
+    clouds: Clouds
+    limit: Tensor
+    """Potential of the targets when the particles have arrived.  (B, M)"""
+    guess: Solution | None = None
+    rest: Tensor | None = None
+    """Difference to `limit` of the potential that the next step may find.  (B, M)"""
 
     def move(self, eta: float) -> Tensor:
-        solution = self._solver.solve_clouds(self._clouds, self._guess)
-        self._clouds.move(solution.velocity, eta)
+        solution = self.flow.solve_clouds(self.clouds, self.guess)
+        self.clouds.move(solution.velocity, eta)
         # the remaining way shrinks by 1 - eta, and so does the difference between g and its
         # value for x = y; the error of this guess changes little from step to step
-        last = self._rest
-        rest = (solution.g - self._limit) * (1 - eta)
-        solution.g = self._limit + (rest if last is None else 2 * rest - last * (1 - eta))
+        last = self.rest
+        rest = (solution.g - self.limit) * (1 - eta)
+        solution.g = self.limit + (rest if last is None else 2 * rest - last * (1 - eta))
         remaining = max(abs(1 - eta), SLOWEST)
         solution.speed = [remaining * speed for speed in solution.speed]
-        self._guess = solution
-        self._rest = rest
-        return torch.add(self._origin, self._clouds.x, alpha=self._solver.blur)
+        self.guess = solution
+        self.rest = rest
+        self.x = torch.add(self.origin, self.clouds.x, alpha=self.flow.blur)
+        return self.x
 
 
 def _adapted_omega(omega: float, decrease: float) -> float:

@@ -13,6 +13,7 @@ Shapes: B flows, N particles x, M targets y, D coordinates; potentials h and g (
 """
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,18 +38,19 @@ ALONE = 1 - 1e-7
 """Q is the identity if all its diagonal entries are above this: float32 rounds the others away."""
 
 
+@dataclass
 class Memory:
     """Matrices to reuse. To allocate a new one takes as long as to fill it."""
 
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
-        self._matrices = dict[str, Tensor]()
+    like: Tensor
+    """A tensor of their type and device."""
+    _matrices: dict[str, Tensor] = field(default_factory=dict)
 
     def get(self, name: str, *shape: int) -> Tensor:
         """Return a tensor of this shape. It has the values of the last use of this name."""
         size = math.prod(shape)
         if name not in self._matrices or self._matrices[name].numel() < size:
-            self._matrices[name] = self._like.new_empty(size)
+            self._matrices[name] = self.like.new_empty(size)
         return self._matrices[name][:size].view(shape)
 
 

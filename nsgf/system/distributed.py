@@ -44,8 +44,8 @@ class World:
 
     def share(self, things: range) -> range:
         """Return this process's part of ``things``; parts differ in size by at most one."""
-        cuts = [len(things) * rank // self.size for rank in (self.rank, self.rank + 1)]
-        return things[cuts[0] : cuts[1]]
+        first = len(things) * self.rank // self.size
+        return things[first : len(things) * (self.rank + 1) // self.size]
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean of a tensor over the processes, on its device."""

@@ -51,8 +51,9 @@ STARTED_BY = os.getppid()
 
 def is_launched() -> bool:
     """Whether torchrun started this process together with others."""
-    size, *ranks = (os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
-    return all(map(str.isdecimal, (size, *ranks))) and int(size) > 1
+    size = os.environ.get("WORLD_SIZE", "")
+    numbers = (size, os.environ.get("RANK", ""), os.environ.get("LOCAL_RANK", ""))
+    return all(map(str.isdecimal, numbers)) and int(size) > 1
 
 
 def launched_rank() -> int:

@@ -34,24 +34,24 @@ class StepStats(NamedTuple):
         return math.isfinite(self.loss + self.norm)
 
 
-class PendingStats:
-    """Loss and gradient norm of one update, while they are copied from the device.
+class PendingStats(NamedTuple):
+    """Loss and unclipped gradient norm of one update, while they are copied from the device.
 
     The loop reads them one update later. By then they have arrived, so the device is never idle.
     """
 
-    def __init__(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Start to copy the scalars of update ``step`` (1, 2, ...): loss and unclipped norm."""
-        self.step = step
-        on_card = loss.device.type == "cuda"  # other devices have no events
-        self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=on_card)
-        self._copied = torch.cuda.current_stream(loss.device).record_event() if on_card else None
+    step: int
+    """Number of the update: 1, 2, ..."""
+    values: Tensor
+    """The two scalars, on the CPU."""
+    copied: torch.cuda.Event | None
+    """The event after the copy from a card; None: other devices have no events."""
 
     def read(self) -> StepStats:
         """Wait until the update is done, and return its statistics."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return StepStats(*self._values.tolist())
+        if self.copied is not None:
+            self.copied.synchronize()
+        return StepStats(*self.values.tolist())
 
 
 class Adam(torch.optim.Adam):
@@ -135,7 +135,10 @@ class TrainState:
             with torch.no_grad():  # swa_utils would make a new function that profilers keep
                 torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
         self.step += 1
-        return PendingStats(self.step, loss, norm)
+        on_card = loss.device.type == "cuda"
+        values = torch.stack([loss, norm]).to("cpu", non_blocking=on_card)
+        copied = torch.cuda.current_stream(loss.device).record_event() if on_card else None
+        return PendingStats(self.step, values, copied)
 
     def gradient(self, batch: Batch) -> Tensor:
         """Compute the gradient of a batch, in as many parts as memory needs, and return the

@@ -2,11 +2,11 @@ import pytest
 
 from nsgf.config.files import read_layer
 from nsgf.config.settings import change, find_contradictions, nest, values
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.phases.base import FREE_IN_SAMPLING
 from tests.conftest import shipped
 
-FROZEN = get_phase("nsgf").follows
+FROZEN = PHASES["nsgf"].follows
 
 
 RESUMED = [  # flags, arguments of the comparison with a checkpoint of digits, begin of the text

@@ -12,7 +12,7 @@ def learns(model: nn.Module) -> bool:
 
 
 def test_velocity_network_has_the_layers_of_the_paper_and_sees_place_and_time():
-    model, x, t = VelocityMLP(2, MLPConfig(width=256)), torch.randn(5, 2), torch.rand(5)
+    model, x, t = VelocityMLP(2, 2, MLPConfig(width=256)), torch.randn(5, 2), torch.rand(5)
     linear = [layer for layer in model.layers if isinstance(layer, nn.Linear)]
     assert linear[0].in_features == 34
     assert [layer.out_features for layer in linear] == [256, 256, 256, 2]
@@ -35,7 +35,7 @@ def test_velocity_network_has_the_layers_of_the_paper_and_sees_place_and_time():
 )
 def test_time_predictor_has_the_layers_of_the_paper_for_each_image_size(shape, channels, inputs):
     if channels is None:
-        model: nn.Module = TimePredictorMLP(2, MLPConfig())
+        model: nn.Module = TimePredictorMLP(2, 1, MLPConfig())
     else:
         model = TimePredictorCNN(shape, channels)
         kinds = [type(layer) for layer in model.features]

@@ -11,10 +11,8 @@ from nsgf.config.schema import UNetConfig
 from nsgf.data import DATA_SETS
 from nsgf.models import AffineStartNetwork, TimePredictorCNN
 from nsgf.models.unet import UNet
-from nsgf.phases import get_phase
-from nsgf.phases.base import new_network
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
+from tests.conftest import new_network, shipped
 
 
 @pytest.mark.parametrize("phase", ["nsgf", "nsf", "predictor"])
@@ -23,8 +21,7 @@ def test_new_networks_depend_on_the_seed_and_return_the_right_shapes(name, shape
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first, again, other = (
-        new_network(get_phase(phase), replace(shipped(name), seed=seed), torch.device("cpu"))
-        for seed in (0, 0, 1)
+        new_network(phase, replace(shipped(name), seed=seed)) for seed in (0, 0, 1)
     )
     assert torch.equal(before, torch.get_rng_state())
     weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in (first, again, other)]

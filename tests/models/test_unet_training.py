@@ -52,7 +52,7 @@ def test_norm_runs_outside_autocast_with_weights_of_its_inputs_type(monkeypatch)
         return original(x, groups, weight, bias, *how)
 
     monkeypatch.setattr(torch, "group_norm", spy)
-    norm, x = Norm(64), 3 + torch.randn(2, 64, 4, 4)
+    norm, x = Norm(32, 64), 3 + torch.randn(2, 64, 4, 4)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     expected = functional.group_norm(x, 32, norm.weight, norm.bias)
@@ -180,7 +180,7 @@ def test_each_stage_is_recomputed_once_and_only_for_gradients():
 def test_networks_compile_as_one_graph(name):
     x, t = images()
     if name == "mlp":
-        check_compiled(VelocityMLP(2, MLPConfig(width=8)), x[:, 0, 0, :2], t)
+        check_compiled(VelocityMLP(2, 2, MLPConfig(width=8)), x[:, 0, 0, :2], t)
     elif name == "predictor":
         check_compiled(TimePredictorCNN((1, 8, 8), [4, 8]), x)
     else:

@@ -10,7 +10,7 @@ from nsgf.config.schema import PeerConfig
 from nsgf.data import Data, PointSampler
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import flow_matching, get_phase, load_sampler
+from nsgf.phases import PHASES, flow_matching, load_sampler
 from nsgf.phases.flow_matching import PeerTask, StoredPairs
 from nsgf.phases.lines import LineTask, Pairs
 from nsgf.run.log import RunLog
@@ -103,7 +103,7 @@ def test_pairs_of_the_phase_are_those_of_its_group(tiny_run, exp, flags, group, 
     config = shipped(exp, "--peer.batch_size=8", *flags.split())
     session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
     data = Data(config.data, 0)
-    start, end, *_ = get_phase("peer").task(session, data).draw(range(4, 8))
+    start, end, *_ = PHASES["peer"].task(session, data).draw(range(4, 8))
     streams = data.source("peer"), data.target_by_class("peer")
     expected = Pairs(*streams, CPU, group, classes).at(range(4, 8))
     assert torch.equal(start, expected[0])
@@ -177,12 +177,12 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(peer, tiny_r
     monkeypatch.setattr(flow_matching, "load_euler_steps", lambda *_: carry)
     session = Session(peer, tiny_run, RunLog(tiny_run.path), CPU)
     data = Data(peer.data, 0)
-    start, end, _ = get_phase("reflow").task(session, data).draw(range(64))
+    start, end, _ = PHASES["reflow"].task(session, data).draw(range(64))
     assert sizes == [12, 12, 8]
     torch.testing.assert_close(end, 2 * start + 50)
     session.stop = StopRequest(max_hours=0)
     with pytest.raises(Stopped):
-        get_phase("reflow").task(session, data)
+        PHASES["reflow"].task(session, data)
 
 
 def test_pairs_and_times_of_reflow_are_unchanged():
@@ -203,7 +203,7 @@ def test_reflow_learns_paths_within_their_class(monkeypatch, tiny_run):
     monkeypatch.setattr(flow_matching, "load_euler_steps", lambda *_: carry)
     config = shipped("digits/2rf", "--data.conditional=true", "--reflow.pairs=50")
     session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
-    task = get_phase("reflow").task(session, Data(config.data, 0))
+    task = PHASES["reflow"].task(session, Data(config.data, 0))
     start, end, _, labels = task.draw(range(3, 203))
     classes = torch.arange(3, 203) % 10
     torch.testing.assert_close(end, carry(start, classes))

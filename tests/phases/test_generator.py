@@ -9,13 +9,13 @@ import torch
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import get_phase, load_sampler
-from nsgf.phases.base import load_network, new_network
+from nsgf.phases import PHASES, load_sampler
+from nsgf.phases.base import load_network
 from nsgf.phases.generator import GeneratorTask, drift, mean_cost, nearest_multiple
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
+from tests.conftest import new_network, shipped
 from tests.sinkhorn.reference import plan
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def one_call(tiny):
 
 
 def task_of(config) -> GeneratorTask:
-    model = new_network(get_phase("generator"), config, CPU)
+    model = new_network("generator", config)
     return GeneratorTask(model, Data(config.data, config.seed), config)
 
 
@@ -39,7 +39,7 @@ def test_generator_trains_samples_and_evaluates(one_call):
     assert progress == {"generator": "12 of 12"}
     noise = torch.randn(5, 2)
     found = sampler(noise, keep_path=True)
-    network = load_network(get_phase("generator"), one_call, run, CPU).network
+    network = load_network(PHASES["generator"], one_call, run, CPU).network
     assert found.nfe == 1 == sampler.expected_nfe
     assert torch.equal(found.x, network(noise, torch.zeros(5)))
     assert found.marks == ["start", "one call 1/1"]
@@ -53,7 +53,7 @@ def test_residual_generator_adds_its_noise(one_call):
     config = replace(one_call, phases=["nsgf", "generator"])
     run = train(config)
     sampler, _ = load_sampler(config, run, CPU)
-    network = load_network(get_phase("generator"), config, run, CPU).network
+    network = load_network(PHASES["generator"], config, run, CPU).network
     noise = torch.randn(5, 2)
     assert torch.equal(sampler(noise).x, noise + network(noise, torch.zeros(5)))
     with pytest.raises(UserError, match="phases: the checkpoint has"):
@@ -138,7 +138,7 @@ def test_transport_stays_within_the_classes(conditional):
 
 def test_batches_must_divide_into_whole_groups_for_each_process(one_call, conditional):
     assert [nearest_multiple(count, 22) for count in (1, 32, 34, 256)] == [22, 22, 44, 264]
-    plan = get_phase("generator").plan
+    plan = PHASES["generator"].plan
     plan(one_call, CPU, None, World(0, 8))
     plan(conditional, CPU, None, World(0, 2))
     with pytest.raises(UserError, match=r"batch_size = 44: .*66"):

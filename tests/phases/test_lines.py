@@ -7,7 +7,7 @@ from torch import nn
 from nsgf.config.schema import DataConfig
 from nsgf.data import ClassSampler, Data, PointSampler, RowSampler, class_labels, gaussian
 from nsgf.data.images import to_unit_range
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.phases.lines import (
     CachedStarts,
     LineTask,
@@ -130,7 +130,7 @@ def cached(walk: Walk, kept: int | None, classes: int = 0) -> CachedStarts:
     ],
 )
 def test_flow_that_leaves_the_straight_flow_no_work_is_said(exp, flag, is_said):
-    line, _ = get_phase("nsf").plan(shipped(exp, flag), CPU, None, World())
+    line, _ = PHASES["nsf"].plan(shipped(exp, flag), CPU, None, World())
     assert ("flow.schedule" in line) is is_said
 
 
@@ -163,7 +163,7 @@ def test_lines_of_a_phase_are_paired_within_the_configured_group(tiny, tiny_run,
     nsf = replace(tiny.nsf, batch_size=8, coupling=coupling, coupling_batch=within)
     config = replace(tiny, nsf=nsf)
     session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
-    start, end, _ = get_phase("nsf").task(session, Data(tiny.data, 0)).draw(range(8))
+    start, end, _ = PHASES["nsf"].task(session, Data(tiny.data, 0)).draw(range(8))
     streams = (Data(tiny.data, 0).source("nsf"), Data(tiny.data, 0).target("nsf"))
     expected = Pairs(*streams, CPU, group=group).at(range(8))
     assert torch.equal(start, expected[0])
@@ -175,7 +175,7 @@ def test_affine_starts_go_as_far_as_the_steps_of_the_flow(tiny, tmp_path):
     flow = replace(tiny.flow, steps=2, eta=0.2)
     config = replace(tiny, phases=["nsf"], nsf=replace(tiny.nsf, source="affine"), flow=flow)
     session, data = Session(config, RunFolder(tmp_path), RunLog(tmp_path), CPU), Data(tiny.data, 0)
-    start, _, _ = get_phase("nsf").task(session, data).draw(range(4096))
+    start, _, _ = PHASES["nsf"].task(session, data).draw(range(4096))
     # 8gaussians has mean 0 and covariance (5^2 / 2 + 0.1) I
     expected = (0.64 + 0.36 * 12.6**0.5) * data.source("nsf").at(range(4096))
     assert float((start - expected).norm() / expected.norm()) < 0.02
@@ -196,14 +196,14 @@ def handed(config, **changes):
 def test_lines_of_a_phase_start_at_as_many_points_as_configured(tiny, tiny_run):
     """After the NSGF steps of the run, computed once and repeated."""
     session = Session(handed(tiny, starts=12), tiny_run, RunLog(tiny_run.path), CPU)
-    start, _ = get_phase("nsf").pairs(session, Data(tiny.data, 0)).at(range(24))
+    start, _ = PHASES["nsf"].pairs(session, Data(tiny.data, 0)).at(range(24))
     assert torch.equal(start[:12], start[12:])
     assert len(start.unique(dim=0)) == 12
 
 
 def test_starts_that_do_not_fit_into_memory_are_refused(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.phases.lines.available_bytes", lambda: 799)
-    plan = get_phase("nsf").plan
+    plan = PHASES["nsf"].plan
     for processes, needed in ((1, "800 B"), (2, "1.6 KB")):
         with pytest.raises(UserError, match=rf"nsf\.starts = 100: need {needed}"):
             plan(handed(tiny, starts=100), CPU, None, World(0, processes))

@@ -8,7 +8,7 @@ from torch import nn
 
 from nsgf.data import Data
 from nsgf.data.images import to_unit_range
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
 from nsgf.run.folder import RunFolder
@@ -34,7 +34,7 @@ def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
         run = RunFolder(tmp_path / f"{rank}")
         world = Apart(rank, size)
         session = Session(config, run, RunLog(tmp_path, quiet=True), CPU, world)
-        task = get_phase("nsgf").task(session, data)
+        task = PHASES["nsgf"].task(session, data)
         ends.append(task.pool._positions[:, -1])
         labels.append(task._labels)
     last, labels_of_pairs = torch.cat(ends), torch.cat(labels)

@@ -11,8 +11,7 @@ from nsgf.config.schema import OF_PHASES
 from nsgf.config.settings import find_contradictions, nest, values
 from nsgf.data import Data
 from nsgf.experiment import train
-from nsgf.phases import Way, find_preview, find_way, get_phase, get_phases, load_sampler
-from nsgf.phases.base import new_network
+from nsgf.phases import PHASES, Way, find_preview, find_way, get_phases, load_sampler
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
@@ -26,10 +25,10 @@ from nsgf.sampling.sampler import (
 )
 from nsgf.system.errors import UserError
 from nsgf.training.task import Session
-from tests.conftest import shipped
+from tests.conftest import new_network, shipped
 
 CPU = torch.device("cpu")
-PHASES = OF_PHASES[:3]
+OF_METHOD = OF_PHASES[:3]
 STEPS, TIME, STRAIGHT = ["NSGFSteps nsgf"], ["EntryTimes predictor"], ["StraightFlow nsf"]
 ALGORITHM_4 = (NSGFSteps, EntryTimes, StraightFlow)
 
@@ -44,19 +43,17 @@ def legs(way: Way) -> list[str]:
 
 def test_phases_start_with_different_weights(tiny):
     """Networks of one architecture, so that a shared stream would show."""
-    starts = {
-        name: new_network(get_phase(name), tiny, CPU) for name in OF_PHASES if name != "predictor"
-    }
+    starts = {name: new_network(name, tiny) for name in OF_PHASES if name != "predictor"}
     for one, other in combinations(starts.values(), 2):
         assert not torch.equal(one.layers[0].weight, other.layers[0].weight)
-    again = new_network(get_phase("nsf"), tiny, CPU)
+    again = new_network("nsf", tiny)
     assert torch.equal(again.layers[0].weight, starts["nsf"].layers[0].weight)
 
 
 def test_phases_draw_different_lines(tiny, tmp_path):
     session = Session(tiny, RunFolder(tmp_path), RunLog(tmp_path), CPU)
     data = Data(tiny.data, tiny.seed)
-    tasks = [get_phase(name).task(session, data) for name in ("nsf", "predictor")]
+    tasks = [PHASES[name].task(session, data) for name in ("nsf", "predictor")]
     drawn = [task.draw(range(8)) for task in tasks]
     for one, other in zip(*drawn, strict=True):
         assert not torch.equal(one, other)
@@ -167,11 +164,11 @@ def test_samples_pass_the_affine_map_without_a_network_call(tiny):
 )
 def test_phases_that_use_nsgf_need_it_trained(tiny, settings, needed, previewed):
     config = replace(tiny, nsf=replace(tiny.nsf, **settings))
-    found = {phase.name: names(phase.needs(config)) for phase in get_phases(PHASES)}
+    found = {phase.name: names(phase.needs(config)) for phase in get_phases(OF_METHOD)}
     assert {name: phases for name, phases in found.items() if phases} == needed
     pictures = {"nsgf": STEPS, "nsf": previewed, "predictor": [*STEPS, *TIME, *STRAIGHT]}
     for name, expected in pictures.items():
-        assert legs(find_preview(config, get_phase(name))) == expected
+        assert legs(find_preview(config, PHASES[name])) == expected
 
 
 FLOW = ("--seed=1", "--dataset=moons", "--model.mlp.width=7", "--sinkhorn.blur=2", "--flow.eta=0.1")
@@ -199,6 +196,6 @@ GENERATOR = FLOW[:3]
 def test_checkpoint_contradicts_each_setting_that_its_phase_follows(phase, fixed):
     saved = nest(values(shipped("2d")))
     for flag in {*NSF, *PEER, *REFLOW, *GENERATOR}:
-        changes = find_contradictions(saved, shipped("2d", *flag.split()), get_phase(phase).follows)
+        changes = find_contradictions(saved, shipped("2d", *flag.split()), PHASES[phase].follows)
         assert bool(changes) == (flag in fixed), flag
-    assert ("phases" in get_phase(phase).follows) == (phase == "generator")
+    assert ("phases" in PHASES[phase].follows) == (phase == "generator")

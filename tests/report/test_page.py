@@ -9,7 +9,7 @@ import torch
 
 from nsgf.cli import main
 from nsgf.data import Data
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.report.page import measure_rows, phase_rows, report_run, velocity_fields
 from nsgf.run.checkpoint import load, previous_file, save
 from nsgf.run.log import RunLog
@@ -137,7 +137,7 @@ def test_a_style_of_the_user_changes_no_picture(small, small_run):
     def pictures() -> dict[Path, bytes]:
         for file in small_run.path.rglob("*.png"):
             file.unlink()
-        show_preview(session, Data(small.data, small.seed), get_phase("nsgf"))
+        show_preview(session, Data(small.data, small.seed), PHASES["nsgf"])
         sample_run(small, small_run)
         report_run(small, small_run)
         return {file: file.read_bytes() for file in small_run.path.rglob("*.png")}

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.phases.base import load_network
 from nsgf.phases.resume import pending_phases
 from nsgf.run import checkpoint, store
@@ -244,7 +244,7 @@ def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
         file = tiny_run.checkpoint_file(phase)
         file.write_bytes(tiny_run.checkpoint_file(other).read_bytes())
         for use in (
-            lambda phase=phase: load_network(get_phase(phase), tiny, tiny_run, CPU),
+            lambda phase=phase: load_network(PHASES[phase], tiny, tiny_run, CPU),
             lambda: pending_phases(tiny, tiny_run),
         ):
             with pytest.raises(UserError, match=f"is of phase {other}, not {phase}"):

@@ -8,7 +8,7 @@ import pytest
 
 from nsgf.cli import main
 from nsgf.experiment import train
-from nsgf.phases import get_phase
+from nsgf.phases import PHASES
 from nsgf.phases.base import load_network
 from nsgf.run.checkpoint import previous_file
 from tests.run.test_checkpoint import CPU
@@ -25,7 +25,7 @@ def flip_a_bit(file: Path) -> None:
 def test_run_with_a_damaged_checkpoint_ends_as_it_would_have(tiny, tiny_run):
     """The newest checkpoint of phase 2 is damaged; training resumes from the one before."""
     flip_a_bit(tiny_run.checkpoint_file("nsf"))
-    assert "is damaged" in load_network(get_phase("nsf"), tiny, tiny_run, CPU).progress
+    assert "is damaged" in load_network(PHASES["nsf"], tiny, tiny_run, CPU).progress
     metrics = (tiny_run.path / "metrics.jsonl").read_bytes()
     train(tiny, tiny_run)
     log = (tiny_run.path / "log.txt").read_text()

@@ -11,8 +11,7 @@ from torch import nn
 from nsgf.config.schema import Config, FlowConfig, SamplingConfig
 from nsgf.data import Data
 from nsgf.experiment import train
-from nsgf.phases import get_phase
-from nsgf.phases.base import new_network
+from nsgf.phases import PHASES
 from nsgf.phases.lines import NSF
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
@@ -29,7 +28,7 @@ from nsgf.sampling.sampler import (
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision
 from nsgf.training.task import Session
-from tests.conftest import shipped
+from tests.conftest import new_network, shipped
 
 WAY = (NSGFSteps, EntryTimes, StraightFlow)
 
@@ -260,7 +259,7 @@ def test_layers_use_the_precision_and_outputs_are_float32():
 def test_weights_are_cast_once(name):
     """Autocast caches its casts of trained weights only. The answer is the same, bit for bit."""
     config = shipped("digits", "--precision=bf16", "--device=cpu")
-    model = new_network(get_phase(name), config, CPU).eval().requires_grad_(False)
+    model = new_network(name, config).eval().requires_grad_(False)
     inputs = (torch.randn(2, 1, 8, 8), torch.rand(2))[: 2 if name == "nsgf" else 1]
     with torch.autocast("cpu", torch.bfloat16):
         expected = model(*inputs).float()
@@ -275,7 +274,7 @@ def test_samples_and_previews_use_the_configured_precision(small, small_run):
 
     def found(precision):
         config = in_precision(small, precision)
-        yield preview_samples(config, small_run, get_phase("predictor"), data, CPU)
+        yield preview_samples(config, small_run, PHASES["predictor"], data, CPU)
         sample_run(config, small_run)
         saved = np.load(small_run.samples / "samples.npz", allow_pickle=False)
         yield torch.from_numpy(saved["x"])
@@ -290,7 +289,7 @@ def learned_from(config, runs):
     """What the lines of one run start from, and where the paths of the other one's reflow end."""
     nsgf, peer = (Session(config, run, RunLog(run.path), CPU) for run in runs)
     data = Data(config.data, config.seed)
-    reflowed = get_phase("reflow").task(peer, data)
+    reflowed = PHASES["reflow"].task(peer, data)
     return line_starts(nsgf), reflowed.draw(range(32))[1]
 
 

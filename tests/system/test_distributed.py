@@ -19,15 +19,13 @@ import torch
 
 from nsgf.cli import main
 from nsgf.experiment import train
-from nsgf.phases import get_phase
-from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.system.distributed import World, join
 from nsgf.system.errors import UserError
 from nsgf.system.output import is_launched, launched_rank
-from tests.conftest import records, shipped
+from tests.conftest import new_network, records, shipped
 
 CPU = torch.device("cpu")
 FLAGS = (
@@ -150,7 +148,7 @@ def runs(tmp_path_factory) -> dict[int, RunFolder]:
 def moved(run: RunFolder, phase: str, part: str = "model") -> torch.Tensor:
     """How far a phase's weights went from their start, as one vector."""
     payload = checkpoint.load(run.checkpoint_file(phase))
-    start = new_network(get_phase(phase), shipped("2d", *FLAGS[1:]), CPU).state_dict()
+    start = new_network(phase, shipped("2d", *FLAGS[1:])).state_dict()
     return torch.cat([(payload[part][key] - start[key]).flatten() for key in start])
 
 

@@ -6,16 +6,14 @@ import pytest
 import torch
 
 from nsgf.config.schema import OptimConfig, TrainConfig
-from nsgf.phases import get_phase
-from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from nsgf.training.state import TrainState, lr_factor
 from nsgf.training.task import Batch
-from tests.conftest import shipped
+from tests.conftest import new_network, shipped
 from tests.run.test_checkpoint import START
-from tests.training.toys import CPU, OutOfMemory, Quadratic, Updates, fails_at, weight
+from tests.training.toys import OutOfMemory, Quadratic, Updates, fails_at, weight
 
 
 def optim(**changes) -> OptimConfig:
@@ -80,7 +78,7 @@ def test_interrupted_training_equals_uninterrupted(tiny, stop):
 def updated(accumulate: int, precision: str = "fp32", updates: int = 2):
     """How far weights and average of a UNet moved on one batch of 13, readings, and the state."""
     flags = ("--model.unet.mult=[1]", "--model.unet.dropout=0")
-    model = new_network(get_phase("nsgf"), shipped("digits", *flags), CPU)
+    model = new_network("nsgf", shipped("digits", *flags))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():  # weights that matter everywhere
