@@ -43,6 +43,7 @@ Legs = tuple[tuple[type[Leg], Phase | None], ...]
 
 When = dict[str, tuple[Any, ...] | Range]
 """Allowed values of settings, by dotted key."""
+_FREE: When = {"sampling.tau": (None,)}
 PAPER = "Neural Sinkhorn Gradient Flow ([arXiv 2401.14069](https://arxiv.org/abs/2401.14069))"
 
 
@@ -53,7 +54,7 @@ class Way:
     trains: tuple[Phase, ...]
     """Phases in the order of training. ``phases`` of the configuration names them."""
     legs: Legs
-    when: When = field(default_factory=lambda: _FREE)
+    when: When = field(default_factory=_FREE.copy)
     """Settings that select this method."""
     title: str = "by a neural {flow.title}"
     """End of a model card's title. It may contain ``{config.KEY}`` and ``{flow.KEY}``, and so may
@@ -134,7 +135,6 @@ class Way:
         return replace(config, sampling=replace(config.sampling, **settings))
 
 
-_FREE: When = {"sampling.tau": (None,)}
 _LINES: When = {"nsf.source": ("prior", "nsgf")}
 _FIXED: When = {**_LINES, "sampling.tau": Range(0, below=1)}
 _STEPS, _STRAIGHT = (NSGFSteps, NSGF()), (StraightFlow, NSF())

@@ -137,8 +137,10 @@ class LinePhase(Phase):
             )
         arrives = config.flow.schedule == "harmonic" and FLOWS[config.flow.kind].arrives
         if arrives and config.nsf.source == "prior":
-            why = "NSGF steps of flow.schedule harmonic end in the data"
-            return f"{self.name}: nothing to learn, because {why}", 0
+            return (
+                f"{self.name}: nothing to learn, because NSGF steps of flow.schedule harmonic end "
+                "in the data"
+            ), 0
         return "", 0
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:

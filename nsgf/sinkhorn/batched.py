@@ -162,8 +162,13 @@ class BatchedSolver(Flow):
             plan.update([omega[k] for k in live], UPDATES)
             for k, old, new in zip(live, before, plan.error, strict=True):
                 error[k] = new
-                omega[k] = _adapted_omega(omega[k], new / max(old, TINY))
                 iterations[k] += UPDATES
+                # a better omega, by Young's formula for the best over-relaxation
+                w = omega[k]
+                rate = min(max((new / max(old, TINY)) ** (1 / UPDATES), 0.01), 0.999)
+                if rate > w - 0.98:  # otherwise omega itself limits the rate
+                    plain_rate = min((rate + w - 1) ** 2 / (rate * w**2), 0.9999)
+                    omega[k] = max(w, min(2 / (1 + math.sqrt(1 - plain_rate)), OMEGA_MAX))
             at = [k for k in live if error[k] <= goal[k] or iterations[k] >= self.max_iterations]
             if at:
                 ready = [live.index(k) for k in at]
@@ -217,13 +222,3 @@ class WarmParticles(Particles):
         self.rest = rest
         self.x = torch.add(self.origin, self.clouds.x, alpha=self.flow.blur)
         return self.x
-
-
-def _adapted_omega(omega: float, decrease: float) -> float:
-    """Return a better omega by Young's formula for the best over-relaxation. ``decrease``: factor
-    by which UPDATES updates reduced the error."""
-    rate = min(max(decrease ** (1 / UPDATES), 0.01), 0.999)
-    if not rate > omega - 0.98:  # omega itself limits the rate
-        return omega
-    plain_rate = min((rate + omega - 1) ** 2 / (rate * omega**2), 0.9999)
-    return max(omega, min(2 / (1 + math.sqrt(1 - plain_rate)), OMEGA_MAX))

@@ -115,7 +115,9 @@ def available_cores() -> int:
 
 def existing_folder(path: Path) -> Path:
     """Return the first of ``path`` and the folders above it that exists."""
-    return next(place for place in (path, *path.absolute().parents) if place.exists())
+    while not path.exists():
+        path = path.absolute().parent
+    return path
 
 
 def free_disk_bytes(folder: Path) -> int:
