@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -154,13 +154,6 @@ class Yardstick:
         if samples is None:
             return self.features.floor(self.samples, draw, measures)
         return self.features.measure(samples, measures, is_tuning=stream == TUNE)
-
-    def floor_places(self, places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-        """Return seed and draw of each floor, given seeds and draws of the measures. Floors of
-        images do not depend on the seed."""
-        if not self.network:
-            return places
-        return ((0, split) for split in range(self.network.splits))
 
 
 def evaluate_run(
