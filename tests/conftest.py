@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from nsgf import resolve
 from nsgf.cli.arguments import parse
 from nsgf.comparison.trials import Comparison
-from nsgf.config.files import Experiment, config_folder
+from nsgf.config.files import CONFIGS, Experiment
 from nsgf.config.schema import Config
 from nsgf.experiment import train
 from nsgf.run.folder import RunFolder
@@ -63,7 +63,7 @@ def _shipped_files_are_read_once() -> Iterator[None]:
     once = functools.cache(real)
 
     def read(file: Path) -> Experiment:
-        return copy.deepcopy(once(file)) if file.parent == config_folder() else real(file)
+        return copy.deepcopy(once(file)) if file.parent == CONFIGS else real(file)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolve, "read_experiment", read)
@@ -81,7 +81,7 @@ def _processor_has_no_bfloat16() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def config_names() -> list[str]:
-    return sorted(file.stem for file in config_folder().glob("*.yaml"))
+    return sorted(file.stem for file in CONFIGS.glob("*.yaml"))
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 
 from nsgf import experiment
 from nsgf.api.run import Run, check_network, class_name, load
-from nsgf.config.files import experiments, from_arguments, read_experiment
+from nsgf.config.files import EXPERIMENTS, from_arguments, read_experiment
 from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import Layer, change
 from nsgf.config.values import Place, expand_path
@@ -168,7 +168,7 @@ def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | No
     text is the path of data, perhaps of missing data, if it looks like one."""
     is_text = isinstance(exp, str)
     is_path = is_text and (os.path.exists(exp) or Path(exp).stem != exp)
-    if exp is None or (is_text and (exp in experiments() or not is_path)):
+    if exp is None or (is_text and (exp in EXPERIMENTS or not is_path)):
         return exp, data
     if data is not None:
         raise UserError("data: given twice; leave the first argument out")
