@@ -107,7 +107,7 @@ class Comparison:
                 if value != terms[key]:
                     must = f"must be {format_value(terms[key])} as for {names[0]}, on equal terms"
                     raise UserError(f"{key} = {format_value(value)}: {must} (method {own.method})")
-        # updates
+        # updates of all networks together, divided in proportion to their iterations
         given = config.compare.updates
         if len(given) not in (0, 1, len(methods)):
             raise UserError(f"compare.updates = {given}: must be one number, or one per method")
@@ -115,8 +115,18 @@ class Comparison:
         trained: dict[str, Config] = {}
         for own, total in zip(methods, totals, strict=True):
             if not find_ways(own):  # a fixed tau is for the methods that have one
-                own = replace(own, sampling=replace(own.sampling, tau=None))
-            trained[own.method] = share_updates(own, total)
+                own = change(own, {"sampling.tau": None})
+            counts = [getattr(own, phase).iterations for phase in own.phases]
+            if find_way(own).adds_updates and not own.compare.updates:  # 2-RF: its own, after 1-RF
+                shares = [total, *counts[1:]]
+            else:
+                shares = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
+                shares.append(total - sum(shares))
+            if len(shares) > 1 and min(shares) < 1:
+                must = f"{total} are too few for the networks of {own.method}"
+                raise UserError(f"compare.updates: {must}")
+            keys = [f"{phase}.iterations" for phase in own.phases]
+            trained[own.method] = change(own, dict(zip(keys, shares, strict=True)))
         # phases that are trained once
         first: dict[PhaseName, Config] = {}
         for own in filter(_shares_training, trained.values()):
@@ -244,15 +254,14 @@ class Trial:
     def config(self) -> Config:
         """Settings of training, with the precision that ``auto`` selects. Raise UserError if they
         are not valid for this target."""
-        config = self._settings
         source, _, name = self.target.rpartition("_")
-        data: dict[str, Any] = {"name": name, "source": source or NOISE}
         if self.target in DATA_SETS:  # whose name may have an underscore
-            data = {"name": self.target, "source": NOISE}
-        config = replace(config, seed=self.seed, data=replace(config.data, **data))
+            source = ""
+            name = self.target
+        layer = {"seed": self.seed, "data.name": name, "data.source": source or NOISE}
+        config = change(self._settings, {**layer, "train.preview": False})
         precision = pick_precision(config, pick_device(config.device))
-        train = replace(config.train, preview=False, precision=precision)
-        config = replace(config, train=train)
+        config = change(config, {"train.precision": precision})
         check(config)
         return config
 
@@ -310,25 +319,6 @@ def _shares_training(config: Config) -> bool:
     """Whether a method is a rectified flow that is trained once for all such methods."""
     compare = config.compare
     return find_way(config).shares_training and not (compare.updates or compare.tune)
-
-
-def share_updates(config: Config, total: int) -> Config:
-    """Return the settings with ``total`` updates, divided among the networks in proportion to their
-    iterations. Without ``compare.updates`` 2-RF trains ``total`` updates of 1-RF, then its own.
-    Raise UserError if the updates are too few for all networks."""
-    counts = [getattr(config, phase).iterations for phase in config.phases]
-    if find_way(config).adds_updates and not config.compare.updates:
-        shares = [total, *counts[1:]]
-    else:
-        shares = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
-        shares.append(total - sum(shares))
-    if len(shares) > 1 and min(shares) < 1:
-        raise UserError(f"compare.updates: {total} are too few for the networks of {config.method}")
-    sections: dict[str, Any] = {
-        phase: replace(getattr(config, phase), iterations=count)
-        for phase, count in zip(config.phases, shares, strict=True)
-    }
-    return replace(config, **sections)
 
 
 def count_updates(config: Config) -> int:

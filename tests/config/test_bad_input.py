@@ -32,7 +32,7 @@ VALUES: list[Any] = [
     *(float("nan"), float("inf"), [None], {"lr": 1}, {1: 2}, b"x", *TEXTS),
 ]
 SOME_VALUES = st.sampled_from(VALUES) | st.text(max_size=20) | st.integers() | st.floats()
-FLAGS = [*KEYS, *SECTIONS, *(flag[2:] for flag in SHORT_FLAGS), "config", "run", "exp", "resume"]
+FLAGS = [*KEYS, *SECTIONS, *SHORT_FLAGS, "config", "run", "exp", "resume"]
 FLAGS += ["resume-phase", "smoke", "print-config", "nsgf.lr.x", "phases+", "", "nsgf.help"]
 
 
