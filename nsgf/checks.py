@@ -41,7 +41,7 @@ Rule = tuple[str, str]
 def check(config: Config) -> None:
     """Raise UserError if any setting is wrong; its one-line message names each wrong setting."""
     check_values(config)
-    rules = [*_general_rules(config), *_data_rules(config), *_class_rules(config)]
+    rules = [*_general_rules(config), *_class_rules(config)]
     if isinstance(target_set(config.data), ImageSet):
         rules += _network_rules(config)
     if rules:
@@ -132,9 +132,7 @@ def _general_rules(config: Config) -> Iterator[Rule]:
             yield "generator.batch_size", "must be >= 4, two halves"
         if not config.generator.blurs:
             yield "generator.blurs", "must have at least one"
-
-
-def _data_rules(config: Config) -> Iterator[Rule]:
+    # data
     data = config.data
     target = target_set(data)
     source = DATA_SETS.get(data.source)

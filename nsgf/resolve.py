@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from nsgf.config.files import (
+    CONFIGS,
+    EXPERIMENTS,
+    PRETRAINED,
     Experiment,
-    config_folder,
-    experiments,
-    lay_over,
     method_layers,
-    pretrained_runs,
     read_experiment,
 )
 from nsgf.config.schema import OF_PHASES, Config, OwnName
@@ -116,10 +115,10 @@ def resolve(
         given = {"compare.targets": [], **given}
     options = dict(options)
     if shipped := options.pop("pretrained", None):
-        if shipped not in pretrained_runs():
-            must = f"must be one of {', '.join(pretrained_runs())}"
+        if shipped not in PRETRAINED:
+            must = f"must be one of {', '.join(PRETRAINED)}"
             raise UserError(f"pretrained = {shipped}: {must}")
-        options["run"] = pretrained_runs()[shipped]
+        options["run"] = PRETRAINED[shipped]
     for key in {"run", "config", "compare", "to"} & options.keys():
         options[key] = expand_path(key, options[key])
 
@@ -134,10 +133,15 @@ def resolve(
     if run is None and "run" not in options:
         if named not in (None, exp):
             raise UserError(f"exp = {exp}: the file of config has exp {named}; leave one out")
-        if exp in experiments():
-            own = lay_over(read_experiment(config_folder() / f"{exp}.yaml"), top)
+        if exp in EXPERIMENTS:
+            below = read_experiment(CONFIGS / f"{exp}.yaml")
+            # the file's settings win also over sections for methods
+            sections = dict(top.methods)
+            for name, section in below.methods.items():
+                sections[name] = {**section, **on_top, **sections.get(name, {})}
+            own = Experiment({**spread_optim(below.settings), **on_top}, sections, {})
         elif exp and not on_top:
-            raise UserError(f"exp = {exp}: must be one of {', '.join(experiments())}")
+            raise UserError(f"exp = {exp}: must be one of {', '.join(EXPERIMENTS)}")
 
     # the run that the command works on, or the data of a new one
     run = run or _find_run(command, options, given, own.settings, notes)
@@ -149,7 +153,7 @@ def resolve(
     elif not {"exp", "data.name"} <= {**own.settings, **given}.keys():
         flag = suggest("exp", "NAME")
         file = suggest("config", "FILE")
-        names = ", ".join(experiments())
+        names = ", ".join(EXPERIMENTS)
         own_name = "has one of these as exp, or its own exp and data.name"
         raise UserError(f"use {flag} ({names}), or {file} that {own_name}")
 

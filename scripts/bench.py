@@ -27,7 +27,7 @@ import torch
 from nsgf.cli.arguments import parse
 from nsgf.comparison import Row, read_rows
 from nsgf.comparison.page import draw_quality
-from nsgf.comparison.tables import all_tables, latex, markdown
+from nsgf.comparison.tables import all_tables, tables_text
 from nsgf.config.schema import Config
 from nsgf.plots.samples import save_figure
 from nsgf.system.errors import UserError
@@ -209,7 +209,7 @@ def merged_tables(options: Options) -> str:
         if options.figure.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--figure {options.figure}: must end in .png, .svg or .pdf")
         save_figure(draw_quality(shown), options.figure, dpi=150)
-    return (latex if options.latex else markdown)(all_tables(shown))
+    return tables_text("table.tex" if options.latex else "table.md", all_tables(shown))
 
 
 def chosen(flag: str, wanted: Sequence[Any] | None, known: Sequence[Any]) -> list[Any]:

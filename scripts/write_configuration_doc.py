@@ -57,9 +57,9 @@ def _on_resume(key: str) -> str:
 def _short_flags() -> list[str]:
     lines = []
     for flag, keys in SHORT_FLAGS.items():
-        others = ", ".join(f"`{key}`" for key in OF_SAMPLING.get(flag[2:], ()))
+        others = ", ".join(f"`{key}`" for key in OF_SAMPLING.get(flag, ()))
         extra = f"; of `sample` and `evaluate`: {others}" if others else ""
-        lines.append(f"| `{flag} X` | {', '.join(f'`{key}`' for key in keys)}{extra} |")
+        lines.append(f"| `--{flag} X` | {', '.join(f'`{key}`' for key in keys)}{extra} |")
     smoke = ", ".join(f"`{key}: {format_value(value)}`" for key, value in SMOKE.items())
     last = ["| `--fake-data` | `data.fake: true` |", f"| `--smoke` | `smoke: true`, {smoke} |"]
     return [*lines, *last]

@@ -17,7 +17,7 @@ from torch import nn
 from nsgf import resolve
 from nsgf.cli.arguments import parse
 from nsgf.comparison.trials import Comparison
-from nsgf.config.files import Experiment, config_folder
+from nsgf.config.files import CONFIGS, Experiment
 from nsgf.config.schema import Config, PhaseName
 from nsgf.experiment import train
 from nsgf.phases import PHASES
@@ -74,7 +74,7 @@ def _shipped_files_are_read_once() -> Iterator[None]:
     once = functools.cache(real)
 
     def read(file: Path) -> Experiment:
-        return copy.deepcopy(once(file)) if file.parent == config_folder() else real(file)
+        return copy.deepcopy(once(file)) if file.parent == CONFIGS else real(file)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolve, "read_experiment", read)
@@ -92,7 +92,7 @@ def _processor_has_no_bfloat16() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def config_names() -> list[str]:
-    return sorted(file.stem for file in config_folder().glob("*.yaml"))
+    return sorted(file.stem for file in CONFIGS.glob("*.yaml"))
 
 
 @pytest.fixture(scope="session")

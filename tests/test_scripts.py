@@ -18,7 +18,7 @@ import torch
 
 from nsgf.cli import main
 from nsgf.comparison import read_rows
-from nsgf.comparison.tables import all_tables, latex
+from nsgf.comparison.tables import all_tables, tables_text
 from nsgf.config.schema import DataConfig
 from nsgf.data import Data
 from nsgf.run import checkpoint
@@ -236,7 +236,7 @@ def test_table_is_that_of_the_comparison(run):
         key=lambda row: row.method == "nsgf",
     )
     flags = ["--methods", "otcfm", "nsgf", "--nfe", "100", "--latex"]
-    assert run("bench", "tables", str(file), *flags) == latex(all_tables(rows))
+    assert run("bench", "tables", str(file), *flags) == tables_text("table.tex", all_tables(rows))
 
 
 @pytest.mark.parametrize(

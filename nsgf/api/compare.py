@@ -32,8 +32,13 @@ class Compared(NamedTuple):
     """All measures, as in ``table.csv``: a row for each method, target, seed, draw and NFE."""
 
 
-_NAMES = {"data.name": "dataset", "compare.methods": "against"}
-_NAMES |= {"compare.nfe": "nfe", "compare.seeds": "seeds", "data.path": "data"}
+_NAMES = {
+    "data.name": "dataset",
+    "data.path": "data",
+    "compare.methods": "against",
+    "compare.nfe": "nfe",
+    "compare.seeds": "seeds",
+}
 
 
 @from_python(_NAMES)
@@ -81,8 +86,14 @@ def compare(
         KeyboardInterrupt: Ctrl-C; a checkpoint is saved, and the same call continues.
     """
     exp, data = split_data(exp, data)
-    named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
-    named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
+    named = {
+        "exp": exp,
+        "data.name": dataset,
+        "out_dir": out_dir,
+        "compare.methods": against,
+        "compare.nfe": nfe,
+        "compare.seeds": seeds,
+    }
     methods = methods or {}
     settings = from_arguments(named, overrides)
     wanted = request_with_data("compare", data, None, {}, settings)

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 
 from nsgf import experiment
 from nsgf.api.run import Run, check_network, class_name, load
-from nsgf.config.files import experiments, from_arguments, read_experiment
+from nsgf.config.files import EXPERIMENTS, from_arguments, read_experiment
 from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import Layer, change
 from nsgf.config.values import Place, expand_path
@@ -168,7 +168,7 @@ def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | No
     text is the path of data, perhaps of missing data, if it looks like one."""
     is_text = isinstance(exp, str)
     is_path = is_text and (os.path.exists(exp) or Path(exp).stem != exp)
-    if exp is None or (is_text and (exp in experiments() or not is_path)):
+    if exp is None or (is_text and (exp in EXPERIMENTS or not is_path)):
         return exp, data
     if data is not None:
         raise UserError("data: given twice; leave the first argument out")
@@ -253,8 +253,15 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
                 raise ValueError("points have no classes; leave labels out")
             return {"points": samples}
         arrays = {"images": image_bytes(samples)}
+        if labels is None:
+            return arrays
         name = "labels"
-        return arrays if labels is None else {**arrays, "labels": _label_array(labels)}
+        if not isinstance(labels, Tensor | np.ma.MaskedArray):  # pandas keeps names as objects
+            objects = np.asarray(labels, dtype=object)
+            if len({isinstance(one, str) for one in objects.flat}) > 1:
+                raise ValueError("numbers or gaps among names; all must be names, or all numbers")
+            labels = objects.tolist()
+        return {**arrays, "labels": to_array(labels)}
     except Exception as error:  # a Dataset may raise any type
         raise UserError(f"{name}: {one_line(error)}") from error
 
@@ -275,13 +282,3 @@ def _read_items(data: Dataset[Any], labels: ArrayLike | None) -> tuple[Any, Any]
     if len(columns) + (labels is not None) > 2:
         raise ValueError("its items must be samples or pairs; labels belong to samples")
     return (*columns, labels)[:2]
-
-
-def _label_array(labels: ArrayLike) -> np.ndarray:
-    """Return labels as numbers or names, which pandas keeps as objects."""
-    if isinstance(labels, Tensor | np.ma.MaskedArray):
-        return to_array(labels)
-    objects = np.asarray(labels, dtype=object)
-    if len({isinstance(one, str) for one in objects.flat}) > 1:
-        raise ValueError("numbers or gaps among names; all must be names, or all numbers")
-    return to_array(objects.tolist())

@@ -27,25 +27,26 @@ Keys = tuple[str, ...]
 """Settings that a flag changes; none: it is no setting."""
 Flags = dict[str, Keys]
 SHORT_FLAGS: Flags = {
-    "--train-iters": ("optim.iterations",),
-    "--batch-size": ("optim.batch_size",),
-    "--lr": ("optim.lr",),
-    "--pool-batches": ("pool.num_batches",),
-    "--sinkhorn-batch": ("sinkhorn.batch_size",),
-    "--steps": ("flow.steps",),
-    "--dataset": ("data.name",),
-    "--data-root": ("data.root",),
-    "--out-dir": ("out_dir",),
-    "--num-samples": ("sampling.num_samples", "evaluation.num_samples"),
-    "--label": ("sampling.label",),
-    "--precision": ("train.precision",),
-    "--accumulate": ("train.accumulate",),
-    "--max-hours": ("train.max_hours",),
-    "--inception-weights": ("evaluation.inception_weights",),
-    "--tracker": ("tracking.tracker",),
+    "train-iters": ("optim.iterations",),
+    "batch-size": ("optim.batch_size",),
+    "lr": ("optim.lr",),
+    "pool-batches": ("pool.num_batches",),
+    "sinkhorn-batch": ("sinkhorn.batch_size",),
+    "steps": ("flow.steps",),
+    "dataset": ("data.name",),
+    "data-root": ("data.root",),
+    "out-dir": ("out_dir",),
+    "num-samples": ("sampling.num_samples", "evaluation.num_samples"),
+    "label": ("sampling.label",),
+    "precision": ("train.precision",),
+    "accumulate": ("train.accumulate",),
+    "max-hours": ("train.max_hours",),
+    "inception-weights": ("evaluation.inception_weights",),
+    "tracker": ("tracking.tracker",),
 }
-"""Short flags with a value, and the settings that each changes. They win over ``--optim.KEY``."""
-FLAG_NAMES = {keys[0]: flag for flag, keys in SHORT_FLAGS.items()}
+"""Short flags with a value, without dashes, and the settings that each changes. They win over
+``--optim.KEY``."""
+FLAG_NAMES = {keys[0]: f"--{flag}" for flag, keys in SHORT_FLAGS.items()}
 """Short flags by the key of their setting, for messages."""
 OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
@@ -97,13 +98,12 @@ def is_used(command: str, key: str) -> bool:
 def flags_of(command: str) -> Flags:
     """Return all flags of a command, without dashes, and the settings that each changes."""
     options = [name for name, (owners, *_) in OPTIONS.items() if command in owners]
-    flags = {flag[2:]: keys for flag, keys in SHORT_FLAGS.items()}
-    flags["fake-data"] = ("data.fake",)
+    flags = {**dict.fromkeys(options, ()), **SHORT_FLAGS, "fake-data": ("data.fake",)}
     if command in ON_SAMPLES:
         flags |= OF_SAMPLING
     if command == "compare":
         flags["methods"] = ("compare.methods",)
-    return {**dict.fromkeys(options, ()), **flags, **{key: (key,) for key in KEYS}}
+    return flags | {key: (key,) for key in KEYS}
 
 
 def used_flags(command: str) -> Flags:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, Keys, flags_of, form_of, used_flags
 from nsgf.config import schema
-from nsgf.config.files import experiments, methods, pretrained_runs, refuse_unknown
+from nsgf.config.files import EXPERIMENTS, METHODS, PRETRAINED, refuse_unknown
 from nsgf.config.settings import KEYS, SECTIONS, is_inherited
 from nsgf.config.values import describe_type, format_value
 from nsgf.system.errors import UserError
@@ -25,9 +25,8 @@ ON_RUNS = (
     "inception-weights data-root seed device out out-dir"
 )
 """The flags that people need first, in commands on a trained run."""
-CHOICES: dict[str, Any] = {"exp": experiments, "method": methods, "methods": methods}
-CHOICES["pretrained"] = pretrained_runs
-"""Functions that return the choices of a flag whose type is a text."""
+CHOICES = {"exp": EXPERIMENTS, "method": METHODS, "methods": METHODS, "pretrained": [*PRETRAINED]}
+"""The choices of a flag whose type is a text."""
 METAVARS = {"an integer": "N", "a number": "X", "true or false": "BOOL", "a list": "LIST"}
 """Placeholders of values, by the beginning of the description of their type."""
 
@@ -95,7 +94,7 @@ def _explain(name: str, keys: Keys, docs: dict[str, str], is_full: bool) -> dict
             text += f" ({allowed}{limits}; default: {format_value(item.default) or 'none'})"
     else:
         _, kind, metavar, text = OPTIONS[name]
-    names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, tuple)())
+    names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, ()))
     if any(each not in text for each in names):
         text += f" Choices: {', '.join(names)}."
     form = {**form_of(name, keys), "help": text.replace("%", "%%")}

@@ -95,8 +95,8 @@ def read_measures(file: Path) -> dict[str, Measured]:
     """Return the measures in a file by key (:func:`nsgf.comparison.trials.measure_key`). Damaged
     lines are skipped; a later line adds to the values of an earlier one with the same key."""
     found: dict[str, Measured] = {}
-    kinds = {"key": dict, "calls": float, "seconds": float, "values": dict}
-    for key, calls, seconds, values in read_lines(file, **kinds):
+    lines = read_lines(file, key=dict, calls=float, seconds=float, values=dict)
+    for key, calls, seconds, values in lines:
         own = {name: math.inf if value is None else value for name, value in values.items()}
         if all(type(value) is float for value in own.values()):
             text = json.dumps(key, sort_keys=True)

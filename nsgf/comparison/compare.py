@@ -22,7 +22,7 @@ from nsgf.comparison.trials import (
     measure_key,
     method_title,
 )
-from nsgf.comparison.tuning import describe, ranking
+from nsgf.comparison.tuning import ranking
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.config.values import format_value
@@ -71,17 +71,24 @@ def compare(
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
     work.measure_functions()  # first, so that their errors come before hours of training
-    # the search of each method's settings
+    # the search of settings, for each target and method
     work.finish_all(comparison.tuning_trials)
-    comparison = work.select_settings()
-    if comparison.chosen:
+    ranked = ranking(work.rows_of(comparison.tuning_trials))
+    chosen = {
+        (trial.target, trial.method): trial.choice
+        for trial in comparison.tuning_trials
+        if trial.choice.title == ranked[trial.target, trial.method][0]
+    }
+    if chosen:
+        comparison = replace(comparison, chosen=chosen)
+        work.comparison = comparison
         _check_trials(comparison.trials, work.device)
     # the trials of the tables
     work.finish_all(comparison.trials, reports=reports)
     if not reports:
         return []
     with wait_for_lock(comparison.folder, work.check_stop):
-        tables = write_report(comparison, work.rows(), work.tuning_rows())
+        tables = write_report(comparison, work.rows(), work.rows_of(comparison.tuning_trials))
         return [*tables, *save_pictures(comparison, work.device)]
 
 
@@ -176,13 +183,12 @@ class Work:
         """Return the measures that a file lacks under a key. If some are missing, read the file
         again, because another process may have added them."""
         compared = self._yardsticks[target].compared
-        if not self._values(file, key).keys() >= {*keys_of(compared)}:
+        found = self._known.get(file, {}).get(key)
+        if not found or not found.values.keys() >= {*keys_of(compared)}:
             self._known[file] = read_measures(file)
-        found = self._values(file, key).keys()
-        return [one for one in compared if not found >= one.titles.keys()]
-
-    def _values(self, file: Path, key: str) -> Mapping[str, float]:
-        return self._known[file][key].values if key in self._known.get(file, {}) else {}
+            found = self._known[file].get(key)
+        known = found.values if found else {}
+        return [one for one in compared if not known.keys() >= one.titles.keys()]
 
     def finish_all(self, trials: Sequence[Trial], *, reports: bool = False) -> None:
         """Train and measure trials, and wait for those that other processes work on. ``reports``:
@@ -195,22 +201,11 @@ class Work:
                     left.append(trial)
                 elif reports:
                     with suppress(Busy), lock_folder(self.comparison.folder):
-                        write_report(self.comparison, self.rows(), self.tuning_rows())
+                        tried = self.rows_of(self.comparison.tuning_trials)
+                        write_report(self.comparison, self.rows(), tried)
             if len(left) == len(pending):
                 time.sleep(WAIT_SECONDS)
             pending = left
-
-    def select_settings(self) -> Comparison:
-        """Return the comparison with the settings that were best in the search, for each target and
-        method."""
-        ranked = ranking(self.tuning_rows())
-        chosen = {
-            (trial.target, trial.method): trial.choice
-            for trial in self.comparison.tuning_trials
-            if describe(trial.choice) == ranked[trial.target, trial.method][0]
-        }
-        self.comparison = replace(self.comparison, chosen=chosen)
-        return self.comparison
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial; return False if another process works on it."""
@@ -218,10 +213,11 @@ class Work:
             return True
         self.check_stop()
         config = trial.config
+        title = method_title(trial.label)
         run = RunFolder.prepare(trial.run.path)
         try:
             with lock_folder(run.path):
-                self._log(f"compare: {trial.title}, {trial.target}, seed {trial.seed}")
+                self._log(f"compare: {title}, {trial.target}, seed {trial.seed}")
                 for phase in config.phases:
                     restore_previous(run.checkpoint_file(phase), self._log)
             if not all(is_trained(config, run, phase) for phase in config.phases):
@@ -236,7 +232,7 @@ class Work:
                         (one.target, one.method) == (trial.target, trial.method) for one in every
                     )
                     self._log(
-                        f"compare: {trial.title}: training takes about {format_hours(seconds)}, "
+                        f"compare: {title}: training takes about {format_hours(seconds)}, "
                         f"trials: {count}, together {format_hours(count * seconds)}"
                     )
                 train(config, run, stop=self._stop)
@@ -250,7 +246,7 @@ class Work:
 
     def measure_functions(self) -> None:
         """Measure the caller's functions, which may have changed since the last call."""
-        for trial in self.comparison.function_trials:
+        for trial in self.comparison.trials_of(self.comparison.functions):
             for nfe, draw in trial.keys:
                 self._measure(trial, nfe, draw, self._yardsticks[trial.target].compared)
 
@@ -269,7 +265,7 @@ class Work:
             stream = TUNE if trial.is_tuning else "compare"
             values = yardstick.measure(measures, samples.x, trial.seed, draw, stream)
         texts = ", ".join(f"{name_of(key)} {values[key]:.4g}" for key in without_classes(values))
-        self._log(f"compare: {trial.title}, NFE {samples.nfe:g}: {texts}")
+        self._log(f"compare: {method_title(trial.label)}, NFE {samples.nfe:g}: {texts}")
         measured = Measured(samples.nfe, seconds, values)
         add_measure(trial.measures, trial.keys[nfe, draw], measured)
 
@@ -281,20 +277,22 @@ class Work:
     def rows(self) -> list[Row]:
         """Return all measures so far, and the floors, which are measured if missing."""
         comparison = self.comparison
-        rows = list[Row]()
         # functions of earlier calls stay behind the others
         files = sorted(comparison.folder.glob("*/functions.jsonl"))
         saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
         known = {*comparison.functions, *comparison.methods}
         names = [name for name in saved if isinstance(name, str) and name not in known]
+        own = comparison.trials_of(comparison.functions)
         earlier = comparison.trials_of(dict.fromkeys(names))
-        rows += self._rows_of([*comparison.function_trials, *comparison.trials, *earlier])
+        rows = self.rows_of([*own, *comparison.trials, *earlier])
         # floors, and for images pure noise
         for target in dict.fromkeys(row.target for row in rows):
             yardstick = self._yardsticks[target]
             file = comparison.folder / target / "floors.jsonl"
             places = dict.fromkeys((row.seed, row.draw) for row in rows if row.target == target)
-            for seed, draw in yardstick.floor_places(places):
+            if yardstick.network:  # floors of images do not depend on the seed
+                places = dict.fromkeys((0, split) for split in range(yardstick.network.splits))
+            for seed, draw in places:
                 key = measure_key(comparison.config, seed=seed, draw=draw)
                 if missing := self._find_missing(target, file, key):
                     add_measure(
@@ -308,16 +306,13 @@ class Work:
                 rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, values))
         return rows
 
-    def tuning_rows(self) -> list[Row]:
-        """Return all measures of the search so far."""
-        return self._rows_of(self.comparison.tuning_trials)
-
-    def _rows_of(self, trials: Iterable[Trial]) -> list[Row]:
+    def rows_of(self, trials: Iterable[Trial]) -> list[Row]:
+        """Return the measures of trials so far."""
         rows = []
         for trial in trials:
             costs = read_costs(trial.run.path)
             phases = trial.config.phases if trial.is_trained else []
-            updates = sum(getattr(trial.config, phase).iterations for phase in phases)
+            updates = count_updates(trial.config) if trial.is_trained else 0
             training = sum(costs[phase].seconds for phase in phases if phase in costs)
             place = (trial.target, trial.label, trial.seed)
             for (nfe, draw), key in trial.keys.items():

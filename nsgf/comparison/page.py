@@ -118,10 +118,17 @@ def draw_quality(rows: Sequence[Row]) -> Any:
             means = [mean(own) if all(map(math.isfinite, own)) else math.nan for own in found]
             spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
             place = known.index(method)
-            how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
-            how["linestyle"] = "-" if place < 10 else ":"  # there are ten colours
-            how["capsize"] = 2 + number  # so that bars at the same place stay visible
-            panel.errorbar(made, means, spreads, label=method_title(method), **how)
+            panel.errorbar(
+                made,
+                means,
+                spreads,
+                label=method_title(method),
+                color=f"C{place}",
+                linestyle="-" if place < 10 else ":",  # there are ten colours
+                marker=MARKERS[place % len(MARKERS)],
+                markersize=4,
+                capsize=2 + number,  # so that bars at the same place stay visible
+            )
             ticks |= {round(calls, 1) for calls in made}
             shown += filter(math.isfinite, means)
         if floors := by_seed(by_draw(cells[target, None, FLOOR], metric)):

@@ -218,20 +218,12 @@ def all_tables(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Tables:
     return means, [table for table in differences if len(table) > 1], others
 
 
-def markdown(tables: Tables) -> str:
-    """Return all tables as Markdown."""
-    return _fill("table.md.j2", tables)
-
-
-def latex(tables: Tables) -> str:
-    """Return all tables for LaTeX, each as a ``tabular`` that uses the package booktabs."""
-    return _fill("table.tex.j2", tables)
-
-
-def _fill(name: str, tables: Tables) -> str:
+def tables_text(name: str, tables: Tables) -> str:
+    """Return the text of ``table.md``, all tables as Markdown, or of ``table.tex``, each a
+    ``tabular`` that uses the package booktabs."""
     means, differences, others = tables
     return render(
-        Path(__file__).with_name(name),
+        Path(__file__).with_name(f"{name}.j2"),
         means=means,
         differences=differences,
         others=others,
@@ -255,7 +247,11 @@ def write_report(
     write_facts(folder, comparison.config)
     write_text(folder / SETTINGS, comparison.settings_text)
     tables = all_tables(rows, tried)
-    texts = {"table.md": markdown(tables), TABLE: table_csv(rows), "table.tex": latex(tables)}
+    texts = {
+        "table.md": tables_text("table.md", tables),
+        TABLE: table_csv(rows),
+        "table.tex": tables_text("table.tex", tables),
+    }
     if tried:
         texts[SEARCH] = table_csv(tried)
     for name, text in texts.items():
@@ -268,7 +264,7 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
     for the first seed. Return the files."""
     seed = comparison.config.seed
-    every = [*comparison.function_trials, *comparison.trials]
+    every = [*comparison.trials_of(comparison.functions), *comparison.trials]
     files = []
     for target in dict.fromkeys(trial.target for trial in comparison.trials):
         trials = [one for one in every if one.target == target and one.seed == seed and one.nfe]
@@ -277,11 +273,11 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
         noise = data.source("picture").sample(count).to(device)
         drawn = dict[str, dict[int, Samples]]()
         for trial in trials:
-            drawn[trial.title] = {}
+            paths = drawn.setdefault(method_title(trial.label), {})
             for nfe in trial.nfe:
                 samples = trial.sampler(nfe, device)(noise, keep_path=True)
                 path = [data.in_units(state) for state in samples.path]
-                drawn[trial.title][nfe] = replace(samples, x=path[-1], path=path)
+                paths[nfe] = replace(samples, x=path[-1], path=path)
         title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
         figure = draw_table(drawn, data.reference("picture").sample(count), title, data.axes)
         files.append(comparison.folder / f"{target}.png")

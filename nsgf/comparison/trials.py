@@ -18,10 +18,10 @@ import torch
 
 from nsgf.checks import check
 from nsgf.comparison import SETTINGS
-from nsgf.comparison.tuning import SEED_OFFSET, describe, options, settings_of
+from nsgf.comparison.tuning import AS_GIVEN, SEED_OFFSET, Choice, choices_of
 from nsgf.config.files import method_layers, read_experiment
 from nsgf.config.schema import Config, PhaseName
-from nsgf.config.settings import Layer, build, change, fixed_values, sections_of
+from nsgf.config.settings import build, change, fixed_values, sections_of
 from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE, target_set
 from nsgf.metrics.features import SIDE
@@ -66,8 +66,10 @@ and samples (B, *shape), labels int64 (B,)."""
 
 
 def method_title(method: str) -> str:
-    """Return the title of a method; for a user's own method, its name."""
-    return TITLES.get(method, method)
+    """Return the title of a method; for a user's own method, its name. ``method`` may have
+    settings of a search behind it."""
+    name, colon, settings = method.partition(":")
+    return TITLES.get(name, name) + colon + settings
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Comparison:
     """Settings of each method, by name, with equal numbers of updates."""
     functions: Mapping[str, Draw] = field(default_factory=dict)
     """A caller's own methods, by name. They are measured but not trained."""
-    chosen: Mapping[tuple[str, str], Layer] = field(default_factory=dict)
+    chosen: Mapping[tuple[str, str], Choice] = field(default_factory=dict)
     """Settings that the search of ``compare.tune`` selected, by target and method."""
 
     @classmethod
@@ -105,7 +107,7 @@ class Comparison:
                 if value != terms[key]:
                     must = f"must be {format_value(terms[key])} as for {names[0]}, on equal terms"
                     raise UserError(f"{key} = {format_value(value)}: {must} (method {own.method})")
-        # updates
+        # updates of all networks together, divided in proportion to their iterations
         given = config.compare.updates
         if len(given) not in (0, 1, len(methods)):
             raise UserError(f"compare.updates = {given}: must be one number, or one per method")
@@ -113,8 +115,18 @@ class Comparison:
         trained: dict[str, Config] = {}
         for own, total in zip(methods, totals, strict=True):
             if not find_ways(own):  # a fixed tau is for the methods that have one
-                own = replace(own, sampling=replace(own.sampling, tau=None))
-            trained[own.method] = share_updates(own, total)
+                own = change(own, {"sampling.tau": None})
+            counts = [getattr(own, phase).iterations for phase in own.phases]
+            if find_way(own).adds_updates and not own.compare.updates:  # 2-RF: its own, after 1-RF
+                shares = [total, *counts[1:]]
+            else:
+                shares = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
+                shares.append(total - sum(shares))
+            if len(shares) > 1 and min(shares) < 1:
+                must = f"{total} are too few for the networks of {own.method}"
+                raise UserError(f"compare.updates: {must}")
+            keys = [f"{phase}.iterations" for phase in own.phases]
+            trained[own.method] = change(own, dict(zip(keys, shares, strict=True)))
         # phases that are trained once
         first: dict[PhaseName, Config] = {}
         for own in filter(_shares_training, trained.values()):
@@ -165,27 +177,23 @@ class Comparison:
         seed = self.config.seed + SEED_OFFSET
         trials = []
         for one in self.trials_of(self.methods, [seed]):
-            choices = options(self.methods[one.method])
+            choices = choices_of(self.methods[one.method])
             if len(choices) > 1:
                 trials += [replace(one, choice=own, is_tuning=True) for own in choices]
         return [trial for trial in trials if trial.nfe]
 
-    @cached_property
-    def function_trials(self) -> list["Trial"]:
-        """A trial for each of the caller's functions and each seed; the seed sets the noise."""
-        return self.trials_of(self.functions)
-
     def trials_of(
         self, methods: Iterable[str], seeds: Iterable[int] | None = None
     ) -> list["Trial"]:
-        """Return a trial of each method for each seed, default those of the tables, and target."""
+        """Return a trial of each method for each seed, default those of the tables, and target.
+        The seed of a caller's function sets the noise."""
         data = self.config.data
         compare = self.config.compare
         own: Any = data.name if data.source == NOISE else f"{data.source}_{data.name}"
         seeds = seeds or range(self.config.seed, self.config.seed + compare.seeds)
         places = product(seeds, compare.targets or [own], methods)
         return [
-            Trial(self, target, method, seed, self.chosen.get((target, method), {}))
+            Trial(self, target, method, seed, self.chosen.get((target, method), AS_GIVEN))
             for seed, target, method in places
         ]
 
@@ -199,7 +207,7 @@ class Trial:
     """``moons``, or ``8gaussians_moons`` for moons from another source than noise."""
     method: str
     seed: int
-    choice: Layer = field(default_factory=dict)
+    choice: Choice = AS_GIVEN
     """Settings from ``compare.tune``."""
     is_tuning: bool = False
     """Whether the trial belongs to the search, and to no table."""
@@ -207,12 +215,7 @@ class Trial:
     @property
     def label(self) -> str:
         """The method, and in the search ``METHOD: SETTINGS``."""
-        return f"{self.method}: {describe(self.choice)}" if self.is_tuning else self.method
-
-    @property
-    def title(self) -> str:
-        """The label with the title of the method."""
-        return method_title(self.method) + self.label.removeprefix(self.method)
+        return f"{self.method}: {self.choice.title}" if self.is_tuning else self.method
 
     @property
     def is_trained(self) -> bool:
@@ -222,7 +225,7 @@ class Trial:
     @cached_property
     def _settings(self) -> Config:
         own = self.comparison.methods.get(self.method, self.comparison.config)
-        return change(own, settings_of(self.choice, own))
+        return change(own, self.choice.settings)
 
     @cached_property
     def nfe(self) -> list[int]:
@@ -244,25 +247,21 @@ class Trial:
         unless each has its own number of updates."""
         name = SHARED if _shares_training(self._settings) else self.method
         if self.is_tuning:  # trials that differ in sampling only share one
-            trained = {
-                key: own for key, own in self.choice.items() if not key.startswith("sampling.")
-            }
-            name = f"{name}, {describe(trained)}"
+            name = f"{name}, {self.choice.trained}"
         return RunFolder(self.comparison.folder / self.target / f"{name}-seed{self.seed}")
 
     @cached_property
     def config(self) -> Config:
         """Settings of training, with the precision that ``auto`` selects. Raise UserError if they
         are not valid for this target."""
-        config = self._settings
         source, _, name = self.target.rpartition("_")
-        data: dict[str, Any] = {"name": name, "source": source or NOISE}
         if self.target in DATA_SETS:  # whose name may have an underscore
-            data = {"name": self.target, "source": NOISE}
-        config = replace(config, seed=self.seed, data=replace(config.data, **data))
+            source = ""
+            name = self.target
+        layer = {"seed": self.seed, "data.name": name, "data.source": source or NOISE}
+        config = change(self._settings, {**layer, "train.preview": False})
         precision = pick_precision(config, pick_device(config.device))
-        train = replace(config.train, preview=False, precision=precision)
-        config = replace(config, train=train)
+        config = change(config, {"train.precision": precision})
         check(config)
         return config
 
@@ -320,25 +319,6 @@ def _shares_training(config: Config) -> bool:
     """Whether a method is a rectified flow that is trained once for all such methods."""
     compare = config.compare
     return find_way(config).shares_training and not (compare.updates or compare.tune)
-
-
-def share_updates(config: Config, total: int) -> Config:
-    """Return the settings with ``total`` updates, divided among the networks in proportion to their
-    iterations. Without ``compare.updates`` 2-RF trains ``total`` updates of 1-RF, then its own.
-    Raise UserError if the updates are too few for all networks."""
-    counts = [getattr(config, phase).iterations for phase in config.phases]
-    if find_way(config).adds_updates and not config.compare.updates:
-        shares = [total, *counts[1:]]
-    else:
-        shares = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
-        shares.append(total - sum(shares))
-    if len(shares) > 1 and min(shares) < 1:
-        raise UserError(f"compare.updates: {total} are too few for the networks of {config.method}")
-    sections: dict[str, Any] = {
-        phase: replace(getattr(config, phase), iterations=count)
-        for phase, count in zip(config.phases, shares, strict=True)
-    }
-    return replace(config, **sections)
 
 
 def count_updates(config: Config) -> int:

@@ -1,9 +1,10 @@
 """The search of ``compare.tune``: which settings are tried for a method, and what it found."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import product
 from statistics import mean
-from typing import Any
+from typing import NamedTuple
 
 from nsgf.comparison import Row
 from nsgf.config.files import refuse_unknown
@@ -26,55 +27,54 @@ SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool", "sampling", "train"
 """Sections whose settings can be searched: those in which methods may differ."""
 
 
-def full_key(name: str) -> str:
-    """Return the key of a setting in ``compare.tune``; ``lr`` is ``optim.lr``. Raise UserError if
-    there is none, or it must agree for all methods."""
-    key = name if name in KEYS else f"optim.{name}"
-    if key not in KEYS:
-        refuse_unknown(name, KEYS)
-    section, _, last = key.rpartition(".")
-    if section not in SECTIONS or last == "iterations":
-        must = f"must be a setting of {', '.join(SECTIONS)}, but not iterations"
-        raise UserError(f"compare.tune = {name}: {must}")
-    return key
+class Choice(NamedTuple):
+    """Settings of a method that the search tries."""
+
+    settings: Layer
+    """Those of ``optim`` stand in each phase of the method."""
+    title: str = ""
+    """As in ``compare.tune``, such as ``lr 0.003, peer.sigma 0``."""
+    trained: str = ""
+    """Those that training depends on."""
 
 
-def uses(config: Config, key: str) -> bool:
-    """Whether the method of a configuration uses a setting that can be searched."""
-    section = key.partition(".")[0]
-    if section == "sampling":
-        return any(issubclass(leg, StraightFlow) for leg, _ in find_way(config).legs)
-    phases = get_phases(config.phases)
-    return section in ("optim", "train") or any(phase.uses(config, key) for phase in phases)
+AS_GIVEN = Choice({})
+"""The choice of a method that is not searched."""
 
 
-def options(config: Config) -> list[Layer]:
+def choices_of(config: Config) -> list[Choice]:
     """Return each combination of the values in ``compare.tune`` of the settings that a method uses;
     without such settings an empty one. Raise UserError if a key or a value is wrong."""
+    phases = get_phases(config.phases)
     grid = []
     for name, values in config.compare.tune.items():
-        key = full_key(name)
+        key = name if name in KEYS else f"optim.{name}"
+        if key not in KEYS:
+            refuse_unknown(name, KEYS)
+        section, _, last = key.rpartition(".")
+        if section not in SECTIONS or last == "iterations":
+            must = f"must be a setting of {', '.join(SECTIONS)}, but not iterations"
+            raise UserError(f"compare.tune = {name}: {must}")
         if not values:
             raise UserError(f"compare.tune = {name}: must have values, as in {name}=A,B")
         typed = [read_value(f"compare.tune.{name}", KEYS[key].kind, value) for value in values]
-        if uses(config, key):
-            grid.append([(name, value) for value in typed])
-    return [dict(one) for one in product(*grid)]
-
-
-def settings_of(choice: Layer, config: Config) -> Layer:
-    """Return a combination as settings of a method; those of ``optim`` go to all its phases."""
-    layer: dict[str, Any] = {}
-    for name, value in choice.items():
-        section, _, last = full_key(name).rpartition(".")
-        for owner in config.phases if section == "optim" else [section]:
-            layer[f"{owner}.{last}"] = value
-    return layer
-
-
-def describe(choice: Layer) -> str:
-    """Return a combination as text, such as ``lr 0.003, peer.sigma 0``."""
-    return ", ".join(f"{name} {format_value(value)}" for name, value in choice.items())
+        # whether the method uses the setting
+        if section == "sampling":
+            is_used = any(issubclass(leg, StraightFlow) for leg, _ in find_way(config).legs)
+        else:
+            shared = section in ("optim", "train")
+            is_used = shared or any(phase.uses(config, key) for phase in phases)
+        if is_used:
+            owners = config.phases if section == "optim" else [section]
+            keys = [f"{owner}.{last}" for owner in owners]
+            grid.append([(f"{name} {format_value(it)}", dict.fromkeys(keys, it)) for it in typed])
+    found = []
+    for combination in product(*grid):
+        settings = {key: value for _, layer in combination for key, value in layer.items()}
+        texts = [text for text, _ in combination]
+        trained = [text for text in texts if not text.startswith("sampling.")]
+        found.append(Choice(settings, ", ".join(texts), ", ".join(trained)))
+    return found
 
 
 def selecting_measure(row: Row) -> str:
@@ -85,11 +85,13 @@ def selecting_measure(row: Row) -> str:
 def ranking(rows: Iterable[Row]) -> dict[tuple[str, str], list[str]]:
     """Return the combinations that were tried, by target and method, from the best to the worst
     mean of the measure that selects. ``rows``: of the search, with methods ``METHOD: SETTINGS``."""
-    losses: dict[tuple[str, str], dict[str, list[float]]] = {}
+    losses = defaultdict[tuple[str, str], list[float]](list)
     for row in rows:
-        method, _, settings = row.method.partition(": ")
         key = selecting_measure(row)
         value = row.values[key]
-        own = losses.setdefault((row.target, method), {})
-        own.setdefault(settings, []).append(-value if is_better_higher(key) else value)
-    return {place: sorted(own, key=lambda text: mean(own[text])) for place, own in losses.items()}
+        losses[row.target, row.method].append(-value if is_better_higher(key) else value)
+    ranked = defaultdict[tuple[str, str], list[str]](list)
+    for target, label in sorted(losses, key=lambda place: mean(losses[place])):
+        method, _, settings = label.partition(": ")
+        ranked[target, method].append(settings)
+    return ranked

@@ -4,7 +4,6 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,6 +15,18 @@ from nsgf.system.errors import UserError, cause, one_line, suggest
 from nsgf.system.files import Plain
 
 FACTS_FILE = "facts.json"
+PACKAGE = Path(__file__).parents[1]
+CONFIGS = PACKAGE / "configs"
+"""Folder of the shipped YAML files: inside an installed wheel, else beside the package."""
+if not CONFIGS.is_dir():
+    CONFIGS = PACKAGE.parent / "configs"
+EXPERIMENTS = sorted(file.stem for file in CONFIGS.glob("*.yaml"))
+METHODS = sorted(file.stem for file in CONFIGS.glob("methods/*.yaml"))
+"""Names of the shipped experiments and methods."""
+PRETRAINED = {
+    file.parent.name: file.parent for file in sorted(PACKAGE.glob("pretrained/*/config.json"))
+}
+"""Folders of the exported runs that the package ships, by name."""
 
 
 class Experiment(NamedTuple):
@@ -26,29 +37,6 @@ class Experiment(NamedTuple):
     """Settings for each method, which win over the others."""
     facts: Layer
     """What a run found, from ``facts.json`` beside the settings."""
-
-
-def config_folder() -> Path:
-    """Return the folder of the shipped YAML files, in an installed wheel or beside the package."""
-    package = Path(__file__).parents[1]
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
-
-
-def experiments() -> list[str]:
-    """Return the names of the shipped experiments."""
-    return sorted(map(attrgetter("stem"), config_folder().glob("*.yaml")))
-
-
-def methods() -> list[str]:
-    """Return the names of the shipped methods."""
-    return sorted(map(attrgetter("stem"), config_folder().glob("methods/*.yaml")))
-
-
-def pretrained_runs() -> dict[str, Path]:
-    """Return the folders of the exported runs that the package ships, by name."""
-    files = sorted(Path(__file__).parents[1].glob("pretrained/*/config.json"))
-    return {file.parent.name: file.parent for file in files}
 
 
 def read_experiment(file: Path) -> Experiment:
@@ -70,16 +58,6 @@ def read_experiment(file: Path) -> Experiment:
             raise UserError(f"methods.{name}.{error}") from error
     beside = file.with_name(FACTS_FILE)
     return Experiment(settings, own, read_facts(read_plain(beside)) if beside.exists() else {})
-
-
-def lay_over(base: Experiment, top: Experiment) -> Experiment:
-    """Return an experiment with the settings of another file on top. Those win also over the
-    sections of ``base`` for methods."""
-    settings = spread_optim(top.settings)
-    sections = dict(top.methods)
-    for name, section in base.methods.items():
-        sections[name] = {**section, **settings, **sections.get(name, {})}
-    return Experiment({**spread_optim(base.settings), **settings}, sections, {})
 
 
 def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
@@ -132,12 +110,12 @@ def method_layers(experiment: Experiment, method: str | None = None) -> tuple[La
         own = settings.get("method", "no method")
         raise UserError(f"method = {method}: must be {own}, the method of these settings")
     base = {**settings, **experiment.methods.get(name, {}), "method": name}
-    if not is_file and name not in methods():
+    if not is_file and name not in METHODS:
         if "phases" in base:
             return {}, spread_optim(base)
-        must = f"must be one of {', '.join(methods())}, or a YAML file"
+        must = f"must be one of {', '.join(METHODS)}, or a YAML file"
         raise UserError(f"method = {name}: {must}")
-    file = Path(wanted).expanduser() if is_file else config_folder() / "methods" / f"{name}.yaml"
+    file = Path(wanted).expanduser() if is_file else CONFIGS / "methods" / f"{name}.yaml"
     below = read_layer(read_plain(file))
     if "phases" not in below:
         raise UserError(f"method {file}: must name its phases, for example phases: [nsgf]")

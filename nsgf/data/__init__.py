@@ -6,6 +6,7 @@ an :class:`ImageSet` in images.py; the records of a user's own data follow from 
 """
 
 from copy import copy
+from pathlib import Path
 from typing import get_args
 
 from torch import Tensor
@@ -84,6 +85,11 @@ def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tenso
     return target_set(config).in_units(samples)
 
 
+def file_state(file: Path) -> tuple[int, float] | None:
+    """Return size and time of a file; None: there is none."""
+    return (file.stat().st_size, file.stat().st_mtime) if file.exists() else None
+
+
 class Data:
     """Source and target of an experiment: loads the target once and makes independent samplers."""
 
@@ -92,7 +98,8 @@ class Data:
         self._config = config
         self._seed = seed
         self._target = target_set(config)
-        self._file_state = self._target.file_state(config)  # before the samples are read
+        mapped = self._target.mapped
+        self._file_state = mapped and file_state(mapped)  # before the samples are read
         self._hold(self._target.load(config, seed))
         self.shape = self._target.shape
         self.axes = self._target.axes
@@ -148,7 +155,8 @@ class Data:
 
     def _check(self) -> None:
         """Raise UserError if a file has changed that images are read from."""
-        if self._target.file_state(self._config) != self._file_state:
+        mapped = self._target.mapped
+        if mapped and file_state(mapped) != self._file_state:
             raise UserError(
                 f"{name_setting('data.path', self._config.path)}: has changed while it was used; "
                 "restore it and resume, or train a new run"

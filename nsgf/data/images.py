@@ -40,6 +40,7 @@ class ImageSet(Target):
     class_names: tuple[str, ...] = ()
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """``root`` if the set reads files, ``download`` if they can be fetched."""
+    mapped: Path | None = None
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:
         if config.fake:

@@ -228,15 +228,6 @@ def _usable(config: DataConfig) -> list[Path]:
     return find_images(data_path(config), broken or ())[0]
 
 
-class OwnImages(ImageSet):
-    """The images of ``data.path``."""
-
-    def file_state(self, config: DataConfig) -> tuple[int, float] | None:
-        file = data_path(config)
-        is_mapped = file.suffix.lower() == ".npy" and not config.held_out and file.exists()
-        return (file.stat().st_size, file.stat().st_mtime) if is_mapped else None
-
-
 def image_set(config: DataConfig) -> ImageSet:
     """Return the record of the images of ``data.path``, which follows from ``data.found``; raise
     UserError if ``data.size`` is another one."""
@@ -244,7 +235,8 @@ def image_set(config: DataConfig) -> ImageSet:
     channels, height, width = found.shape
     if config.size != height:
         raise UserError(f"data.size = {config.size}: must be {height} as when the run was begun")
-    return OwnImages(
+    file = Path(config.path or "").expanduser()
+    return ImageSet(
         name=config.name,
         shape=(channels, height, width),
         read_images=read_images,
@@ -252,6 +244,7 @@ def image_set(config: DataConfig) -> ImageSet:
         has_test=config.held_out > 0,
         class_names=tuple(found.class_names or ()),
         uses=frozenset({"path", "size", "flip", "skip_broken", "held_out", "key"}),
+        mapped=file if file.suffix.lower() == ".npy" and not config.held_out else None,
     )
 
 

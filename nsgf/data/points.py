@@ -6,6 +6,7 @@ Shapes: n points, N samples, D coordinates, *shape one sample.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,16 +28,14 @@ class Target:
     """Names of the classes; empty without labels."""
     axes: tuple[str, ...] | None = None
     """Names of the coordinates of own points; None for other sets."""
+    mapped: Path | None = None
+    """File that samples are mapped from. To read beyond the end of a file that is shorter now would
+    end the process."""
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:
         """Return the samples to train on, or those that are held out, in the units of the data,
         (N, *shape); None: unlimited. ``seed``: of fake images. Raise UserError if files are missing
         or damaged."""
-        return None
-
-    def file_state(self, config: DataConfig) -> tuple[int, float] | None:
-        """Return size and time of the file that samples are mapped from; None: there is none. To
-        read beyond the end of a file that is shorter now would end the process."""
         return None
 
     def from_units(self, samples: Tensor) -> Tensor:

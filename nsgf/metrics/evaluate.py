@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -74,8 +74,15 @@ class Yardstick:
         data = self.data
         if data.images is None or self.network is None:
             return None
-        how = data.images, Path(self._config.out_dir), self._device, self._log, data.labels
-        return FeatureMetrics(self.network, self._config.data, *how)
+        return FeatureMetrics(
+            self.network,
+            self._config.data,
+            data.images,
+            Path(self._config.out_dir),
+            self._device,
+            self._log,
+            data.labels,
+        )
 
     def at_most(self, n: int) -> int:
         """Return ``n``, at most as many as a floor can compare."""
@@ -155,13 +162,6 @@ class Yardstick:
             return self.features.floor(self.samples, draw, measures)
         return self.features.measure(samples, measures, is_tuning=stream == TUNE)
 
-    def floor_places(self, places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-        """Return seed and draw of each floor, given seeds and draws of the measures. Floors of
-        images do not depend on the seed."""
-        if not self.network:
-            return places
-        return ((0, split) for split in range(self.network.splits))
-
 
 def evaluate_run(
     config: Config, run: RunFolder, log: Log = show, world: World = ALONE
@@ -206,8 +206,16 @@ def evaluate_run(
     samples = []
     for repeat in map(str, range(1 if is_images else REPEATS)):
         source = build_source(config.data, config.seed, "evaluate", repeat)
-        how: Plain = {"keep": keep, "world": world, "folder": drawn / repeat}
-        samples.append(generate(sampler, source, evaluation.num_samples, device, **how))
+        drawn_part = generate(
+            sampler,
+            source,
+            evaluation.num_samples,
+            device,
+            keep=keep,
+            world=world,
+            folder=drawn / repeat,
+        )
+        samples.append(drawn_part)
     file = folder / "metrics.json"
     if yardstick is None:
         return file, {}

@@ -145,7 +145,17 @@ class Inception(FeatureNetwork):
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
         key = "" if file is None else "evaluation.inception_weights = "
-        file = file or _published()
+        if file is None:
+            file = Path(torch.hub.get_dir(), "checkpoints", PUBLISHED)
+            try:
+                if not lexists(file):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    torch.hub.download_url_to_file(URL, str(file), INCEPTION_SHA256, progress=False)
+            except (OSError, RuntimeError) as error:
+                raise UserError(
+                    f"no Inception weights from {URL} ({one_line(error)}); "
+                    f"without internet use {suggest('evaluation.inception_weights', 'FILE')}"
+                ) from error
         try:
             known = INCEPTION_SHA256 if file.name == PUBLISHED else None
             state, sha256 = _read_weights(file, known)
@@ -178,21 +188,6 @@ def _read_weights(file: Path, known: str | None) -> tuple[Any, str]:
     if known not in (None, sha256):
         raise ValueError("not the published weights, whose checksum differs; remove it")
     return torch.load(BytesIO(content), map_location="cpu", weights_only=True), sha256
-
-
-def _published() -> Path:
-    """Return the file of the published weights in torch's cache; download it if it is missing."""
-    file = Path(torch.hub.get_dir(), "checkpoints", PUBLISHED)
-    try:
-        if not lexists(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(URL, str(file), INCEPTION_SHA256, progress=False)
-    except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"no Inception weights from {URL} ({one_line(error)}); "
-            f"without internet use {suggest('evaluation.inception_weights', 'FILE')}"
-        ) from error
-    return file
 
 
 class FeatureMetrics:

@@ -192,8 +192,11 @@ def folder_stem(exp: str, smoke: bool) -> str:
 def dated_folders(out_dir: Path, exp: str, smoke: bool) -> list[tuple[str, int, Path]]:
     """Return time, number within that second, and path of run folders, the oldest first."""
     stamp = re.compile(re.escape(folder_stem(exp, smoke)) + r"-(\d{8}_\d{6})(?:_(\d+))?")
-    named = ((stamp.fullmatch(path.name), path) for path in out_dir.glob(f"{exp}-*"))
-    return sorted((name[1], int(name[2] or 1), path) for name, path in named if name)
+    found = []
+    for path in out_dir.glob(f"{exp}-*"):
+        if name := stamp.fullmatch(path.name):
+            found.append((name[1], int(name[2] or 1), path))
+    return sorted(found)
 
 
 def newest_run(

@@ -112,9 +112,15 @@ class Cost(NamedTuple):
 def read_costs(folder: Path) -> dict[str, Cost]:
     """Return the costs by phase. Each line of the file has the speed since the line before it."""
     found: dict[str, Cost] = {}
-    kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}
-    kinds["prepare_seconds"] = float
-    for phase, step, speed, peak, prepared in read_lines(folder / "costs.jsonl", **kinds):
+    lines = read_lines(
+        folder / "costs.jsonl",
+        phase=str,
+        step=int,
+        steps_per_second=float,
+        peak_memory=int,
+        prepare_seconds=float,
+    )
+    for phase, step, speed, peak, prepared in lines:
         if speed > 0:
             seconds, highest, before = found.get(phase, (0.0, 0, 0))
             seconds += prepared + (step - before) / speed

@@ -5,9 +5,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from socket import socketpair
+from socket import socket, socketpair
 from types import FrameType
 
 from nsgf.system.errors import UserError
@@ -57,14 +57,19 @@ class StopRequest:
         """Context in which these signals request a stop. The same signal again interrupts at once.
         An ignored signal stays ignored, such as SIGHUP (nohup) or SIGINT (a job in the background).
         Call it in the main thread."""
-        taken = [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, self._take) for number in taken}
-        try:
-            with self._watching() if self._launcher is not None else nullcontext():
-                yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with ExitStack() as held:
+            for number in signals:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    held.callback(signal.signal, number, signal.signal(number, self._take))
+            if self._launcher is not None:
+                # a repeated signal ends the process also while the main thread waits in torch for
+                # a silent process: Python calls no handler then, but writes to this socket
+                received, written = socketpair()
+                written.setblocking(False)
+                threading.Thread(target=self._watch, args=[received], daemon=True).start()
+                held.callback(written.close)
+                held.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(written.fileno()))
+            yield
 
     def _take(self, number: int, _: FrameType | None) -> None:
         if self._launcher is None and self._is_repeated(number):
@@ -81,25 +86,11 @@ class StopRequest:
         now = time.monotonic()
         return now - self._taken.setdefault(number, now) >= ECHO_SECONDS
 
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Context in which a repeated signal ends the process, also while the main thread waits in
-        torch for a silent process. Python calls no handler then, but writes to this socket."""
-        received, written = socketpair()
-        written.setblocking(False)
-
-        def watch() -> None:
-            while number := received.recv(1):
-                if self._is_repeated(number[0]):
-                    os._exit(130)
-
-        threading.Thread(target=watch, daemon=True).start()
-        before = signal.set_wakeup_fd(written.fileno())
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(before)
-            written.close()
+    def _watch(self, received: socket) -> None:
+        """End the process when a signal arrives again."""
+        while number := received.recv(1):
+            if self._is_repeated(number[0]):
+                os._exit(130)
 
 
 @contextmanager

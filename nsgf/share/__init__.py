@@ -24,7 +24,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save
 
 from nsgf.checks import check
-from nsgf.config.files import pretrained_runs, read_facts, read_layer, read_plain
+from nsgf.config.files import PRETRAINED, read_facts, read_layer, read_plain
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import (
     Layer,
@@ -89,7 +89,7 @@ def find_folder(path: str | PathLike[str]) -> Path:
     index = folder / CONFIG_FILE  # other programs use this name too
     is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
     is_run = is_export or (folder / "config.yaml").is_file()
-    return folder if is_run else pretrained_runs().get(str(path), folder)
+    return folder if is_run else PRETRAINED.get(str(path), folder)
 
 
 def open_run(folder: Path) -> RunFolder:
@@ -101,7 +101,7 @@ def open_run(folder: Path) -> RunFolder:
         return run
     if (folder / CONFIG_FILE).is_file():
         return ExportedRun(folder)
-    known = ", ".join(pretrained_runs())
+    known = ", ".join(PRETRAINED)
     wrong = name_setting("run", folder)
     raise UserError(f"{wrong}: no run folder (it has no config.yaml); pretrained runs: {known}")
 
@@ -132,7 +132,7 @@ class ExportedRun(RunFolder):
             check(saved)
         except UserError as error:
             raise UserError(f"{file}: {error}") from error
-        kind = "pretrained" if folder in pretrained_runs().values() else "exported"
+        kind = "pretrained" if folder in PRETRAINED.values() else "exported"
         self.results_name = f"{kind}-{folder.resolve().name}"
         self._saved = values(drop_machine_settings(saved))
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from nsgf.cli.arguments import parse
-from nsgf.config.files import config_folder, from_arguments, methods
+from nsgf.config.files import CONFIGS, METHODS, from_arguments
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import SETTINGS, change
 from nsgf.run.folder import RunFolder, dump_config
@@ -116,9 +116,9 @@ def test_resolved_configuration_reads_back(config_names, own_data, tmp_path):
         assert parse(["train", "--config", str(file)]).config == config
 
 
-@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_on_every_shipped_set(method):
-    content = yaml.safe_load((config_folder() / "methods" / f"{method}.yaml").read_text())
+    content = yaml.safe_load((CONFIGS / "methods" / f"{method}.yaml").read_text())
     for exp in ("2d", "digits", "mnist", "cifar10"):
         config = shipped(exp, f"--method={method}")
         assert (config.method, config.phases) == (method, content["phases"])

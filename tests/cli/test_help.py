@@ -9,7 +9,7 @@ import pytest
 from nsgf.cli import main
 from nsgf.cli.arguments import COMMANDS, SHORT_FLAGS, flags_of
 from nsgf.cli.help import setting_docs
-from nsgf.config.files import experiments, methods
+from nsgf.config.files import EXPERIMENTS, METHODS
 from nsgf.config.settings import KEYS, is_inherited
 
 
@@ -33,7 +33,7 @@ def test_help_of_a_command_has_whole_descriptions_and_choices(command, shown):
     for flag in flags:
         (key, *_) = flags_of(command)[flag[2:]] or [flag[2:]]
         assert key not in KEYS or docs[key] in words
-    names = {"--exp": experiments(), "--method": methods(), "--dataset": ["moons", "mnist"]}
+    names = {"--exp": EXPERIMENTS, "--method": METHODS, "--dataset": ["moons", "mnist"]}
     for flag in names.keys() & {*flags}:
         assert all(name in words for name in names[flag])
 
@@ -50,7 +50,7 @@ def test_help_all_has_every_setting_once(shown):
     for key in {*KEYS} - {"out_dir"}:
         is_shown = not is_inherited(key) and key.partition(".")[0] not in others
         assert flags.count(f"--{key}") == is_shown, key
-    assert {*SHORT_FLAGS} - {"--inception-weights"} < {*flags}
+    assert {f"--{flag}" for flag in SHORT_FLAGS} - {"--inception-weights"} < {*flags}
 
 
 EXPLAINED = [  # topic, words of the explanation, flags
@@ -84,7 +84,7 @@ def test_version_and_the_list_of_commands(capsys):
 def test_completion_knows_commands_flags_and_names(capsys):
     assert main(["--print-completion", "bash"]) == 0
     script = capsys.readouterr().out
-    for flag, known in {"exp": experiments(), "method": methods(), "dataset": ["moons"]}.items():
+    for flag, known in {"exp": EXPERIMENTS, "method": METHODS, "dataset": ["moons"]}.items():
         choices = re.search(rf"_train___{flag}_choices=\((.*)\)", script)[1].split()
         assert {*known} <= {*choices}
     for word in ("preflight", "--train-iters", "--sampling.solver", "dopri5"):

@@ -7,9 +7,8 @@ from nsgf.comparison import Row
 from nsgf.comparison.tables import (
     all_tables,
     cost_table,
-    latex,
-    markdown,
     measure_table,
+    tables_text,
     verdict,
     write_report,
 )
@@ -42,16 +41,18 @@ def test_pure_noise_is_the_last_line_and_no_method():
     head, *_, floor, noise = table = measure_table(rows, "w2")
     assert [line[0] for line in table[1:]] == [*("NSGF", "I-CFM", "floor", "pure noise")]
     assert (head, floor[1], noise[1]) == (["W2 ↓", "moons, NFE 10"], "0.050", "9.000")
-    text = latex(all_tables(rows))
+    text = tables_text("table.tex", all_tables(rows))
     assert text.index("midrule\nfloor") < text.index("pure noise")
     assert len(cost_table(rows)) == 3
 
 
 def test_each_measure_has_its_differences_unless_there_is_one_method():
     both = [item._replace(values={"w2": 0, "energy": 2 * item.values["w2"]}) for item in ROWS]
-    assert "| NSGF minus, W2 ↓ |" in markdown(all_tables(both))
-    assert "| I-CFM | -0.207 ± 0.007 ahead |" in markdown(all_tables(both))
-    assert "minus" not in markdown(all_tables([item for item in ROWS if item.method != "icfm"]))
+    assert "| NSGF minus, W2 ↓ |" in tables_text("table.md", all_tables(both))
+    assert "| I-CFM | -0.207 ± 0.007 ahead |" in tables_text("table.md", all_tables(both))
+    assert "minus" not in tables_text(
+        "table.md", all_tables([item for item in ROWS if item.method != "icfm"])
+    )
 
 
 def several(nsgf: list[float], icfm: list[float], draws: list[float]) -> list[Row]:
@@ -92,7 +93,7 @@ CELLS = {
 @pytest.mark.parametrize("cells", CELLS)
 def test_means_spreads_and_differences(cells):
     nsgf, icfm, difference = cells.split(" | ")
-    lines = markdown(all_tables(CELLS[cells])).splitlines()
+    lines = tables_text("table.md", all_tables(CELLS[cells])).splitlines()
     assert lines[2:4] == [f"| NSGF | {nsgf} |", f"| I-CFM | {icfm} |"]
     assert f"| I-CFM | {difference} |" in lines[4:]
 
@@ -122,11 +123,11 @@ def test_cells_without_a_measure_are_dashes_in_all_tables():
         *(row("nsgf++", seed, 0.1) for seed in range(3)),
         *(row("icfm", seed, 0.2, nfe)._replace(calls=nfe) for seed in range(3) for nfe in (2, 10)),
     ]
-    text = markdown(all_tables(rows))
+    text = tables_text("table.md", all_tables(rows))
     assert "| NSGF++ | - | **0.100** |" in text
     assert "| NSGF++ | 100 | 60 | 100 | - | 0.50 |" in text
     assert "| I-CFM | - | -0.100 ± 0.000 ahead |" in text
-    assert latex(all_tables(rows)).count(" & -- & ") == 4
+    assert tables_text("table.tex", all_tables(rows)).count(" & -- & ") == 4
 
 
 def test_latex_has_the_tables_of_the_markdown():
@@ -134,7 +135,7 @@ def test_latex_has_the_tables_of_the_markdown():
         item._replace(target="8gaussians_moons", values={"recall & 100%": item.values["w2"]})
         for item in ROWS
     ]
-    text = latex(all_tables(rows))
+    text = tables_text("table.tex", all_tables(rows))
     assert "recall \\& 100\\% & 8gaussians\\_moons, NFE 10 \\\\\n" in text
     assert "NSGF & \\textbf{0.200 $\\pm$ 0.100} \\\\\n" in text
     assert "I-CFM & $-$0.103 $\\pm$ 0.003 ahead \\\\\n" in text

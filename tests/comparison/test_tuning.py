@@ -9,7 +9,7 @@ from nsgf.cli import main
 from nsgf.comparison import Row, read_rows
 from nsgf.comparison import compare as engine
 from nsgf.comparison.compare import comparison_plan
-from nsgf.comparison.tuning import options, ranking, settings_of
+from nsgf.comparison.tuning import choices_of, ranking
 from nsgf.config.settings import change
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import in_folder
@@ -49,16 +49,21 @@ GRID = "--compare.tune=lr=1e-3,3e-3 peer.sigma=0,0.1 sinkhorn.blur=0.1,0.2,0.3 f
     ],
 )
 def test_a_method_tries_the_settings_that_it_uses(method, names, count):
-    found = options(compared("2d", f"--methods={method}", GRID).methods[method])
-    assert len({*map(str, found)}) == len(found) == count
-    assert all(one.keys() == names for one in found)
+    found = choices_of(compared("2d", f"--methods={method}", GRID).methods[method])
+    assert len({one.title for one in found}) == len(found) == count
+    for one in found:
+        assert {text.split()[0] for text in one.title.split(", ")} == names
 
 
 def test_a_choice_reaches_all_networks_of_the_method():
-    config = compared("2d", "--methods=nsgf++", GRID).methods["nsgf++"]
-    own = change(config, settings_of({"lr": 0.5, "sinkhorn.blur": 0.25}, config))
+    grid = "--compare.tune=lr=0.5 sinkhorn.blur=0.25 sampling.solver=heun"
+    config = compared("2d", "--methods=nsgf++", grid).methods["nsgf++"]
+    (choice,) = choices_of(config)
+    assert choice.title == "lr 0.5, sinkhorn.blur 0.25, sampling.solver heun"
+    assert choice.trained == "lr 0.5, sinkhorn.blur 0.25"
+    own = change(config, choice.settings)
     assert {getattr(own, phase).lr for phase in own.phases} == {0.5}
-    assert own.sinkhorn.blur == 0.25
+    assert (own.sinkhorn.blur, own.sampling.solver) == (0.25, "heun")
     assert own.peer.lr == config.peer.lr
 
 
@@ -99,7 +104,7 @@ def test_a_useless_rate_is_not_chosen(tmp_path, monkeypatch):
         for row in tried
     }
     chosen = {method: texts[0] for (_, method), texts in ranking(tried).items()}
-    assert [*chosen] == ["nsgf", "otcfm", "1rf"]
+    assert chosen.keys() == {"nsgf", "otcfm", "1rf"}
     for method, text in chosen.items():
         assert "lr 0.01" in text
         own_means = [means[label] for label in means if label.startswith(f"{method}:")]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nsgf import cli
 from nsgf.checks import check
 from nsgf.cli.arguments import SHORT_FLAGS, parse
-from nsgf.config.files import config_folder
+from nsgf.config.files import CONFIGS
 from nsgf.config.settings import SECTIONS as CLASSES
 from nsgf.config.settings import SETTINGS
 from nsgf.system.errors import UserError, one_line
@@ -32,7 +32,7 @@ VALUES: list[Any] = [
     *(float("nan"), float("inf"), [None], {"lr": 1}, {1: 2}, b"x", *TEXTS),
 ]
 SOME_VALUES = st.sampled_from(VALUES) | st.text(max_size=20) | st.integers() | st.floats()
-FLAGS = [*KEYS, *SECTIONS, *(flag[2:] for flag in SHORT_FLAGS), "config", "run", "exp", "resume"]
+FLAGS = [*KEYS, *SECTIONS, *SHORT_FLAGS, "config", "run", "exp", "resume"]
 FLAGS += ["resume-phase", "smoke", "print-config", "nsgf.lr.x", "phases+", "", "nsgf.help"]
 
 
@@ -60,7 +60,7 @@ def outcome(argv: list[str]) -> str | None:
 
 def changed(name: str, key: str, value: Any) -> bytes:
     """Return a shipped file with another value for one key."""
-    content = yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
+    content = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     *sections, last = key.split(".")
     node = content
     for section in sections:

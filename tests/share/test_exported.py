@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 import nsgf
 from nsgf import UserError
 from nsgf.cli import main
-from nsgf.config.files import pretrained_runs
+from nsgf.config.files import PRETRAINED
 from nsgf.run.folder import RunFolder
 from nsgf.share import export_run
 from tests.conftest import tiny_config
@@ -144,7 +144,7 @@ def test_no_file_is_named_by_the_folder(exported, tmp_path):
 def shipped_run(exported, monkeypatch) -> None:
     """An export that stands in for those of the package."""
     for module in ("share", "resolve"):
-        monkeypatch.setattr(f"nsgf.{module}.pretrained_runs", lambda: {"tiny": exported})
+        monkeypatch.setattr(f"nsgf.{module}.PRETRAINED", {"tiny": exported})
 
 
 def test_pretrained_run_is_opened_by_its_name(shipped_run, exported, tmp_path, monkeypatch, capsys):
@@ -163,7 +163,7 @@ def test_pretrained_run_is_opened_by_its_name(shipped_run, exported, tmp_path, m
     assert nsgf.load("tiny").path == Path("tiny").absolute()
 
 
-@pytest.mark.parametrize("name", pretrained_runs())
+@pytest.mark.parametrize("name", PRETRAINED)
 def test_every_shipped_run_makes_finite_samples(name):
     run = nsgf.load(name)
     assert index(run.path)["files"]  # JSON, for programs of others
