@@ -169,6 +169,11 @@ def test_velocity_is_the_difference_of_two_maps(clouds, targets):
     assert torch.allclose(v, torch.cat(expected).float(), atol=1e-4)
 
 
+def test_mean_cost_is_over_the_pairs_of_each_problem():
+    x, y = torch.randn(2, 3, 5, 4)
+    assert torch.allclose(mean_cost(x, y), torch.cdist(x, y).square().mean() / 2)
+
+
 def test_velocities_of_several_blurs_are_averaged(clouds):
     made, real = (cloud.unsqueeze(0) for cloud in clouds)
     one, other = (drift([BatchedSolver(blur, 1e-6)], made, real) for blur in (0.2, 0.6))
