@@ -81,8 +81,8 @@ def train(
     device = pick_device(config.device)
     fitted = []
     if minutes is not None:
-        if run or world.size > 1 or not 0 < minutes <= MOST_MINUTES:
-            must = f"must be > 0 and <= {MOST_MINUTES}, for a new run in one process"
+        if run or config.smoke or world.size > 1 or not 0 < minutes <= MOST_MINUTES:
+            must = f"must be > 0 and <= {MOST_MINUTES}, for a new run in one process without smoke"
             raise UserError(f"minutes = {minutes:g}: {must}")
         config, line = fit_minutes(config, minutes, device, stop, network)
         fitted = [line]

@@ -144,7 +144,10 @@ def fit_minutes(
     line = f"{given}: {sum(chosen.values()):,} updates; recipe {sum(counts.values()):,}"
     least = max(LEAST, data_classes(config.data))
     for key in (*PREPARED, *(f"{phase}.warmup_steps" for phase in config.phases)):
-        if amount := SETTINGS[key].get(config):
-            chosen[key] = min(amount, max(least, int(share * amount)))
+        amount = SETTINGS[key].get(config)
+        fitted = amount and min(amount, max(least, int(share * amount)))
+        if fitted != amount:
+            chosen[key] = fitted
+            line += f"; {key} {fitted:,}"
     config = change(config, chosen)
     return change(config, fit_to_classes(config)), line

@@ -44,7 +44,7 @@ def clock(monkeypatch):
         costs(module, "Data", lambda *_: 2)
         costs(module, "show_preview", lambda *_: 5)
     costs(nsgf, "build_pool", lambda session, *_: 3 * session.config.pool.num_batches)
-    costs(CachedStarts, "_transport_noise", lambda _, positions: len(positions) / 50)
+    costs(CachedStarts, "at", lambda own, places: len(places) / 50 if own.kept is None else 0)
     costs(PhaseLoop, "_update", lambda loop, _: 4 if loop.name == "nsgf" else 8)
     return clock
 

@@ -42,6 +42,7 @@ from nsgf.sampling.solvers import load_odeint
 from nsgf.system.errors import UserError, name_setting
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import Log, format_hours, show
+from nsgf.training.loop import Diverged
 from nsgf.trial import try_phases
 
 
@@ -116,8 +117,13 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     load_odeint(config.sampling.solver)
     check_links(comparison.folder)
     tuning = comparison.tuning_trials
-    # without its settings a trial that the search decides cannot be compared with its checkpoints
-    _check_trials(tuning or todo, pick_device(config.device))
+    for name in config.compare.tune:
+        if not any(name in one.choice.title for one in tuning):
+            raise UserError(f"compare.tune = {name}: must be a setting that a method uses")
+    # what the search decides cannot be compared with checkpoints before it
+    searched = {(one.target, one.method) for one in tuning}
+    others = [one for one in todo if (one.target, one.method) not in searched]
+    _check_trials([*tuning, *others], pick_device(config.device))
     done = sum(
         set(trial.keys.values()) <= read_measures(trial.measures).keys()
         for trial in [*tuning, *todo]
@@ -134,6 +140,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
 def _check_trials(trials: Sequence[Trial], device: torch.device) -> None:
     """Raise UserError if a trial was trained with other settings, or cannot be trained here."""
+    planned = set[str]()
     for trial in trials:
         own = trial.config
         run = trial.run
@@ -145,7 +152,8 @@ def _check_trials(trials: Sequence[Trial], device: torch.device) -> None:
                     f"{run.path} was trained with other settings ({'; '.join(texts)}); "
                     "remove it, or use another out_dir"
                 )
-        if trial.seed == trials[0].seed:  # other seeds need the same memory
+        if trial.label not in planned:  # other seeds and targets need the same memory
+            planned.add(trial.label)
             left = [phase for phase in own.phases if not is_trained(own, run, phase)]
             training_plan(own, left, device, run)
 
@@ -235,7 +243,17 @@ class Work:
                         f"compare: {title}: training takes about {format_hours(seconds)}, "
                         f"trials: {count}, together {format_hours(count * seconds)}"
                     )
-                train(config, run, stop=self._stop)
+                try:
+                    train(config, run, stop=self._stop)
+                except Diverged as error:
+                    if not trial.is_tuning:
+                        raise
+                    self._log(f"compare: {error}")
+                    names = keys_of(self._yardsticks[trial.target].compared)
+                    worst = Measured(0.0, 0.0, dict.fromkeys(names, math.inf))
+                    for key in trial.keys.values():
+                        add_measure(trial.measures, key, worst)
+                    return True
             with lock_folder(run.path):
                 for (nfe, draw), key in trial.keys.items():
                     if missing := self._find_missing(trial.target, trial.measures, key):

@@ -196,7 +196,7 @@ def search_table(rows: Sequence[Row], tried: Sequence[Row]) -> Table:
     Columns: targets."""
     ranked = ranking(tried)
     targets = dict.fromkeys(row.target for row in tried)
-    best = f"best by {name_of(selecting_measure(tried[0]))} at NFE {tried[0].nfe}"
+    best = f"best by {name_of(selecting_measure(tried[0]))}"
     table = [[f"settings, {best}, seed {tried[0].seed}", *targets]]
     for method in methods_of(rows):
         table.append([method_title(method)])
@@ -254,6 +254,8 @@ def write_report(
     }
     if tried:
         texts[SEARCH] = table_csv(tried)
+    else:
+        (folder / SEARCH).unlink(missing_ok=True)
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]

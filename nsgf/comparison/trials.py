@@ -229,8 +229,8 @@ class Trial:
 
     @cached_property
     def nfe(self) -> list[int]:
-        """The values of ``compare.nfe`` with which the trial can be sampled; in the search the
-        largest one up to ``compare.tune_nfe``."""
+        """The values of ``compare.nfe`` with which the trial can be sampled; in the search only the
+        largest one up to ``compare.tune_nfe``, or the smallest."""
         compare = self.comparison.config.compare
         if not self.is_trained:
             return compare.nfe
@@ -238,8 +238,9 @@ class Trial:
         if not self.is_tuning:
             return [nfe for nfe in compare.nfe if least <= nfe <= most]
         limit = compare.tune_nfe or max(compare.nfe)
-        possible = [nfe for nfe in (limit, *compare.nfe) if least <= nfe <= min(most, limit)]
-        return [max(possible)] if possible else []
+        possible = [nfe for nfe in (limit, *compare.nfe) if least <= nfe <= most]
+        few = [nfe for nfe in possible if nfe <= limit]
+        return [max(few) if few else min(possible)] if possible else []
 
     @cached_property
     def run(self) -> RunFolder:

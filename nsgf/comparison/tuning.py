@@ -11,7 +11,6 @@ from nsgf.config.files import refuse_unknown
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import KEYS, Layer
 from nsgf.config.values import format_value, read_value
-from nsgf.metrics.measures import is_better_higher
 from nsgf.phases import find_way, get_phases
 from nsgf.sampling.sampler import StraightFlow
 from nsgf.system.errors import UserError
@@ -21,10 +20,12 @@ SEARCH = "search.csv"
 SEED_OFFSET = 1000
 """The search uses the seed ``seed + SEED_OFFSET``; tables have at most SEED_OFFSET seeds."""
 SELECTING = ("1000 energy_standardised", "1000 energy")
-"""Measures that select settings, the first that there is; for images the first of all. W2 of a
-finite sample depends mostly on how many points each part has by chance."""
-SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool", "sampling", "train")
-"""Sections whose settings can be searched: those in which methods may differ."""
+"""Measures that select settings, the first that there is; in features of images the first of all.
+W2 of a finite sample depends mostly on how many points each part has by chance."""
+SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool")
+"""Sections whose settings can be searched: those that methods may differ in."""
+TERMS = ("iterations", "batch_size", "method", "source")
+"""Settings of a phase that make the terms equal or the method another one."""
 
 
 class Choice(NamedTuple):
@@ -47,23 +48,26 @@ def choices_of(config: Config) -> list[Choice]:
     without such settings an empty one. Raise UserError if a key or a value is wrong."""
     phases = get_phases(config.phases)
     grid = []
-    for name, values in config.compare.tune.items():
-        key = name if name in KEYS else f"optim.{name}"
+    keys_of = {name: name if name in KEYS else f"optim.{name}" for name in config.compare.tune}
+    # those of optim first: a phase's own setting wins
+    for name, key in sorted(keys_of.items(), key=lambda item: not item[1].startswith("optim.")):
         if key not in KEYS:
             refuse_unknown(name, KEYS)
         section, _, last = key.rpartition(".")
-        if section not in SECTIONS or last == "iterations":
-            must = f"must be a setting of {', '.join(SECTIONS)}, but not iterations"
-            raise UserError(f"compare.tune = {name}: {must}")
-        if not values:
-            raise UserError(f"compare.tune = {name}: must have values, as in {name}=A,B")
-        typed = [read_value(f"compare.tune.{name}", KEYS[key].kind, value) for value in values]
+        is_term = section in (*OF_PHASES, "optim") and last in TERMS
+        if key != "sampling.spacing" and (section not in SECTIONS or is_term):
+            must = f"must be sampling.spacing, or a setting of {', '.join(SECTIONS)}"
+            raise UserError(f"compare.tune = {name}: {must}, but none of {', '.join(TERMS)}")
+        kind = KEYS[key].kind
+        values = config.compare.tune[name]
+        typed = [read_value(f"compare.tune.{name}", kind, value) for value in values]
+        if len({*map(str, typed)}) < max(2, len(typed)):
+            raise UserError(f"compare.tune = {name}: must have two different values or more")
         # whether the method uses the setting
         if section == "sampling":
             is_used = any(issubclass(leg, StraightFlow) for leg, _ in find_way(config).legs)
         else:
-            shared = section in ("optim", "train")
-            is_used = shared or any(phase.uses(config, key) for phase in phases)
+            is_used = section == "optim" or any(phase.uses(config, key) for phase in phases)
         if is_used:
             owners = config.phases if section == "optim" else [section]
             keys = [f"{owner}.{last}" for owner in owners]
@@ -78,7 +82,7 @@ def choices_of(config: Config) -> list[Choice]:
 
 
 def selecting_measure(row: Row) -> str:
-    """Return the key of the measure that selects settings."""
+    """Return the key of the measure that selects settings, of which less is better."""
     return next(key for key in (*SELECTING, *row.values) if key in row.values)
 
 
@@ -87,9 +91,7 @@ def ranking(rows: Iterable[Row]) -> dict[tuple[str, str], list[str]]:
     mean of the measure that selects. ``rows``: of the search, with methods ``METHOD: SETTINGS``."""
     losses = defaultdict[tuple[str, str], list[float]](list)
     for row in rows:
-        key = selecting_measure(row)
-        value = row.values[key]
-        losses[row.target, row.method].append(-value if is_better_higher(key) else value)
+        losses[row.target, row.method].append(row.values[selecting_measure(row)])
     ranked = defaultdict[tuple[str, str], list[str]](list)
     for target, label in sorted(losses, key=lambda place: mean(losses[place])):
         method, _, settings = label.partition(": ")

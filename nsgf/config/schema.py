@@ -79,7 +79,8 @@ class DataConfig:
     .npz or .npy."""
     size: Annotated[int | Literal["auto"] | None, Range(4, 1024)] = None
     """images: pixels of a side, to which the middle square of each image is scaled. auto or null:
-    squares of one size up to 64 keep it, all others become 32; as they are in a file."""
+    squares of one size up to 64 keep it (or a little less, to be halved to 16), others become 32;
+    as they are in a file."""
     skip_broken: bool = False
     """Leave out image files of a folder that cannot be read."""
     header: Literal["auto"] | bool = "auto"
@@ -330,7 +331,7 @@ class SamplingConfig:
     which needs the extra `ode`."""
     straight_steps: Count = 10
     """Number of steps from each sample's time tau to 1; dopri5: number of states shown."""
-    spacing: Annotated[float, Range(above=0, maximum=10)] = 1.0
+    spacing: Annotated[float, Range(above=0, maximum=4)] = 1.0
     """euler and heun, without omega: power p of the times of the straight steps, 1 - (1 - k/n)^p of
     the way from tau to 1. 1: equal steps, as in the paper; more: finer towards the data."""
     omega: Annotated[float | None, Range(1e-6, 1)] = None
@@ -379,7 +380,7 @@ class CompareConfig:
     tune: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
     combination of those that a method uses is trained once, with the seed seed + 1000. The best is
-    then compared: of points by the energy distance, else by the first measure. Empty: none."""
+    then compared: by the energy distance, in features of images by the first measure."""
     tune_nfe: CountOrNull = None
     """Network calls per sample in this search; null: the largest of compare.nfe."""
 

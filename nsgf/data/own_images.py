@@ -233,7 +233,7 @@ def image_set(config: DataConfig) -> ImageSet:
     UserError if ``data.size`` is another one."""
     found = read_found(config)
     channels, height, width = found.shape
-    if config.size != height:
+    if config.size not in (None, "auto", height):
         raise UserError(f"data.size = {config.size}: must be {height} as when the run was begun")
     file = Path(config.path or "").expanduser()
     return ImageSet(

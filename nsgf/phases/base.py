@@ -155,7 +155,8 @@ def load_network(
     model = outline(phase, config, run.network)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     try:
-        model.load_state_dict(kept.state, assign=True)  # settings alone allocate no weights
+        # settings alone allocate no weights; a caller's network may know its own by other names
+        model.load_state_dict(kept.state, assign=config.model.network is None)
         for name, tensor in kept.state.items():
             if tensor.dtype != types[name]:
                 raise ValueError(f"{name} is {tensor.dtype}, not {types[name]}")

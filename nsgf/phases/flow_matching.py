@@ -72,8 +72,9 @@ class Peer(Phase):
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
     def uses(self, config: Config, key: str) -> bool:
-        unused = {"rf": ("peer.sigma", "peer.coupling_batch"), "icfm": ("peer.coupling_batch",)}
-        return super().uses(config, key) and key not in unused.get(config.peer.method, ())
+        method = config.peer.method
+        needed = {"peer.coupling_batch": method == "otcfm", "peer.sigma": method != "rf"}
+        return super().uses(config, key) and needed.get(key, True)
 
     def task(self, session: Session, data: Data) -> Task:
         config = session.config.peer

@@ -89,7 +89,7 @@ class Progress(AbstractContextManager["Progress"]):
         if seconds > 0 and (self._is_begun or not self.line):  # the first unit is slow
             speed = (self.done - self._last) / seconds
             text += f", {speed:.3g}/s"
-            if self.done < self.total:
+            if self.done < self.total and speed:
                 text += f", {format_hours((self.total - self.done) / speed)} left"
         self._last = self.done
         self._last_at = now

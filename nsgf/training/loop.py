@@ -34,6 +34,10 @@ MAX_SKIPPED = 20
 fp16 loss scale needs fewer to settle."""
 
 
+class Diverged(UserError):
+    """Updates or weights are not finite."""
+
+
 def fit(phase: PhaseName, task: Task, session: Session, prepare_seconds: float = 0.0) -> None:
     """Train one phase to its last update and save it. Start from its checkpoint if there is one.
 
@@ -41,8 +45,8 @@ def fit(phase: PhaseName, task: Task, session: Session, prepare_seconds: float =
 
     Raises:
         Stopped: ``session.stop`` ended training before the last update; a checkpoint is saved.
-        UserError: loss or gradient were not finite ``MAX_SKIPPED`` times in a row, or the card's
-            memory is too small for a single sample.
+        Diverged: loss or gradient were not finite ``MAX_SKIPPED`` times in a row.
+        UserError: the card's memory is too small for a single sample.
     """
     loop = PhaseLoop(phase, task, session, prepare_seconds)
     if session.device.type == "cuda":
@@ -211,7 +215,7 @@ class PhaseLoop:
         self.log(f"step {outcome.step} skipped, {reason}")
         if self.skipped_in_a_row >= MAX_SKIPPED:
             self._save()
-            raise UserError(
+            raise Diverged(
                 f"{self.name}: no finite update in {self.skipped_in_a_row} steps up to "
                 f"{outcome.step}; the last good weights are saved; resume with "
                 f"{suggest('train.precision', 'fp32')}, or lower {self.name}.lr in a new run"
@@ -258,13 +262,13 @@ class PhaseLoop:
         step = self.state.step
         moments = list(self.state.adam.state.values())[:1]  # Adam counts finite updates only
         if step >= self.optim.iterations > 0 and not any(one["step"] > 0 for one in moments):
-            raise UserError(
+            raise Diverged(
                 f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
                 f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr in a new run, or "
                 "train longer: the loss scale of fp16 needs some updates to settle"
             )
         if not checkpoint.is_finite(content):
-            raise UserError(
+            raise Diverged(
                 f"{self.name}: the weights are not finite after step {step}, so they are not "
                 f"saved; try a lower {self.name}.lr ({self.optim.lr:g}) in a new run"
             )

@@ -12,11 +12,12 @@ from nsgf.comparison.compare import comparison_plan
 from nsgf.comparison.tuning import choices_of, ranking
 from nsgf.config.settings import change
 from nsgf.system.errors import UserError
+from nsgf.training.loop import Diverged
 from tests.comparison.table_rows import in_folder
 from tests.conftest import compared
 from tests.report.test_page import Page
 
-TUNE_FLAG = "--compare.tune=lr=1e-9,1e-2 peer.sigma=0 flow.steps=2,3 sampling.solver=euler,heun"
+TUNE_FLAG = "--compare.tune=lr=1e-9,1e-2 flow.steps=2,3 sampling.spacing=1,2"
 FLAGS = (
     *("--smoke", "--compare.targets=[moons]", "--device=cpu", "--compare.nfe=[2]"),
     *("--num-samples=256", "--evaluation.w2_samples=256", "--model.mlp.width=32"),
@@ -56,14 +57,15 @@ def test_a_method_tries_the_settings_that_it_uses(method, names, count):
 
 
 def test_a_choice_reaches_all_networks_of_the_method():
-    grid = "--compare.tune=lr=0.5 sinkhorn.blur=0.25 sampling.solver=heun"
+    grid = "--compare.tune=nsgf.lr=0.1,0.2 lr=0.5,0.6 sampling.spacing=2,3"
     config = compared("2d", "--methods=nsgf++", grid).methods["nsgf++"]
-    (choice,) = choices_of(config)
-    assert choice.title == "lr 0.5, sinkhorn.blur 0.25, sampling.solver heun"
-    assert choice.trained == "lr 0.5, sinkhorn.blur 0.25"
+    choice, *others = choices_of(config)
+    assert len(others) == 7
+    assert choice.title == "lr 0.5, nsgf.lr 0.1, sampling.spacing 2.0"
+    assert choice.trained == "lr 0.5, nsgf.lr 0.1"
     own = change(config, choice.settings)
-    assert {getattr(own, phase).lr for phase in own.phases} == {0.5}
-    assert (own.sinkhorn.blur, own.sampling.solver) == (0.25, "heun")
+    assert [getattr(own, phase).lr for phase in own.phases] == [0.1, 0.5, 0.5]
+    assert own.sampling.spacing == 2
     assert own.peer.lr == config.peer.lr
 
 
@@ -74,6 +76,12 @@ def test_a_choice_reaches_all_networks_of_the_method():
         ("data.name=moons,scurve", r"compare\.tune = data\.name"),
         ("nsgf.iterations=5,10", r"compare\.tune = nsgf\.iterations"),
         ("lr=", r"compare\.tune = lr"),
+        ("lr=1e-3", r"compare\.tune = lr"),
+        ("lr=1e-3,0.001", r"compare\.tune = lr"),
+        ("batch_size=8,16", r"compare\.tune = batch_size"),
+        ("peer.method=icfm,otcfm", r"compare\.tune = peer\.method"),
+        ("sampling.guidance=1,2", r"compare\.tune = sampling\.guidance"),
+        ("peer.sigma=0,0.1", r"compare\.tune = peer\.sigma"),
         ("lr=fast", r"compare\.tune\.lr"),
         ("lr=-1,1e-3", r"nsgf\.lr"),
     ],
@@ -94,7 +102,7 @@ def test_a_useless_rate_is_not_chosen(tmp_path, monkeypatch):
     own = searched(tmp_path, methods)
     said = []
     engine.compare(own, log=said.append)
-    # 4 of NSGF, 2 rates and 2 solvers of the others
+    # 4 of NSGF, 2 rates and 2 spacings of the others
     assert "trials: 3 and 12 of the search, measured: 0" in said[1]
     tried = read_rows(own.folder / "search.csv")
     assert len(tried) == 12 * 2  # two draws
@@ -112,10 +120,9 @@ def test_a_useless_rate_is_not_chosen(tmp_path, monkeypatch):
     trained = {trial.method: trial.config for trial in own.trials_of(own.methods)}
     assert {config.peer.lr for config in trained.values()} == {1e-3}  # before the search
     folders = {path.name for path in own.folder.glob("moons/*-seed*")}
-    assert len(folders) == 3 + 4 + 2 + 2  # solvers share a training
+    assert len(folders) == 3 + 4 + 2 + 2  # spacings share a training
     assert {name.rpartition("seed")[2] for name in folders} == {"0", "1000"}
-    saved = nsgf.load(own.folder / "moons/otcfm-seed0").config.peer
-    assert (saved.lr, saved.sigma) == (1e-2, 0)
+    assert nsgf.load(own.folder / "moons/otcfm-seed0").config.peer.lr == 1e-2
     rows = read_rows(own.folder / "table.csv")
     assert {row.seed for row in rows} == {0}
     for name in ("table.md", "table.tex"):
@@ -146,6 +153,26 @@ def test_calls_of_the_search(tmp_path):
     assert calls == {"nsgf++": [8], "onecall": [1], "nsgf": [8]}
     few = searched(tmp_path, "--compare.methods=[nsgf++,nsgf]", "--compare.nfe=[1,2]")
     assert {trial.method for trial in few.tuning_trials} == {"nsgf"}
+
+
+def test_a_rate_that_diverges_loses(tmp_path, monkeypatch):
+    """A search must not end by what it is meant to find; a method that is not searched is checked
+    before it begins."""
+    real = engine.train
+
+    def diverges(config, *rest, **how):
+        if config.peer.lr == 1e-2:
+            raise Diverged("peer: no finite update")
+        return real(config, *rest, **how)
+
+    monkeypatch.setattr(engine, "train", diverges)
+    flags = ("--compare.methods=[nsgf,icfm]", "--train-iters=3")
+    own = searched(tmp_path, *flags, "--compare.tune=peer.lr=1e-3,1e-2")
+    engine.compare(own, log=lambda _: None)
+    assert ranking(read_rows(own.folder / "search.csv"))["moons", "icfm"][0] == "peer.lr 0.001"
+    tune = "--compare.tune=peer.lr=1e-3,1e-2"
+    with pytest.raises(UserError, match=r"pool\.num_batches"):
+        comparison_plan(searched(tmp_path / "x", *flags, tune, "--pool-batches=900000000"))
 
 
 def test_points_are_selected_by_the_energy_distance():
