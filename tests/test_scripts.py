@@ -121,7 +121,6 @@ def test_bench_points_measures_each_ended_run_once(script, tmp_path):
         names["measure"](tmp_path, tmp_path / "points.csv")
         rows = [*csv.DictReader((tmp_path / "points.csv").open())]
         assert len(rows) == 4 + 2 * 2
-        assert all(float(row["train_seconds"]) >= 0 for row in rows)  # below 0.05 s it is 0
 
 
 @pytest.mark.e2e
@@ -228,17 +227,6 @@ def test_tables_that_do_not_belong_together_are_refused(tables, before, after):
     told = tables(FIRST, SECOND.replace(before, after, 1), code=2)
     assert "0.csv and " in told
     assert told.count("\n") == 1
-
-
-LINE = "digits,{},{},{},{},10.0,100,60.0,0.5,{}\n"
-
-
-def test_images_have_the_floors_of_their_splits_for_all_seeds(tables):
-    """Those of two files are the same ones."""
-    floors = "".join(LINE.format("floor", 0, split, "", split) for split in range(10))
-    texts = [LINE.format("icfm", seed, 0, 10, 1 + seed) + floors for seed in (3, 4)]
-    lines = tables(*texts, measure="imagenet_frechet").splitlines()
-    assert lines[3] == "| floor | 4.500 ± 3.028 |"
 
 
 @pytest.mark.parametrize("flags", ["--methods rf", "--nfe 20", "--figure nfe.tiff"])
