@@ -119,17 +119,6 @@ def test_a_run_does_what_the_commands_do(small_run, tmp_path, monkeypatch):
         run.report(tmp_path / "x.pdf")
 
 
-def test_images_are_saved(small_run, tmp_path):
-    run, images = nsgf.load(small_run.path), 2 * torch.rand(9, 3, 8, 8) - 1
-    assert Image.open(run.save_images(tmp_path / "a.png", images)).size[0] > 24
-    no_images = [images[0, 0], images[:0], images.repeat(1, 2, 1, 1), images.abs(), 2 * images]
-    for wrong in (*no_images, images / 0):
-        with pytest.raises(UserError, match="samples"):
-            run.save_images(tmp_path / "a.png", wrong)
-    with pytest.raises(UserError, match="file"):
-        run.save_images(tmp_path / "a.jpg", images)
-
-
 def test_samples_are_shown(small_run, tmp_path, monkeypatch):
     """As PIL images: a list of single ones, a grid, or a plot of points."""
     run = nsgf.load(small_run.path)
@@ -145,6 +134,11 @@ def test_samples_are_shown(small_run, tmp_path, monkeypatch):
         assert np.array_equal(pictures[3], to_bytes(given)[3].permute(1, 2, 0).squeeze().numpy())
         run.save_images(tmp_path / "a.png", given)
         assert np.array_equal(run.show(4), Image.open(tmp_path / "a.png"))
+        for wrong in (2 * given, given[:0]):
+            with pytest.raises(UserError, match="samples"):
+                run.save_images(tmp_path / "a.png", wrong)
+        with pytest.raises(UserError, match="file"):
+            run.save_images(tmp_path / "a.jpg", given)
 
 
 def test_a_run_is_opened_on_another_device(small_run):

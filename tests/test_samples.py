@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from nsgf.config.schema import OF_PHASES, Config, DataConfig
-from nsgf.data import Data, build_source, in_units
+from nsgf.data import Data, in_units
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
@@ -17,7 +17,6 @@ from nsgf.phases import PHASES, find_preview, get_phases, load_sampler
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.samples import _write_output, changed_settings, part_of_way, preview_samples, sample_run
-from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -33,18 +32,6 @@ def test_points_are_sampled_to_files(small, small_run):
     saved = np.load(small_run.samples / "samples.npz", allow_pickle=False)
     assert (saved["x"].shape, saved["tau"].shape, saved["nfe"]) == ((20, 2), (20,), 8)
     assert {path.name for path in small_run.samples.iterdir()} == {"samples.npz", "trajectory.png"}
-
-
-def test_batches_do_not_change_the_samples(small, small_run):
-    def drawn(size):
-        config = replace(small, sampling=replace(small.sampling, batch_size=size))
-        sampler, _ = load_sampler(config, small_run, CPU)
-        return generate(sampler, build_source(small.data, 0, "x"), 20, CPU)
-
-    whole, parts = drawn(20), drawn(7)
-    torch.testing.assert_close(whole.x, parts.x)
-    torch.testing.assert_close(whole.tau, parts.tau)
-    assert whole.nfe == parts.nfe == 8
 
 
 def test_unfinished_networks_and_earlier_checkpoints_are_named(small, small_run):

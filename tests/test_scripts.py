@@ -108,26 +108,6 @@ def test_bench_points_sees_a_lost_part_and_repeats_nothing(script, tmp_path):
     whole, less = judge.measure(real, 0), judge.measure(real[nearest != part], 0)
     assert (whole["parts_lost"], less["parts_lost"]) == (0, 1)
     assert all(less[name] > whole[name] for name in ("w2", "energy", "parts_off"))
-    known = judge.measure(torch.as_tensor(judge.points[:300]), 0)
-    assert (known["nearness"], known["copies"]) == (0, 1)
-    assert 0.9 < whole["nearness"] < 1.1
-    assert 0.4 < whole["copies"] < 0.6
-
-
-def test_bench_points_tells_samples_from_rows_of_a_table(script):
-    """Its parts are not known, and its floor is what the training rows score."""
-    names = script("bench_points")
-    rows = np.random.default_rng(1).normal(size=(1200, 3)) * [1, 10, 100]
-    own = names["Judge"].__init__.__globals__
-    own.update(TABLES=("own",), real_table=lambda _: rows, HELD_OUT=400)
-    judge = names["Judge"]("own")
-    assert (judge.points == rows[:600]).all()
-    floor, shifted = (judge.measure(judge.floors[2] + shift, 2) for shift in (0, 30))
-    assert 0.4 < floor["auc"] < 0.6
-    assert 0.8 < shifted["auc"] <= 1
-    assert floor["parts_off"] == floor["parts_lost"] == ""
-    assert floor["copies"] == 1  # they are training rows
-    assert not {*map(tuple, judge.draws[0].tolist())} & {*map(tuple, judge.points.tolist())}
 
 
 @pytest.mark.e2e
@@ -141,7 +121,6 @@ def test_bench_points_measures_each_ended_run_once(script, tmp_path):
         names["measure"](tmp_path, tmp_path / "points.csv")
         rows = [*csv.DictReader((tmp_path / "points.csv").open())]
         assert len(rows) == 4 + 2 * 2
-        assert all(float(row["train_seconds"]) >= 0 for row in rows)  # below 0.05 s it is 0
 
 
 @pytest.mark.e2e
@@ -248,17 +227,6 @@ def test_tables_that_do_not_belong_together_are_refused(tables, before, after):
     told = tables(FIRST, SECOND.replace(before, after, 1), code=2)
     assert "0.csv and " in told
     assert told.count("\n") == 1
-
-
-LINE = "digits,{},{},{},{},10.0,100,60.0,0.5,{}\n"
-
-
-def test_images_have_the_floors_of_their_splits_for_all_seeds(tables):
-    """Those of two files are the same ones."""
-    floors = "".join(LINE.format("floor", 0, split, "", split) for split in range(10))
-    texts = [LINE.format("icfm", seed, 0, 10, 1 + seed) + floors for seed in (3, 4)]
-    lines = tables(*texts, measure="imagenet_frechet").splitlines()
-    assert lines[3] == "| floor | 4.500 ± 3.028 |"
 
 
 @pytest.mark.parametrize("flags", ["--methods rf", "--nfe 20", "--figure nfe.tiff"])

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ import torch
 from nsgf.cli import main
 from nsgf.cli.commands import ACTIONS
 from nsgf.run.folder import RunFolder
-from tests.test_experiment import assert_equal, weights
 
 LOCAL_IMAGES = ("mnist", "cifar10")
 NARROW = {
@@ -97,29 +95,6 @@ def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path, nsgf):
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["nfe"] == 6
     assert metrics["w2"] > 0
-
-
-@pytest.mark.e2e
-def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path, nsgf):
-    """SIGKILL in the middle of a phase; the resumed run ends where an undisturbed one does."""
-    flags = ["--exp", "2d", "--train-iters", "300", "--pool-batches", "2", "--device", "cpu"]
-    flags += ["--steps", "3"]
-    flags += ["--train.checkpoint_every", "50", "--train.log_every", "50"]
-    command = [sys.executable, "-m", "nsgf", "train", *flags, "--out-dir", str(tmp_path / "killed")]
-    training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not list((tmp_path / "killed").glob("*/checkpoints/*.pt")):
-        assert training.poll() is None, "training ended before it could be killed"
-        time.sleep(0.02)
-    training.kill()
-    training.wait()
-    printed = nsgf("train", "--exp", "2d", "--out-dir", tmp_path / "killed", "--resume")
-    assert "continues after step" in printed
-    nsgf("train", *flags, "--out-dir", tmp_path / "whole")
-
-    ends = [RunFolder(only_run(tmp_path / name)) for name in ("killed", "whole")]
-    assert weights(ends[0])["nsgf"]["step"] == 300
-    assert_equal(*ends)
-    assert records(ends[0].path) == records(ends[1].path)
 
 
 @pytest.mark.e2e

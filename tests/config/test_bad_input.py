@@ -109,13 +109,11 @@ FILES = [  # content of a file, words of the message
     (b"exp: &a [*a]\n", "an alias"),
     (b"exp: a\nnsgf: &one {lr: 1}\nnsf: *one\n", "use the section optim"),
     (f"exp: a\nnsgf:\n  lr: {EXECUTES}\n".encode(), "python/object"),
-    (b"? [1, 2]\n: 3\n", "cannot be read"),
     (b"nsgf:\n  learning_rate: 1\n", "nsgf.learning_rate: unknown key"),
     (b"model:\n  unet: 3\n", "model.unet is a section"),
     (b"exp: a\nseed: true\n", "seed = True: must be an integer"),
     (b"exp: mnist\ndata:\n  root: ''\n", "data.root"),
     (b"exp: a\nout_dir: null\n", "out_dir = null: must have a value"),
-    (b"exp: a\nmethods: {nsgf: 3}\n", "methods = "),
     (b"exp: a\nmethods: {nsgf: {nsfg: {lr: 1}}}\n", "methods.nsgf.nsfg"),
 ]
 

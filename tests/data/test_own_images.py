@@ -62,12 +62,10 @@ def test_images_are_found_in_the_order_of_their_names(tmp_path):
         (own / name).write_bytes(b"x")
     (own / "broken.png").symlink_to("nowhere")
     (own / "linked").symlink_to(write_images(tmp_path / "elsewhere", 4))
-    for suffix in (".jfif", ".jp2", ".avif"):
-        write_images(own / "c", 1, suffix=suffix)
+    write_images(own / "c", 1, suffix=".avif")
     names = [f"{number:03}" for number in range(8)]
     expected = [f"a/deep/{name}.JPG" for name in names] + [f"b/{name}.png" for name in names]
-    expected += [f"c/000{suffix}" for suffix in (".avif", ".jfif", ".jp2")]
-    expected += [f"linked/{name}.png" for name in names[:4]]
+    expected += ["c/000.avif", *(f"linked/{name}.png" for name in names[:4])]
     images, others = find_images(own)
     assert [str(file) for file in images] == expected
     assert others == {".txt": 1}
@@ -116,7 +114,6 @@ def constant(mode: str, color) -> Image.Image:
     ("image", "options", "values"),
     [
         pytest.param(constant("L", 7), {}, [7], id="grey"),
-        pytest.param(constant("RGB", (1, 2, 3)), {}, [1, 2, 3], id="colour"),
         pytest.param(Image.fromarray(np.full((8, 8), 0x80FF, np.uint16)), {}, [0x80], id="16 bits"),
         pytest.param(constant("RGBA", (0, 0, 0, 51)), {}, [204] * 3, id="half transparent"),
         pytest.param(constant("P", 0), {}, [200, 0, 0], id="palette"),
@@ -130,23 +127,19 @@ def test_modes_are_decoded(image, options, values, tmp_path):
     assert pixels.float().mean((1, 2)).tolist() == pytest.approx(values, abs=1)
 
 
-def write_bytes(*files: Path) -> None:
-    for file in files:
-        file.write_bytes(b"x")
+TWELVE_BITS = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
 
 
 @pytest.mark.parametrize(
     ("write", "note"),
     [
         (
-            lambda own: write_bytes(
-                *(write_images(own) / name for name in ("b.HEIC", "c.heic", "d"))
-            ),
-            "left out 3 other files: 2 .heic, 1 without ending",
+            lambda own: (write_images(own) / "b.HEIC").write_bytes(b"x"),
+            "left out 1 other files: 1 .heic",
         ),
         (lambda own: write_images(write_images(own, classes=2) / "few", 3), "(few has 3)"),
-        (lambda own: write_images(write_images(own, classes=2), 1), "(1 are)"),
         (lambda own: write_images(own / "train", classes=2), "{own}/train"),
+        (lambda own: write_all(own, Image.fromarray(TWELVE_BITS)), "4095"),
         (
             lambda own: shutil.copy(write_images(own) / "000.png", own / "b.png"),
             "1 images are copies",
@@ -163,6 +156,8 @@ def test_a_line_says_what_is_left_out_or_changed(write, note, tmp_path):
     config = replace(settings(place), size=8 if place.is_dir() else "auto")
     assert note.format(own=own) in " ".join(inspect_images(config)[1])
     assert len(inspect_images(settings(write_images(tmp_path / "usual")))[1]) == 1
+    deep = write_all(tmp_path / "deep", Image.fromarray(16 * TWELVE_BITS))
+    assert "multiply" not in str(inspect_images(settings(deep))[1])
 
 
 @pytest.mark.parametrize(
@@ -194,13 +189,6 @@ def test_squares_of_one_size_keep_it(sizes, side, is_said, wanted, tmp_path):
     for_images(16, *found.shape)  # not refused
 
 
-@pytest.mark.parametrize(("factor", "is_said"), [(16, False), (1, True)])
-def test_12_bits_in_16_get_a_note_with_the_largest_value(factor, is_said, tmp_path):
-    values = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8) * factor
-    _, notes = inspect_images(settings(write_all(tmp_path, Image.fromarray(values))))
-    assert ("4095" in str(notes)) is ("multiply them by 16" in str(notes)) is is_said
-
-
 def test_images_have_colour_unless_all_are_grey(tmp_path):
     write_images(tmp_path / "grey", 16, "L")
     assert inspected(tmp_path / "grey").found["shape"] == [1, 8, 8]
@@ -215,8 +203,8 @@ def cut(suffix: str) -> bytes:
     return whole.getvalue()[:-300]
 
 
-def tiff(kind: str) -> bytes:
-    Image.fromarray(np.arange(64, dtype=kind).reshape(8, 8)).save(whole := BytesIO(), "TIFF")
+def floats() -> bytes:
+    Image.fromarray(np.arange(64, dtype="f4").reshape(8, 8)).save(whole := BytesIO(), "TIFF")
     return whole.getvalue()
 
 
@@ -227,8 +215,7 @@ BROKEN = {
     "postscript.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n\nshowpage\n",
     "cut.png": cut("PNG"),
     "cut.jpg": cut("JPEG"),
-    "floats.tif": tiff("f4"),
-    "integers.tif": tiff("i4"),
+    "floats.tif": floats(),
 }
 
 
@@ -240,7 +227,7 @@ def test_broken_images_are_named_or_left_out(name, tmp_path):
     assert inspected(tmp_path, skip_broken=True).found["broken"] == [name]
 
 
-@pytest.mark.parametrize("change", ["swapped", "renamed", "removed"])
+@pytest.mark.parametrize("change", ["swapped", "removed"])
 def test_other_images_than_before_are_refused(change, tmp_path):
     config = inspected(write_images(tmp_path / "a", 20))
     images, place = read_images(config), (tmp_path / "a").rename(tmp_path / "b")
@@ -251,8 +238,6 @@ def test_other_images_than_before_are_refused(change, tmp_path):
         first.rename(place / "0.png")
         second.rename(first)
         (place / "0.png").rename(second)
-    elif change == "renamed":
-        first.rename(place / "00.png")
     else:
         first.unlink()
     with pytest.raises(UserError, match=r"^data\.path = .*other images"):
@@ -292,9 +277,6 @@ def test_a_run_without_broken_images_finds_the_same_ones_again(tmp_path):
     for one in (config, replace(shared, path=config.path)):
         assert torch.equal(read_images(one), images[kept])
         assert torch.equal(read_labels(one), labels[kept])
-    (tmp_path / "class1" / "001.png").unlink()
-    with pytest.raises(UserError, match="other images"):
-        read_images(config)
 
 
 # --- classes ---
@@ -378,8 +360,7 @@ def test_labels_become_classes(tmp_path):
         pytest.param(PIXELS[:, 0], PIXELS[:, :1], id="grey"),
         pytest.param(WIDE, WIDE, id="four channels, not square"),
         pytest.param(WIDE[:, :2].transpose(0, 2, 3, 1), WIDE[:, :2], id="two channels, last"),
-        pytest.param(FLOATS * (1 + 1e-7), PIXELS, id="rounded"),
-        pytest.param(FLOATS.astype(">f4"), PIXELS, id="other byte order"),
+        pytest.param((FLOATS * (1 + 1e-7)).astype(">f4"), PIXELS, id="rounded, other byte order"),
     ],
 )
 def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
@@ -452,28 +433,22 @@ def test_images_of_any_height_and_width_are_trained_on_and_drawn(tmp_path):
     assert evaluate_run(config, run, lambda _: None)[1]["w2"] > 0
 
 
-def test_key_chooses_the_images_of_a_file(tmp_path):
-    file = tmp_path / "own.npz"
-    arrays = {"x_train": PIXELS[:20], "x_test": PIXELS[20:], "labels": LABELS[:20]}
-    config = config_of(file, "--data.key=x_test", **arrays)
-    assert torch.equal(read_images(config.data), torch.from_numpy(PIXELS[20:]))
-    assert config.data.found["classes"] == 0
-
-
 def test_labels_belong_to_the_images_whose_name_begins_alike(tmp_path):
     """Those of MedMNIST have a second axis."""
-    arrays = {"images": PIXELS, "labels": LABELS, "test_images": PIXELS}
-    arrays["test_labels"] = 2 - LABELS[:, None]
-    for key, expected in {"images": LABELS, "test_images": 2 - LABELS}.items():
-        config = config_of(tmp_path / "own.npz", f"--data.key={key}", **arrays)
-        assert read_labels(config.data).tolist() == expected.tolist()
+    arrays = {"images": PIXELS, "labels": LABELS, "x_test": PIXELS[20:]}
+    arrays |= {"test_images": PIXELS[::-1], "test_labels": 2 - LABELS[:, None]}
+    for key, expected in {"images": LABELS, "test_images": 2 - LABELS, "x_test": None}.items():
+        config = config_of(tmp_path / "own.npz", f"--data.key={key}", **arrays).data
+        assert torch.equal(read_images(config), torch.from_numpy(arrays[key].copy()))
+        assert config.found["classes"] == (0 if expected is None else 3)
+        if expected is not None:
+            assert read_labels(config).tolist() == expected.tolist()
 
 
 @pytest.fixture
 def unusable(tmp_path) -> Path:
     """A folder of things that are no set of images."""
     write_images(tmp_path / "few", 15)
-    (tmp_path / "a.txt").write_text("x")
     write_all(tmp_path / "plain", constant("RGB", (1, 2, 3)))
     for name, array in {"black": np.zeros_like(PIXELS), "one": PIXELS[0], "own": PIXELS}.items():
         np.savez(tmp_path / f"{name}.npz", images=array)
@@ -485,13 +460,11 @@ def unusable(tmp_path) -> Path:
     ("place", "how", "words"),
     [
         ("nowhere", {}, r"data\.path = .*no such folder"),
-        ("a.txt", {}, r"data\.path = .*no folder"),
         ("few", {}, r"data\.path = .*15 images"),
         ("plain", {}, r"data\.path = .*equal"),
         ("black.npz", {"size": None}, r"data\.path = .*equal"),
         ("one.npz", {"size": None}, r"data\.path = .*one\.npz: .*images"),
         ("own.npz", {"size": 8}, r"data\.size = 8: must be 12"),
-        ("two.npz", {"size": None}, r"data\.key.NAME, one of x, y"),
         ("two.npz", {"size": None, "key": "z"}, r"data\.key.NAME, one of x, y"),
     ],
 )

@@ -54,7 +54,7 @@ def written(file: Path, frame: pd.DataFrame, **how) -> Path:
 
 
 FRAMES = {
-    ".csv": [EXACT, ODD, WHOLE, BITS, EXTREMES, LONG, FRAME.convert_dtypes(), CATEGORIES],
+    ".csv": [EXACT, ODD, WHOLE, BITS, EXTREMES, LONG],
     ".parquet": [EXACT, ODD, WHOLE.astype("Int64"), BITS, EXTREMES, LONG, CATEGORIES, YEARS],
     ".xlsx": [FRAME, ODD, WHOLE, BITS, FRAME[["weight"]]],
 }
@@ -66,7 +66,6 @@ WRITTEN = [  # options of pandas, names that are found if they are not those of 
     ({"encoding": "utf-8-sig", "lineterminator": "\r\n"}, None),
     ({"header": ["NA", "nan"]}, ("NA", "nan")),
     ({"header": ["1_1", "1e5"]}, ("1_1", "1e5")),
-    ({"header": ["", "1"]}, ("coordinate 1", "1")),
     ({"header": ["", ""]}, UNNAMED),
 ]
 CASES = [(frame, suffix, {}, None) for suffix in FRAMES for frame in FRAMES[suffix]]
@@ -80,10 +79,8 @@ CASES += [(FRAME, ".csv", *case) for case in WRITTEN]
         (FRAME, ".CSV", {}, None),
         (FRAME, ".tsv", {"sep": "\t"}, None),
         (FRAME, ".txt", {"sep": " "}, None),
-        (FRAME, ".txt", {"sep": " ", "header": False}, UNNAMED),
         (FRAME, ".xlsx", {"header": False}, UNNAMED),
         (WHOLE, ".csv", {"float_format": "%.3e"}, None),
-        (ODD, ".csv", {"sep": ";"}, None),
     ],
 )
 def test_tables_of_pandas_keep_their_values_and_names(frame, suffix, how, names, tmp_path):
@@ -118,22 +115,15 @@ GAPS = [
     (with_cell(None), "x.csv", {}, "line 9, weight"),
     (with_cell(None), "x.xlsx", {}, "line 9, weight"),
     (with_cell(None).astype("float64"), "x.parquet", {}, "row 8, weight"),
-    (with_cell(None).astype("Float64"), "x.parquet", {}, "row 8, weight"),
     (with_cell(None), "x.csv", {"na_rep": "NA"}, "line 9, weight"),
-    (with_cell(None, 0, with_cell(None)), "x.csv", {}, "line 9, height"),
     (with_cell(None, 0, with_cell(None)), "x.csv", {"header": False}, "line 8, coordinate 1"),
     (with_cell("oops"), "x.csv", {}, "line 9, weight"),
-    (with_cell("oops"), "x.xlsx", {}, "line 9, weight"),
     (with_cell("1_000"), "x.csv", {}, "line 9, weight"),
     (with_cell("1,234.5"), "x.csv", {}, "line 9, weight.* 1234.5 for 1,234.5"),
     (FRAME, "x.csv", {"sep": ";", "decimal": ","}, "line 2, .* for .*1234,5"),
-    (FRAME, "x.csv", {"decimal": ",", "quoting": csv.QUOTE_ALL}, "line 2, height"),
-    (WHOLE.assign(b=pd.date_range("2020", periods=20)), "x.parquet", {}, "row 1, b"),
     (WHOLE.assign(b=pd.date_range("2020", periods=20)), "x.xlsx", {}, "line 2, b"),
     (WIDE, "x.csv", {}, "line 2, kind"),
-    (WIDE.assign(kind=with_cell("a\nb", 2, WIDE)["kind"]), "x.csv", {}, "line 2, kind"),
     (ODD.assign(b=with_cell("oops")["weight"]), "x.csv", {}, "line 10, b"),
-    (pd.concat({"one": FRAME}, axis=1), "x.csv", {}, "line 2, one"),
     (FRAME[:15], "x.csv", {}, "16"),
     (FRAME[:0], "x.xlsx", {}, "x.xlsx"),
     (pd.DataFrame({"a": range(20), "b": 7}), "x.csv", {}, "in b;"),
@@ -157,25 +147,20 @@ REALS = [f"{number}.5,{number * number}.25" for number in range(20)]
         (["# note", "", '"a\n(cm)",b', *ROWS, "1,", "2,3"], "line 25, b"),
         (["a,b", *ROWS, "", "2,3"], "line 22, a"),
         (["a,b", *(f"{row},1" for row in ROWS)], "3 in the second"),
-        (["a,b,c", *(f'{n},{n},"x\ny"' for n in range(20)), "1,oops,x"], "line 42, b"),
         (["title", *ROWS], "line 2, title"),
         ([f"{n},{n % 4}5" for n in range(20)], "decimal"),
-        ([f"{n},0{n % 4}" for n in range(20)], "decimal"),
         (["a,b"], "x.csv"),
         ([""], "data"),
     ],
 )
 def test_rows_are_numbered_as_the_lines_of_their_file(lines, what, tmp_path):
-    columns = "a,b" if lines[0] == "a,b,c" else None
-    assert what in refused(write_csv(tmp_path / "x.csv", *lines), columns=columns)
+    assert what in refused(write_csv(tmp_path / "x.csv", *lines))
 
 
-@pytest.mark.parametrize("text", ["Größe,b\n", "a,b\n"])
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_other_encodings_are_refused_by_name(text, encoding, tmp_path):
-    (tmp_path / "x.csv").write_bytes((text + "\n".join(ROWS)).encode(encoding))
-    if (text, encoding) != ("a,b\n", "latin-1"):
-        assert "UTF-8" in refused(tmp_path / "x.csv")
+def test_other_encodings_are_refused_by_name(encoding, tmp_path):
+    (tmp_path / "x.csv").write_bytes(("Größe,b\n" + "\n".join(ROWS)).encode(encoding))
+    assert "UTF-8" in refused(tmp_path / "x.csv")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +190,6 @@ def test_comments_may_stand_above_the_points(head, names, tmp_path):
     [
         (("a", "7"), "auto", True),
         (("1_1", "1_2"), "auto", True),
-        (("400", "410"), "auto", False),
         (("400.5", "401.5"), "auto", False),
         (("400", "410"), True, True),
         (("5", "x"), False, False),

@@ -112,7 +112,8 @@ def test_environment_wins_over_our_defaults(mode, is_set, tiny, wandb, monkeypat
     for key, value in {**WANDB, "WANDB_MODE": mode}.items():
         monkeypatch.setenv(key, value) if is_set else monkeypatch.delenv(key, raising=False)
     run, lines = RunFolder.create(tiny), []
-    open_tracker(tracked(tiny, "wandb"), run, lines.append)
+    open_tracker(tracked(tiny, "wandb"), run, lines.append).close(True)
+    wandb.init.return_value.finish.assert_called_once_with(exit_code=1)  # as of a failed run
     begun = wandb.init.call_args.kwargs
     expected = [*WANDB.values()] if is_set else ["nsgf", run.path.name, "2d"]
     assert [begun[key] for key in ("project", "name", "group")] == expected
@@ -149,11 +150,6 @@ def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
     for phase in OF_PHASES:
         noted.define_metric.assert_any_call(f"{phase}/*", step_metric=f"{phase}/step")
     assert not any("phase" in row for row in logged)
-
-
-def test_run_that_ends_by_an_error_is_a_failed_one(tiny, wandb):
-    open_tracker(tracked(tiny, "wandb-offline"), RunFolder.create(tiny), print).close(True)
-    wandb.init.return_value.finish.assert_called_once_with(exit_code=1)
 
 
 def test_wandb_that_fails_is_one_line(tiny, wandb):
