@@ -61,7 +61,7 @@ def cases(root="data"):
         ("mixture in space", 64, 64, mixture(4000, rng, 3)[0], 0.5),
         ("small pinwheel", 128, 128, pinwheel(4000, rng)[0], 0.3),
         ("heavy tails", 256, 256, heavy, 0.5),
-        ("two rings", 1024, 1024, rings, 0.25),
+        ("two rings", 512, 512, rings, 0.25),
         ("40 parts", 128, 512, many + 0.3 * rng.normal(size=many.shape), 1.0),
     ):
         points = torch.as_tensor(data).float().flatten(1)
