@@ -311,7 +311,7 @@ def test_table_of_pictures():
 def test_table_of_known_shares():
     _, *rows = rows_of(PAGE, "data | n | m")
     lines = {(line["data"], line["n"], line["m"]): line for line in lines_of("target_r2")}
-    assert len(rows) == 17
+    assert len(rows) == 10
     for name, n, m, share, known, seconds in rows:
         line = lines[name.lower(), n, m]
         assert share == plain(f"{float(line['r_squared']):.2f}")
