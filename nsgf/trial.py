@@ -144,11 +144,11 @@ def fit_minutes(
     line = f"{given}: {sum(chosen.values()):,} updates; recipe {sum(counts.values()):,}"
     least = max(LEAST, data_classes(config.data))
     for key in (*PREPARED, *(f"{phase}.warmup_steps" for phase in config.phases)):
-        is_used = key.partition(".")[0] in ("pool", *config.phases)
-        amount = SETTINGS[key].get(config) if is_used else None
-        fitted = amount and min(amount, max(least, int(share * amount)))
-        if fitted != amount:
-            chosen[key] = fitted
-            line += f"; {key} {fitted:,}"
+        amount = SETTINGS[key].get(config)
+        if amount and key.partition(".")[0] in ("pool", *config.phases):
+            fitted = min(amount, max(least, int(share * amount)))
+            if fitted != amount:
+                chosen[key] = fitted
+                line += f"; {key} {fitted:,}"
     config = change(config, chosen)
     return change(config, fit_to_classes(config)), line
