@@ -205,8 +205,8 @@ def _class_rules(config: Config) -> Iterator[Rule]:
 
 
 def fit_to_classes(config: Config) -> Layer:
-    """Return settings in place of those that would mix classes or give them unequal shares: the
-    nearest values that do not."""
+    """Return the nearest values of those settings that would mix classes or give them unequal
+    shares."""
     classes = data_classes(config.data)
     phases = config.phases if classes else []
     nsf = config.nsf

@@ -2,7 +2,6 @@
 
 import json
 import math
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -41,9 +40,8 @@ from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import load_odeint
 from nsgf.system.errors import UserError, name_setting
 from nsgf.system.hardware import pick_device
-from nsgf.system.output import Log, format_hours, show
+from nsgf.system.output import Log, show
 from nsgf.training.loop import Diverged
-from nsgf.trial import try_phases
 
 
 def compare(
@@ -118,7 +116,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     check_links(comparison.folder)
     tuning = comparison.tuning_trials
     for name in config.compare.tune:
-        if not any(name in one.choice.title for one in tuning):
+        if not any(f", {one.choice.title}".count(f", {name} ") for one in tuning):
             raise UserError(f"compare.tune = {name}: must be a setting that a method uses")
     # what the search decides cannot be compared with checkpoints before it
     searched = {(one.target, one.method) for one in tuning}
@@ -172,7 +170,6 @@ class Work:
         self._stop = stop
         self._log = log
         self.device = pick_device(comparison.config.device)
-        self._estimated = set[str]()
         self._known = dict[Path, dict[str, Measured]]()
         self._yardsticks = dict[str, Yardstick]()
         for trial in comparison.trials:
@@ -229,20 +226,6 @@ class Work:
                 for phase in config.phases:
                     restore_previous(run.checkpoint_file(phase), self._log)
             if not all(is_trained(config, run, phase) for phase in config.phases):
-                if not config.smoke and trial.method not in self._estimated:
-                    self._estimated.add(trial.method)
-                    # so a killed comparison leaves nothing in its folder
-                    elsewhere = replace(config, out_dir=tempfile.gettempdir())
-                    tried = try_phases(elsewhere, self.device, stop=self._stop)
-                    seconds = sum(one.prepare + one.updates for one in tried)
-                    every = [*self.comparison.tuning_trials, *self.comparison.trials]
-                    count = sum(
-                        (one.target, one.method) == (trial.target, trial.method) for one in every
-                    )
-                    self._log(
-                        f"compare: {title}: training takes about {format_hours(seconds)}, "
-                        f"trials: {count}, together {format_hours(count * seconds)}"
-                    )
                 try:
                     train(config, run, stop=self._stop)
                 except Diverged as error:

@@ -378,9 +378,9 @@ class CompareConfig:
     """Network calls per sample. nsgf++ needs at least 3, nsgf++h 2, the others 1; sampling.solver
     heun needs one more. onecall and onecall+ are measured with 1 call only."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
-    """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
-    combination of those that a method uses is trained once, with the seed seed + 1000. The best is
-    then compared: by the energy distance, in features of images by the first measure."""
+    """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Each
+    method trains once with every combination of those that it uses, with seed + 1000 as the seed.
+    The comparison uses the best: by the energy distance, in features by the first measure."""
     tune_nfe: CountOrNull = None
     """Network calls per sample in this search; null: the largest of compare.nfe."""
 

@@ -155,7 +155,7 @@ def load_network(
     model = outline(phase, config, run.network)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     try:
-        # settings alone allocate no weights; a caller's network may know its own by other names
+        # assigned weights need no second copy, but a caller's network may hold references
         model.load_state_dict(kept.state, assign=config.model.network is None)
         for name, tensor in kept.state.items():
             if tensor.dtype != types[name]:
