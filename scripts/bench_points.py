@@ -213,21 +213,31 @@ def measure(folder: Path, file: Path) -> None:
 def draw(file: Path, picture: Path) -> None:
     """Draw the mean energy distance against calls, a panel for each set, over the floors."""
     rows = [*csv.DictReader(file.open())]
-    figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
-    for axis, name in zip(axes.flat, SETS, strict=True):
+    names = [name for name in (*SETS, *TABLES) if any(row["set"] == name for row in rows)]
+    lines = -(-len(names) // 4)
+    figure, axes = plt.subplots(
+        lines, 4, figsize=(14, 3 * lines + 0.5), layout="constrained", squeeze=False, sharey=True
+    )
+    for axis in axes.flat[len(names) :]:
+        axis.axis("off")
+    for axis, name in zip(axes.flat, names, strict=False):
         for method, label in METHODS.items():
             values: dict[int, list[float]] = {}
             for row in rows:
                 if (row["set"], row["method"]) == (name, method):
                     values.setdefault(int(row["nfe"]), []).append(float(row["energy"]))
             if method == "floor" and values:
-                axis.axhspan(0.01, max(values[0]), color="0.9", label=label)
+                axis.axhspan(min(values[0]), max(values[0]), color="0.9", label=label)
             elif values:
-                means = [max(np.mean(values[nfe]), 0.1) for nfe in values]
-                axis.loglog([*values], means, "o-", ms=3, label=label)
-        axis.set(title=name, xlabel="network calls", ylim=(0.1, 300))
+                axis.plot([*values], [*map(np.mean, values.values())], "o-", ms=3, label=label)
+        axis.set_xscale("log")
+        axis.set_xticks(CALLS, CALLS, minor=False)
+        axis.minorticks_off()
+        axis.set_yscale("symlog", linthresh=1)
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set(title=name, xlabel="network calls")
     axes[0, 0].set_ylabel("1000 x energy distance")
-    figure.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(picture, dpi=110)
 
 
