@@ -172,8 +172,8 @@ def evaluate_run(
     it to continue.
 
     Args:
-        config: the run's settings, changed by those of this command. If the run lies outside of
-            ``out_dir``, the file goes to ``OUT_DIR/RUN``: the run may be read-only.
+        config: the run's settings, changed by those of this command. If the run does not lie
+            directly in ``out_dir``, the file goes to ``OUT_DIR/RUN``.
         world: processes that sample together; the first one measures.
 
     Returns:
