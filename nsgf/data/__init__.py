@@ -69,8 +69,8 @@ def data_classes(config: DataConfig) -> int:
 
 
 def class_number(config: DataConfig, label: str | int | None) -> int | None:
-    """Return the number of a class from its name, or from its number unless class names are
-    numbers; None: there is no such class."""
+    """Return the number of the class ``label``: its name, or its number unless names are numbers.
+    Return None if there is no such class."""
     names = class_names(config)
     known = [*names] if any(map(str.isdecimal, names)) else [*names, *map(str, range(len(names)))]
     # compare texts: YAML reads a name of digits as a number

@@ -83,7 +83,7 @@ class TensorBoardTracker:
         self._writer(phase, step).add_image(what, pixels, step, dataformats="HWC")
 
     def close(self, failed: bool) -> None:
-        """Close the files, which have no place for ``failed``."""
+        """Close the files, which cannot store ``failed``."""
         for writer in self._writers.values():
             writer.close()
 
