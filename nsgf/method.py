@@ -137,7 +137,7 @@ class SinkhornFlowMatcher:
         self, x0: Tensor, x1: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw one step of each particle.
-        Return t (N,), 0 to 1 - 1/T, and xt, ut (N, *shape). Integrating ut over [0, 1] is the
+        Return t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut from 0 to 1 is the
         flow."""
         positions = run_flow(self._flow, x0.unsqueeze(0), x1.unsqueeze(0), self._etas)[0]
         particles = torch.arange(len(x0), device=x0.device)

@@ -224,9 +224,8 @@ class NSFConfig(OptimConfig):
 
     source: Literal["prior", "nsgf", "affine"] = "prior"
     """Start X0 of the straight line. prior: a sample of mu0. nsgf: an end point of the NSGF steps.
-    affine: noise, moved by an affine map towards the Gaussian with the data's mean and covariance,
-    as far as flow.steps steps go. Without the phase predictor, samples enter the straight flow at
-    time 0."""
+    affine: noise, mapped towards the Gaussian with the data's mean and covariance, as far as
+    flow.steps steps go. Without the phase predictor, samples enter the straight flow at time 0."""
     coupling: Literal["independent", "ot"] = "independent"
     """Pairs (X0, X1). independent: as drawn. ot: by exact optimal transport within groups."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None

@@ -179,8 +179,8 @@ class Data:
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
 
     def reference(self, *stream: str) -> Sampler:
-        """Return a sampler for measures and pictures: :meth:`target`, but with own points in the
-        units of their file."""
+        """Return a sampler for measures and pictures: :meth:`target`, with own points in the units
+        of their file."""
         if self.points is None:
             return self.target(*stream)
         return RowSampler(self.points, derive_seed(self._seed, "target", *stream))

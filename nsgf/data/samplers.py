@@ -156,7 +156,7 @@ class LabelDropout:
 
 
 def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
-    """Yield (number, slice) of the pages of ``size`` samples that together cover the successive
+    """Yield (number, slice) of the pages of ``size`` samples that cover the successive
     ``positions``."""
     start = positions.start
     while start < positions.stop:

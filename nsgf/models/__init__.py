@@ -11,8 +11,7 @@ from nsgf.config.schema import MLPConfig, Shape
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
 """A caller's network, of which each phase trains a copy, or a function that makes one. It maps x
-(B, *shape) and t (B,) to (B, *shape). With classes it also takes labels (B,) from 0 to K (no
-class)."""
+(B, *shape) and t (B,) to (B, *shape). With classes it also takes labels (B,), 0 to K (no class)."""
 MOST_VALUES = 4096
 """Largest number D of values in a sample for an affine map, which needs a matrix (D, D)."""
 FASTEST = 25.0

@@ -1,8 +1,7 @@
 """UNet for images, after Dhariwal and Nichol 2021 ("ADM"), written for this project.
 
 It has GroupNorm, SiLU, residual blocks with scale and shift from the time embedding, self-attention
-at chosen resolutions, and zero-initialised output layers. The class embedding is added to that of
-the time.
+at chosen resolutions, and zero-initialised output layers. Time and class embeddings are summed.
 
 Shapes: B batch, C channels, H height, W width, E time embedding.
 """
