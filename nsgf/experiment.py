@@ -100,7 +100,7 @@ def train(
             for name in config.phases:
                 checkpoint.restore_previous(run.checkpoint_file(name), write)
         world.wait()
-        # what is left to train, and whether it can be
+        # find the phases left to train, and check that they can be trained
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
         settings = keep_precision(config, run, device) if run else config
         plan = training_plan(settings, names, device, run, world, restarts, network)
@@ -110,7 +110,7 @@ def train(
             plan += ["nothing is left to train", *(f"ignored: {text}" for text in ignored)]
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = Data(config.data, config.seed) if names else None
-        # the run folder; all processes use the first one's
+        # the run folder, the same for all processes
         is_new = run is None
         if world.is_main and is_new:
             run = RunFolder.create(config)

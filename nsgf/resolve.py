@@ -135,7 +135,7 @@ def resolve(
             raise UserError(f"exp = {exp}: the file of config has exp {named}; leave one out")
         if exp in EXPERIMENTS:
             below = read_experiment(CONFIGS / f"{exp}.yaml")
-            # the file's settings win also over sections for methods
+            # the file's settings also override sections for methods
             sections = dict(top.methods)
             for name, section in below.methods.items():
                 sections[name] = {**section, **on_top, **sections.get(name, {})}
@@ -143,7 +143,7 @@ def resolve(
         elif exp and not on_top:
             raise UserError(f"exp = {exp}: must be one of {', '.join(EXPERIMENTS)}")
 
-    # the run that the command works on, or the data of a new one
+    # the run that the command uses, or the data of a new run
     run = run or _find_run(command, options, given, own.settings, notes)
     if run:
         own = Experiment(_settings_of_run(command, run, options, given, on_top, notes), {}, {})

@@ -259,8 +259,8 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
 
 
 def part_of_way(config: Config, phase: Phase) -> str:
-    """Return words for the title of a phase's picture if its samples end where the last leg takes
-    over: after how many steps, of all steps or of the steps to time 1 of the flow."""
+    """Return text such as ``, after 2 of 5 steps`` for the title of a phase's picture, if the last
+    leg continues from its samples."""
     legs = find_way(config).legs
     shown = find_preview(config, phase).legs
     if legs == shown or legs[: len(shown)] != shown:

@@ -135,7 +135,7 @@ def fit_minutes(
         raise KeyboardInterrupt(f"{given}: stopped while measuring") from stopped
     prepare, updates, rest = (sum(part) for part in list(zip(*tried, strict=True))[1:])
     left = 60 * minutes - (time.perf_counter() - begin) - rest
-    # for more updates than in the recipe no more is prepared
+    # with more updates than in the recipe, nothing more is prepared
     share = max(min(left / (prepare + updates), 1), (left - prepare) / updates)
     counts = {f"{phase}.iterations": getattr(config, phase).iterations for phase in config.phases}
     chosen = {key: int(share * count) for key, count in counts.items()}

@@ -93,7 +93,7 @@ def to_numbers(frame: Any) -> np.ndarray:
     """Return the values of a DataFrame, NaN where a cell is not a number.  float64"""
     import pandas as pd
 
-    numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce") * 1.0  # also of truths
+    numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce") * 1.0  # also booleans
     return numbers.to_numpy().astype(np.float64, casting="same_kind")
 
 

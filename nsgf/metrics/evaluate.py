@@ -94,9 +94,9 @@ class Yardstick:
         self, measures: Sequence[Measure], samples: Tensor | int, seed: int, draw: str, stream: str
     ) -> Values:
         """Return measures of samples (n, *shape) against as many real ones. If ``samples`` is a
-        number, return floors: new samples of the target, disjoint from the real ones, take the
-        place of samples. If there is a held-out part, they come from the training part. With the
-        stream TUNE, the real ones come from the training part."""
+        number, measure as many new samples of the target, which are disjoint from the real ones;
+        these are floors. With a held-out part, they come from the training part. With the stream
+        TUNE, the real ones come from the training part."""
         found: Values = {}
         data = self.data.with_seed(seed)
         measured = data if stream == TUNE else self.measured.with_seed(seed)

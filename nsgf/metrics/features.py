@@ -125,7 +125,7 @@ class ImageNet(FeatureNetwork):
             (images.float() - 127) / 128,
             (self._side, self._side),
             mode=self._scaling,
-            antialias=max(images.shape[2:]) > self._side,  # would change how images are enlarged
+            antialias=max(images.shape[2:]) > self._side,  # not for images that are enlarged
         )
         maps = self._network.extract_features(pixels.to(memory_format=torch.channels_last))
         return maps.mean((2, 3))

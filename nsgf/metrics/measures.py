@@ -149,7 +149,7 @@ def compute(measures: Sequence[Measure], pairs: Pairs) -> Values:
 
 
 def name_of(key: str) -> str:
-    """Return the title of a measure or description."""
+    """Return the title of a measure, or of another value beside the measures."""
     titles = next((own.titles for own in MEASURES if key in own.titles), OTHER_TITLES)
     return titles.get(key) or key.replace("_", " ")
 

@@ -174,7 +174,7 @@ class NSF(LinePhase):
 
     name: ClassVar[PhaseName] = "nsf"
     title = "straight flow"
-    reads = ("flow",)  # of the affine map
+    reads = ("flow",)  # settings of the affine map
     follows = (*LinePhase.follows, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:

@@ -230,7 +230,7 @@ class TrajectoryPool:
 
     def pairs(self, indices: Tensor) -> PoolBatch:
         """Return the pairs at these random indices (B,), float32 on the CPU. Indices are uniform
-        int64 in a range much larger than the pool; they count modulo the number of pairs.
+        int64 in a range much larger than the pool. Index i means pair i mod len(pool).
 
         Raises:
             ValueError: the pool is not complete.

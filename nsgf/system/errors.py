@@ -94,7 +94,7 @@ def machine_problem(error: Exception) -> str | None:
     kind = type(error).__name__  # torch may not be loaded
     reason = one_line(error)[:200]
     if isinstance(error, OSError):
-        # os.getcwd does not name what it misses
+        # errors of os.getcwd have no file name
         unnamed = "the working directory" if isinstance(error, FileNotFoundError) else "a file"
         return f"cannot use {error.filename or unnamed}: {cause(error)}"
     if kind == "OutOfMemoryError":
