@@ -91,8 +91,8 @@ def check_same_data(config: DataConfig, checksum: str) -> None:
 
 
 def data_path(config: DataConfig) -> Path:
-    """Return ``data.path``. Raise UserError if it is null, as in exported runs, or if it has no
-    keys."""
+    """Return ``data.path``. Raise UserError if it is null, as in exported runs, or is no .npz file
+    although ``data.key`` is set."""
     if config.path is None:
         raise UserError(f"data.path = null: must say where the {config.name} are")
     path = Path(config.path).expanduser()

@@ -207,7 +207,7 @@ def find_way(config: Config, is_trained: Callable[[PhaseName], bool] | None = No
 
 
 def find_preview(config: Config, phase: Phase) -> Way:
-    """Return the method for a phase's preview: the one that ends with it, or its own legs."""
+    """Return the method for a phase's preview: one that ends with it, else one of only its legs."""
     names = config.phases[: config.phases.index(phase.name) + 1]
     for way in find_ways(replace(config, phases=names)):
         if way.names == names:
