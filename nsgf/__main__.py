@@ -8,13 +8,12 @@ from contextlib import suppress
 
 TRIM_THRESHOLD = -1
 MMAP_THRESHOLD = -3
-"""Numbers of options in malloc.h, both in bytes."""
+"""Numbers of options in malloc.h. The values of both options are in bytes."""
 
 
 def configure_allocator() -> None:
-    """Let CUDA memory segments grow, since phases allocate different sizes, and let the C library
-    keep freed memory, whose pages take a tenth of an update to get again. Call it before torch is
-    imported."""
+    """Let CUDA memory segments grow, since phases allocate different sizes. Let the C library keep
+    freed memory: to get it again takes a tenth of an update. Call this before importing torch."""
     if not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
         with suppress(AttributeError, OSError, TypeError):  # only glibc has it
             set_option = ctypes.CDLL(None).mallopt

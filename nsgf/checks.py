@@ -32,14 +32,14 @@ NEEDS = (
     ("sampling.omega", "sampling.solver", "euler"),
     ("evaluation.inception_weights", "evaluation.features", "inception"),
 )
-"""Settings that have an effect only with this value of another one."""
+"""Settings that have an effect only if another setting has this value."""
 
 Rule = tuple[str, str]
 """Key of a wrong setting, and the message after ``KEY = VALUE:``."""
 
 
 def check(config: Config) -> None:
-    """Raise UserError if any setting is wrong; its one-line message names each wrong setting."""
+    """Raise UserError if any setting is wrong. Its one-line message names each wrong setting."""
     check_values(config)
     rules = [*_general_rules(config), *_class_rules(config)]
     if isinstance(target_set(config.data), ImageSet):
@@ -49,8 +49,8 @@ def check(config: Config) -> None:
 
 
 def check_training(config: Config) -> None:
-    """Raise UserError if a phase would be trained that the method of the configuration does not
-    have. The settings have passed :func:`check`."""
+    """Raise UserError if ``phases`` has a phase that the method does not train. Call :func:`check`
+    first."""
     if unused := config.phases[len(find_way(config).trains) :]:
         remedy = f"{suggest('nsf.source', 'nsgf')} or {suggest('sampling.tau', 'T')}"
         shown = f"{name_setting('phases', format_value(config.phases))}: no sample uses"
@@ -58,7 +58,7 @@ def check_training(config: Config) -> None:
 
 
 def check_values(config: Config) -> None:
-    """Raise UserError if a value is outside of its range, whatever the other settings are."""
+    """Raise UserError if a value is outside of its range, whatever other settings are."""
     wrong: list[Rule] = []
     for key, item in SETTINGS.items():
         value = item.get(config)
@@ -177,7 +177,7 @@ def _network_rules(config: Config) -> Iterator[Rule]:
 
 
 def _class_rules(config: Config) -> Iterator[Rule]:
-    """Yield the rules of networks that are given classes, and of those that are not."""
+    """Yield the rules for runs with and without classes."""
     data = config.data
     sampling = config.sampling
     if not data.conditional:
@@ -205,8 +205,8 @@ def _class_rules(config: Config) -> Iterator[Rule]:
 
 
 def fit_to_classes(config: Config) -> Layer:
-    """Return the nearest values of those settings that would mix classes or give them unequal
-    shares."""
+    """Return the nearest allowed values of settings that would mix classes or share them
+    unequally."""
     classes = data_classes(config.data)
     phases = config.phases if classes else []
     nsf = config.nsf

@@ -1,11 +1,11 @@
-"""Algorithm 3: open a run, then train its phases in their order.
+"""Algorithm 3: open a run, then train its phases in order.
 
     phase 1  nsgf       Sinkhorn flows -> trajectory pool -> velocity network v_theta
     phase 2  nsf        straight lines from noise to data -> straight-flow network u_delta
     phase 3  predictor  points on these lines -> time predictor t_phi
 
 Phases share data and settings; a phase reads the networks of earlier phases from their checkpoints.
-Other methods, for comparison, are phases too (:mod:`nsgf.phases`).
+Methods for comparison have phases too (:mod:`nsgf.phases`).
 """
 
 import time
@@ -44,7 +44,7 @@ from nsgf.training.task import OnLog, Session
 from nsgf.trial import MOST_MINUTES, fit_minutes
 
 WEIGHT_BYTES = 16
-"""Bytes of a checkpoint per weight: weight, average and Adam's two moments, in float32."""
+"""Bytes of a checkpoint per weight: the weight, its average and Adam's two moments, in float32."""
 
 
 def train(
@@ -59,8 +59,8 @@ def train(
 ) -> RunFolder:
     """Train the configured phases that are not finished, and return the run folder.
 
-    All checks come before anything is written, except the lock of an existing run folder and the
-    renaming of damaged checkpoints.
+    Everything is checked before anything is written, except that an existing run folder is locked
+    and damaged checkpoints are renamed.
 
     Args:
         config: the experiment, from :func:`nsgf.resolve.resolve`, which checks it.
@@ -68,12 +68,12 @@ def train(
         first: start with this phase (see :func:`nsgf.phases.resume.pending_phases`).
         world: the processes that train together.
         stop: ends training early; None: only ``train.max_hours`` does.
-        network: the caller's, for a run with ``model.network``.
+        network: the caller's network, for a run with ``model.network``.
         on_log: see :class:`nsgf.training.task.Session`.
-        minutes: time for a new run, for which the numbers of updates are chosen; None: as they are.
+        minutes: time for a new run; the numbers of updates are chosen to fit. None: as configured.
 
     Raises:
-        Stopped: training was stopped by ``stop``, after a checkpoint; names the run folder.
+        Stopped: ``stop`` ended training after a checkpoint; the error names the run folder.
         UserError: minutes are too few or not allowed, data are missing, the pool does not fit, the
             device does not exist, or the run's pool or checkpoints contradict the configuration.
     """
@@ -87,7 +87,7 @@ def train(
         config, line = fit_minutes(config, minutes, device, stop, network)
         fitted = [line]
     with ExitStack() as held:
-        # complete what a killed process has begun
+        # complete a restart that a killed process began
         if run and world.is_main:
             try:
                 held.enter_context(lock_folder(run.path))
@@ -100,17 +100,17 @@ def train(
             for name in config.phases:
                 checkpoint.restore_previous(run.checkpoint_file(name), write)
         world.wait()
-        # what is left to train, and whether it can be
+        # find the phases left to train, and check that they can be trained
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
         settings = keep_precision(config, run, device) if run else config
         plan = training_plan(settings, names, device, run, world, restarts, network)
         if run and not names:
-            sections = {"train", "sampling", *config.phases}  # of others they cannot differ
+            sections = {"train", "sampling", *config.phases}  # other sections cannot differ
             ignored = find_contradictions(nest(run.read_settings()), config, sections)
             plan += ["nothing is left to train", *(f"ignored: {text}" for text in ignored)]
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = Data(config.data, config.seed) if names else None
-        # the run folder; all processes use the first one's
+        # the run folder, the same for all processes
         is_new = run is None
         if world.is_main and is_new:
             run = RunFolder.create(config)
@@ -170,8 +170,8 @@ def training_plan(
     restarts: Collection[PhaseName] = (),
     network: OwnNetwork | None = None,
 ) -> list[str]:
-    """Check that phases ``names`` can be trained, and return lines about it. Checkpoints of
-    ``restarts`` are set aside. For the other arguments see :func:`train`.
+    """Check that the phases ``names`` can be trained, and return lines for the user. ``restarts``:
+    phases whose checkpoints will be set aside. For other arguments see :func:`train`.
 
     Raises:
         UserError: pool or checkpoints do not fit, the run has a pool with other settings, a
@@ -206,9 +206,9 @@ def check_space(
     run: RunFolder,
     restarts: Collection[PhaseName] = (),
 ) -> None:
-    """Raise UserError if the disk would be full before the end of a run: ``weights`` of each
-    unfinished phase in two checkpoints, and one more while it is written, beside ``pool`` bytes.
-    Checkpoints of ``restarts`` are set aside and not overwritten."""
+    """Raise UserError if the disk would be full before the end of a run. A run needs two
+    checkpoints of each unfinished phase (``weights``: numbers of weights), a third while it is
+    written, and ``pool`` bytes. Checkpoints of ``restarts`` are set aside, not overwritten."""
     needed = WEIGHT_BYTES * (2 * sum(weights.values()) + max(weights.values(), default=0))
     for phase in weights:
         newest = run.checkpoint_file(phase)

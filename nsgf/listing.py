@@ -13,7 +13,7 @@ from nsgf.system.output import format_bytes, format_hours
 
 
 def run_table(folder: Path) -> list[str]:
-    """Return lines about runs and comparisons, newest first; raise UserError if there are none."""
+    """Return lines about runs and comparisons, newest first. Raise UserError if there are none."""
     files = [file for name in ("config.yaml", SETTINGS) for file in folder.glob(f"*/{name}")]
     runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
     if not runs:
@@ -25,7 +25,7 @@ def run_table(folder: Path) -> list[str]:
 
 
 def _row(run: RunFolder) -> tuple[str, ...]:
-    """Return the cells of a run or a comparison, or why it cannot be read."""
+    """Return the cells of a run or a comparison, or the reason why it cannot be read."""
     try:
         check_links(run.path)
         if (run.path / SETTINGS).exists():

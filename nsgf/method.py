@@ -22,7 +22,7 @@ Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) 
 
 
 def step_sizes(steps: int, eta: float | None) -> list[float]:
-    """Algorithm 1: return eta_0 .. eta_{T-1}, T times eta > 0; None: harmonic steps.
+    """Algorithm 1: return the T step sizes, each ``eta`` > 0; None: harmonic steps.
 
     The exact flow needs infinite time. Constant steps stop at time T eta. Harmonic steps 1/T,
     1/(T-1), ..., 1 follow the same curve on the clock s = 1 - exp(-time), up to s = 1. With exact
@@ -39,7 +39,7 @@ def time_step(steps: int, eta: float | None) -> float:
 
 @torch.no_grad()
 def run_flow(flow: Flow, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
-    """Algorithm 1: X^{t+1} = X^t + eta_t v(X^t) for B problems, each solve from the last one.
+    """Algorithm 1: X^{t+1} = X^t + eta_t v(X^t) for B problems, each solve warm-started.
 
     Particles X^0 (B, N, *shape) and targets (B, M, *shape) -> X^0 .. X^T (B, N, T+1, *shape),
     float32. Raise UserError if shapes differ, clouds are not finite, or the solver fails.
@@ -114,8 +114,8 @@ def sample(
     straight_steps: int = 10,
     spacing: float = 1.0,
 ) -> Tensor:
-    """Algorithm 2, and with u_delta as ``straight`` Algorithm 4: move x (B, *shape) from mu0 to
-    mu*. ``predictor`` t_phi maps x to entry times (B,) in [0, 1); None: 0. ``spacing``: power p."""
+    """Move x (B, *shape) from mu0 to mu* by Algorithm 2; with u_delta as ``straight``, by Algorithm
+    4. ``predictor`` t_phi maps x to entry times (B,) in [0, 1); None: 0. ``spacing``: p."""
     x = nsgf_steps(velocity, x, steps, h, None)
     if straight is not None:
         tau = predictor(x) if predictor else torch.zeros(len(x), device=x.device)
@@ -125,8 +125,8 @@ def sample(
 
 
 class SinkhornFlowMatcher:
-    """Training pairs of Sinkhorn flows, with the call of torchcfm's matchers. ``blur``: root of
-    eps, in units of the data; ``eta``: size of a step, None: harmonic steps, which arrive."""
+    """Training pairs of Sinkhorn flows, as torchcfm's matchers return them. ``blur``: root of eps,
+    in units of the data; ``eta``: step size; None: harmonic steps, which end at the data."""
 
     def __init__(self, blur: float = 0.5, steps: int = 5, eta: float | None = None) -> None:
         eta = None if eta is None else positive_number("eta", eta)
@@ -136,8 +136,9 @@ class SinkhornFlowMatcher:
     def sample_location_and_conditional_flow(
         self, x0: Tensor, x1: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw a step of each particle: return
-        t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut over [0, 1] is the flow."""
+        """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw one step of each particle.
+        Return t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut from 0 to 1 is the
+        flow."""
         positions = run_flow(self._flow, x0.unsqueeze(0), x1.unsqueeze(0), self._etas)[0]
         particles = torch.arange(len(x0), device=x0.device)
         step = torch.randint(len(self._etas), (len(x0),), device=x0.device)

@@ -1,4 +1,4 @@
-"""Estimate time and memory of a training on this machine, with a few updates of each phase."""
+"""Estimate time and memory of training on this machine, from a few updates of each phase."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +20,8 @@ RESERVE_HOURS = 0.5
 def preflight(
     config: Config, session_hours: float = 12.0, command: str = "python -m nsgf train"
 ) -> Iterator[str]:
-    """Yield lines for the user: plan, checks, measured time, number of sessions in which
-    ``command`` trains. A line that begins with NO names a problem that would stop a run, and a
+    """Yield lines for the user: plan, checks, measured time, and number of sessions that
+    ``command`` needs. A line that begins with NO names a problem that would stop a run, and a
     remedy. Raise UserError if the device does not exist."""
     if not session_hours > 0:
         raise UserError(f"--session-hours = {session_hours:g}: must be > 0")
@@ -52,7 +52,7 @@ def preflight(
 
 
 def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
-    """Yield the lines of ``work``; after a UserError or a full card yield NO and the reason."""
+    """Yield the lines of ``work``. After a UserError or a full card, yield NO and the reason."""
     try:
         yield from work()
     except UserError as error:

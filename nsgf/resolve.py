@@ -5,7 +5,7 @@ experiment's file; its section for the method; the file of --config, which start
 experiment that it names; its section for the method; --smoke; short flags for several settings at
 once; flags for one setting. Within a layer the section ``optim`` applies to each phase that does
 not set its own value. A command that works on a run uses the run's saved configuration instead of
-the files. This module imports torch only after typos are reported.
+the files. Typos are reported before this module imports torch.
 """
 
 import os
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WITHOUT_RUN = ("compare", "preflight")
 ON_EXPORTS = ("sample", "evaluate")
-"""Commands that also take exported runs."""
+"""Commands that also accept exported runs."""
 SMOKE: Layer = {
     "optim.iterations": 5,
     "optim.batch_size": 4,
@@ -54,9 +54,9 @@ SMOKE: Layer = {
     "compare.nfe": [1, 2, 4],
     "compare.updates": [],
 }
-"""What --smoke sets in a new run besides ``smoke``; explicit flags win."""
+"""Settings of --smoke in a new run, besides ``smoke``. Explicit flags override them."""
 LEAST_FLOWS = 16
-"""Smallest pool for fewer updates than the recipe has."""
+"""Smallest number of flows when a pool shrinks because of fewer updates than in the recipe."""
 
 
 @dataclass
@@ -66,19 +66,19 @@ class Request:
     command: str
     config: Config
     run: "RunFolder | None" = None
-    """The run that the command works on; None: a new one, or none."""
+    """The run that the command uses; None: a new run, or no run."""
     methods: Sequence[Config] = ()
     """Settings of each method of a comparison; ``config`` has those of the experiment's method."""
     notes: list[str] = field(default_factory=list)
     """Lines for the user."""
     options: Layer = field(default_factory=dict)
-    """Options of the command that are no settings, e.g. ``{"nfe": 10}``."""
+    """Options of the command that are not settings, e.g. ``{"nfe": 10}``."""
     words: Sequence[str] = ()
     """Words of the command line after the command."""
 
     @property
     def opened(self) -> "RunFolder":
-        """The run of a command that works on one."""
+        """The run of a command that needs a run."""
         assert self.run is not None
         return self.run
 
@@ -95,11 +95,11 @@ def resolve(
 
     Args:
         command: its name.
-        given: settings of flags or arguments, also facts that the caller knows.
-        options: options that are no settings; ``run``, ``config``, ``pretrained``, ``compare``,
+        given: settings from flags or arguments, and facts that the caller knows.
+        options: options that are not settings; ``run``, ``config``, ``pretrained``, ``compare``,
             ``resume`` and ``resume-phase`` decide where the other settings come from.
-        run: the run that the command works on, if it is already open.
-        keeps_total: whether another number of particles keeps the total size of the pool.
+        run: the run that the command uses, if it is already open.
+        keeps_total: whether the pool keeps its total size if the number of particles changes.
 
     Raises:
         UserError: a setting or an option is wrong, or a file or run is missing or damaged.
@@ -135,7 +135,7 @@ def resolve(
             raise UserError(f"exp = {exp}: the file of config has exp {named}; leave one out")
         if exp in EXPERIMENTS:
             below = read_experiment(CONFIGS / f"{exp}.yaml")
-            # the file's settings win also over sections for methods
+            # the file's settings also override sections for methods
             sections = dict(top.methods)
             for name, section in below.methods.items():
                 sections[name] = {**section, **on_top, **sections.get(name, {})}
@@ -143,7 +143,7 @@ def resolve(
         elif exp and not on_top:
             raise UserError(f"exp = {exp}: must be one of {', '.join(EXPERIMENTS)}")
 
-    # the run that the command works on, or the data of a new one
+    # the run that the command uses, or the data of a new run
     run = run or _find_run(command, options, given, own.settings, notes)
     if run:
         own = Experiment(_settings_of_run(command, run, options, given, on_top, notes), {}, {})
@@ -186,7 +186,7 @@ def resolve(
 def _find_run(
     command: str, options: Layer, given: Layer, own: Layer, notes: list[str]
 ) -> "RunFolder | None":
-    """Return the run folder that the command works on, None for a new run. ``own``: settings of the
+    """Return the run folder that the command uses; None for a new run. ``own``: settings of the
     experiment's file, whose ``out_dir`` is searched."""
     is_new = command == "train" and not {"run", "resume", "resume-phase"} & options.keys()
     if command in WITHOUT_RUN or "compare" in options or is_new:
@@ -224,8 +224,8 @@ def _settings_of_run(
     on_top: Layer,
     notes: list[str],
 ) -> Layer:
-    """Return the settings and facts of a run below those of --config FILE, ``on_top``, without
-    those that its file may not decide. Raise UserError if ``given`` settings do not fit the run."""
+    """Return the settings and facts of a run, without unsafe ones, overridden by ``on_top``, the
+    settings of --config FILE. Raise UserError if ``given`` settings do not fit the run."""
     from nsgf.run.folder import drop_unsafe_settings
 
     saved = spread_optim(run.read_settings())
@@ -242,7 +242,7 @@ def _settings_of_run(
         add = suggest(key, tracker)
         notes.append(f"the run's tracker {tracker} is not used: add {add} to use it")
     home = (run.path.resolve() if run.path.name == ".." else run.path).parent
-    if run.results_name is None:  # where it is now
+    if run.results_name is None:  # the run's current place
         safe["out_dir"] = str(home)
     out = Path(given.get("out_dir", home)).expanduser()
     if command == "train" and "run" in options and out.resolve() != home.resolve():
@@ -259,9 +259,9 @@ def _configure(
     notes: list[str],
     fits_pool: bool = False,
 ) -> Config:
-    """Return the checked configuration of a run, or of one method of an experiment. Add what the
-    inspection of own data finds to ``given``, and lines for the user to ``notes``. A pool that is
-    chosen for own data, or with ``fits_pool`` the experiment's, is smaller for fewer updates."""
+    """Return the checked configuration of a run, or of one method of an experiment. Add facts about
+    own data to ``given``, and lines for the user to ``notes``. For fewer updates, shrink a pool
+    that is chosen for own data, or with ``fits_pool`` the pool of the experiment."""
     # these load torch; typos are reported before
     from nsgf.checks import check, check_values, fit_to_classes
     from nsgf.data import data_classes, target_set
@@ -270,7 +270,7 @@ def _configure(
     below, own = method_layers(experiment, method) if is_new else ({}, experiment.settings)
     pool = "pool.num_batches"
 
-    # own data are inspected first: settings follow from them
+    # inspect own data first, because settings depend on them
     chosen: Layer = {}
     layer = {**below, **own, **given}
     if is_new and layer.get("data.name") in get_args(OwnName):
@@ -283,7 +283,7 @@ def _configure(
         notes += lines
     base = {**below, **chosen, **own}
 
-    # settings that follow from others
+    # settings that depend on others
     smoke = spread_optim(SMOKE) if given.get("smoke") and is_new else {}
     config = build({**base, **smoke, **given})
     if method and method.endswith((".yaml", ".yml")):

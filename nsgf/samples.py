@@ -52,12 +52,12 @@ PATH_SAMPLES = 8
 POINT_SAMPLES = 2048
 MOVING = ".gif", ".webp"
 MOVING_IMAGES = 32
-"""Largest number of images in a moving picture."""
+"""Largest number of images in an animation."""
 PREVIEW_IMAGES = 64
 PREVIEW_IMAGES_ON_CPU = 16
-"""Number of images on a CPU, where a sample of a large UNet takes seconds."""
+"""Number of images in a preview on a CPU, where a sample of a large UNet takes seconds."""
 CLASS_SAMPLES = 10
-"""Largest number of samples in the row of a class."""
+"""Largest number of samples in a class's row of a picture."""
 
 
 @figure_defaults()
@@ -69,25 +69,25 @@ def sample_run(
     nfe: int | None = None,
     out: str | None = None,
 ) -> list[str]:
-    """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their path.
+    """Write samples into ``samples/``, with a grid of images and a picture of their path.
 
     The files are ``samples.npz`` (own points in the units of their file, images clamped to [-1, 1];
     with classes ``labels`` too), ``grid.png`` (only images; with classes a row for each) and
-    ``trajectory.png`` (points beside the target, if it is at hand). Settings that differ from the
-    run's own configuration are added to the names, as in ``samples-seed1-solver_heun.npz``, so that
-    samples of other settings stay.
+    ``trajectory.png`` (points beside the target, if its data are available). Settings that differ
+    from the run's own configuration are added to the names, as in
+    ``samples-seed1-solver_heun.npz``, so that samples with other settings are kept.
 
     Args:
-        config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
-            that holds the run, the files go to ``OUT_DIR/RUN/samples``.
-        world: the processes that sample together, of which the first writes.
-        nfe: network calls for each sample, or the nearest possible number below; None: what the
-            settings of sampling imply.
-        out: a new file or folder, which is then all that is written: ``FILE.npz``, ``FILE.csv`` for
-            points, a folder of PNG files for images, or ``FILE.gif`` or ``FILE.webp``, a moving
-            picture of the first samples on their way.
+        config: the run's settings, changed by those of this command. If the run does not lie
+            directly in ``out_dir``, the files go to ``OUT_DIR/RUN/samples``.
+        world: the processes that sample together; the first one writes.
+        nfe: network calls for each sample, or the nearest possible smaller number; None: determined
+            by the settings of sampling.
+        out: write only this new file or folder: ``FILE.npz``, ``FILE.csv`` for points, a folder of
+            PNG files for images, or ``FILE.gif`` or ``FILE.webp``, an animation of the paths of the
+            first samples.
 
-    Returns one line about the samples, and one for each file; nothing in other processes.
+    Returns a line about the samples, and a line for each file; nothing in other processes.
 
     Raises:
         UserError: checkpoints are missing or damaged, ``nfe`` is too small, ``out`` exists or has
@@ -97,7 +97,7 @@ def sample_run(
         config = find_way(config, run.has_checkpoint).choose_calls(config, nfe)
     device = pick_device(config.device)
     is_images = is_image_set(config.data.name)
-    # all that can be refused
+    # everything that can be refused
     place = kind = None
     if out is None:
         folder = results_folder(config, run) / "samples"
@@ -139,7 +139,7 @@ def sample_run(
         return [about, str(arrays), str(trajectory)]
     classes = class_names(config.data) if config.sampling.label is None else ()
     columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
-    if columns:  # a row for each class; sample i is of class i mod K
+    if columns:  # a row for each class; sample i has class i mod K
         rows = np.arange(columns * len(classes)).reshape(columns, len(classes)).T
         save_figure(draw_rows(samples.x[rows.flatten()], classes), grid)
     else:
@@ -148,7 +148,7 @@ def sample_run(
 
 
 def _output(out: str, config: Config) -> tuple[Path, str]:
-    """Check that ``--out`` can be written; return its path and its suffix, for a folder none."""
+    """Check that ``--out`` can be written. Return its path and its suffix (empty for a folder)."""
     path = expand_path("out", out)
     suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix
     kinds = ["FILE.npz", "DIR/" if is_image_set(config.data.name) else "FILE.csv"]
@@ -168,7 +168,7 @@ def _image_name(number: int, label: str = "") -> str:
 
 
 def _write_output(config: Config, samples: Samples, path: Path, suffix: str | None) -> None:
-    """Write samples as .npz, as .csv with a line of names, as a moving picture, or as PNG files."""
+    """Write samples as .npz, as .csv with a line of names, as an animation, or as PNG files."""
     axes = target_set(config.data).axes
     if suffix == ".npz":
         _save_arrays(config, samples, path)
@@ -200,8 +200,7 @@ def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
 
 
 def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: str) -> Any:
-    """Draw the path of samples with the names of their classes, points beside the target if the
-    data are at hand."""
+    """Draw the path of samples: images beside the names of classes, points beside the target."""
     if is_image_set(config.name):
         return draw_image_path(samples, class_names(config))
     states = [in_units(config, state.cpu()) for state in samples.path]
@@ -229,11 +228,11 @@ def changed_settings(config: Config, run: RunFolder) -> str:
 
 
 def show_preview(session: Session, data: Data, phase: Phase) -> None:
-    """Draw samples beside as many of the target into ``samples/phaseN_PHASE.png`` if
-    ``train.preview`` is on. If this fails, log a line and continue without a picture.
+    """If ``train.preview`` is on, draw samples beside real ones into ``samples/phaseN_PHASE.png``.
+    If this fails, log a line and continue without a picture.
 
-    All phases start from the same noise, so their pictures can be compared. The samplers have
-    random streams of their own: training draws the same numbers with and without previews.
+    All phases start from the same noise, so their pictures can be compared. Previews have their own
+    random streams, so training draws the same numbers with and without previews.
     """
     run = session.run
     log = session.log
@@ -260,8 +259,8 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
 
 
 def part_of_way(config: Config, phase: Phase) -> str:
-    """Return which part of their way the samples of a phase's picture have behind them, if the last
-    leg continues from there: after how many steps of those to time 1 of the flow, or of all."""
+    """Return text such as ``, after 2 of 5 steps`` for the title of a phase's picture, if the last
+    leg continues from its samples."""
     legs = find_way(config).legs
     shown = find_preview(config, phase).legs
     if legs == shown or legs[: len(shown)] != shown:
@@ -276,8 +275,8 @@ def part_of_way(config: Config, phase: Phase) -> str:
 def preview_samples(
     config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Tensor:
-    """Return the samples of a phase's picture, drawn with averaged weights through the legs of
-    :func:`nsgf.phases.find_preview` under the settings of ``sampling``.  CPU, (n, *shape)"""
+    """Return the samples of a phase's picture, drawn with averaged weights and the settings of
+    ``sampling`` through the legs of :func:`nsgf.phases.find_preview`.  CPU, (n, *shape)"""
     sampler, _ = load_sampler(config, run, device, find_preview(config, phase))
     count = count_samples(config, data, device)
     return generate(sampler, data.source("preview"), count, device).x

@@ -1,4 +1,4 @@
-"""Measure what training would take on this machine, and choose updates that fit into minutes."""
+"""Measure the time of training on this machine; choose numbers of updates that fit into minutes."""
 
 import tempfile
 import time
@@ -28,27 +28,27 @@ from nsgf.training.loop import fit
 from nsgf.training.task import Session
 
 UPDATES = 6
-"""Number of updates with which a phase is tried; the loss scale of fp16 needs a few to settle."""
+"""Number of updates in the trial of a phase. The loss scale of fp16 needs a few to settle."""
 TRIED = 0.02
-"""Part of the minutes in which further updates of each phase are measured."""
+"""Fraction of the minutes in which further updates of each phase are measured."""
 PREPARED = "pool.num_batches", "nsf.starts", "reflow.pairs"
-"""What is made before the updates: less of it for fewer updates."""
+"""Amounts that are prepared before the updates. With fewer updates they shrink."""
 LEAST = 16
-"""Smallest amount of each, and of warm-ups."""
+"""Smallest value of each of these, and of warm-ups."""
 MOST_MINUTES = 10_000
 
 
 class Trial(NamedTuple):
-    """What a phase would take."""
+    """Estimated time of a phase."""
 
     line: str
     """Line for the user."""
     prepare: float
-    """Seconds before the first update; also for starts of lines, which are made when needed."""
+    """Seconds before the first update, and for starts of lines, which are computed when needed."""
     updates: float
     """Seconds of all updates."""
     rest: float
-    """Seconds to read data, for checkpoints and for the picture of samples."""
+    """Seconds for reading data, checkpoints and the picture of samples."""
 
 
 def try_phases(
@@ -58,8 +58,8 @@ def try_phases(
     network: OwnNetwork | None = None,
     seconds: float = 0.0,
 ) -> Iterator[Trial]:
-    """Train each phase for a few updates in a temporary folder, then, to measure more closely, for
-    some ``seconds``. Raise Stopped if ``stop`` requests it."""
+    """Train each phase for a few updates in a temporary folder, then for ``seconds`` more to
+    measure more precisely. Raise Stopped if ``stop`` requests it."""
     started = time.perf_counter()
     data = Data(config.data, config.seed)
     stop = stop or StopRequest()
@@ -122,9 +122,9 @@ def fit_minutes(
     stop: StopRequest | None = None,
     network: OwnNetwork | None = None,
 ) -> tuple[Config, str]:
-    """Return the settings of a training that takes these minutes, with the measuring, and a line
-    about them. Phases keep their shares of the updates; for fewer updates, warm-ups are shorter and
-    less is prepared. Raise UserError if the minutes are too few, and KeyboardInterrupt if ``stop``
+    """Return settings with which training takes these minutes, measuring included, and a line about
+    them. Phases keep their shares of the updates. With fewer updates, warm-ups are shorter and less
+    is prepared. Raise UserError if the minutes are too few, and KeyboardInterrupt if ``stop``
     requests it."""
     given = f"minutes = {minutes:g}"
     show(f"{given}: measuring updates")
@@ -135,7 +135,7 @@ def fit_minutes(
         raise KeyboardInterrupt(f"{given}: stopped while measuring") from stopped
     prepare, updates, rest = (sum(part) for part in list(zip(*tried, strict=True))[1:])
     left = 60 * minutes - (time.perf_counter() - begin) - rest
-    # for more updates than in the recipe no more is prepared
+    # with more updates than in the recipe, nothing more is prepared
     share = max(min(left / (prepare + updates), 1), (left - prepare) / updates)
     counts = {f"{phase}.iterations": getattr(config, phase).iterations for phase in config.phases}
     chosen = {key: int(share * count) for key, count in counts.items()}

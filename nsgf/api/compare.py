@@ -55,34 +55,34 @@ def compare(
     overrides: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Compared:
-    """Measure your own methods beside those of the package, which are trained first, on equal
-    terms: from the same noise, against the same samples, at the same numbers of network calls.
+    """Compare your own methods with those of the package, which are trained first, on equal terms:
+    the same noise, real samples and numbers of network calls.
 
         nsgf.compare("digits", methods={"mine": draw}, against=["nsgf++h", "otcfm"], nfe=[5, 10])
 
-    If you call it again, nothing is trained twice, but your functions are measured anew.
+    If you call it again, nothing is trained twice, but your functions are measured again.
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
         data: your own points or images, as for ``nsgf.train``, without classes.
         methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``, standard
-            Gaussian, or of ``data.source``. The function returns B samples in the units of your
+            Gaussian or from ``data.source``. The function returns B samples in the units of your
             data, after ``nfe`` calls of its network for each sample: points as in ``data``, images
-            as floats in [-1, 1] or as bytes, uint8. It runs without gradients. With
-            ``data.conditional`` it is called with ``(noise, nfe, labels)``, labels int64 ``(B,)``.
-            Later comparisons in the same folder show its last measures, until you remove
+            as floats in [-1, 1] or as bytes, uint8. It is called without gradients; with
+            ``data.conditional`` the arguments are ``(noise, nfe, labels)``, labels int64 ``(B,)``.
+            Later comparisons in the same folder show its last measures until you remove
             ``TARGET/functions.jsonl``.
         against: methods of the package, or YAML files; None: those of the experiment.
         dataset: name of the data set (``data.name``), such as ``moons``.
         nfe: numbers of network calls; None: those of the experiment.
-        seeds: number of trainings of each method. Your functions get the noise of each seed.
+        seeds: number of training runs of each method. Your functions get the noise of each seed.
         out_dir: folder for the comparison's folder; None: ``runs``.
         overrides: other settings by key, such as ``{"compare.updates": [1000]}``.
         quiet: whether to print nothing.
 
     Raises:
-        UserError: an argument or a setting is wrong, a function returned something other than
-            samples, or ``train.max_hours`` is over.
+        UserError: an argument or a setting is wrong, a function did not return samples, or
+            ``train.max_hours`` is over.
         KeyboardInterrupt: Ctrl-C; a checkpoint is saved, and the same call continues.
     """
     exp, data = split_data(exp, data)

@@ -1,4 +1,4 @@
-"""The trajectory pool for your own training loop. Shapes: N points, *shape one of them."""
+"""The trajectory pool for your own training loop. Shapes: N points, *shape one point."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ Draw = Callable[[int, torch.Generator], Array]
 class SinkhornPool:
     """Training batches (x, v, t) of Sinkhorn gradient flows: points, their velocities and times.
 
-    The flows lead from a source to a target; the constructor simulates them. A network that learns
-    v from x and t carries new points of the source to the target, in ``steps`` steps
-    ``x = x + pool.time_step * network(x, t)`` with t = 0, 1 / steps, 2 / steps, ...:
+    The constructor simulates flows from a source to a target. A network that learns v from x and t
+    moves new points from the source to the target. Each of its ``steps`` steps is
+    ``x = x + pool.time_step * network(x, t)``, with t = 0, 1 / steps, 2 / steps, ...:
 
         pool = nsgf.SinkhornPool(torch.randn(2000, 2), data, blur=0.5, steps=5)
         network = nn.Sequential(nn.Linear(3, 64), nn.SiLU(), nn.Linear(64, 2))
@@ -35,21 +35,21 @@ class SinkhornPool:
             loss = (network(torch.cat([x, t.unsqueeze(1)], dim=1)) - v).square().mean()
             optimizer.zero_grad(), loss.backward(), optimizer.step()
 
-    One loop passes once over all pairs, in an order drawn from torch's global generator.
+    One loop passes once over all pairs, in a random order from torch's global generator.
 
     Args:
         source: points to start from, a tensor or array ``(N, *shape)``, or a function
             ``draw(n, generator)`` that returns n of them; the generator is on the CPU.
         target: points to reach, given in the same way.
-        blur: square root of the regularization eps, in units of the points.
+        blur: square root of the regularization eps, in the units of the points.
         steps: number T of steps of a flow.
         eta: size of a step, for the schedule ``constant``.
         schedule: ``constant``, or ``harmonic`` with steps of size 1/T, 1/(T-1), ..., 1.
         num_batches: number of flows.
-        batch_size: number of particles of a flow, and of pairs of a batch.
-        target_batch: number of targets of a flow; None: as many as particles.
-        device: device of simulation and batches, such as ``cuda``. The pool stays in main memory.
-        seed: seed of the order of the points, and of the generators that functions are given.
+        batch_size: number of particles in a flow, and of pairs in a batch.
+        target_batch: number of targets in a flow; None: as many as particles.
+        device: device for simulation and batches, such as ``cuda``. The pool is in main memory.
+        seed: seed of the order of the points, and of the generators that functions get.
 
     Raises:
         UserError: an argument is out of its range, points are not finite or of different shapes,

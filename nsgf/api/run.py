@@ -1,6 +1,6 @@
-"""Open a trained run, and sample, measure and export it as the commands do. Nothing is printed.
+"""Open a trained run; sample, measure and export it as the commands do. Nothing is printed.
 
-Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,).
+Shapes: N samples, *shape one sample: (C, H, W) with values in [-1, 1], or (D,).
 """
 
 import copy
@@ -40,7 +40,7 @@ from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
-"""Names of a first argument that show that a network takes the time before x."""
+"""If the first argument of a network has such a name, the network takes the time before x."""
 _OF_SAMPLE = {f"sampling.{key}": key for key in ("label", "batch_size")}
 
 
@@ -58,12 +58,12 @@ class Run:
     """Updates done in each phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
     """Call it with noise ``(B, *shape)`` on ``device``, and with labels (B,) if there are classes.
-    It returns samples, not clamped, with the number of network calls, the times and, with
-    ``keep_path=True``, the states on the way."""
+    It returns samples that are not clamped, the number of network calls, the entry times and, with
+    ``keep_path=True``, the intermediate states."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
-    """The networks of sampling by phase, in eval mode and without gradients. Velocity networks take
-    (x, t), or (x, t, labels) with classes; a time predictor takes (x). With an affine start, noise
-    must pass through ``sampler.legs[0].network`` first."""
+    """The networks for sampling by phase, in eval mode and without gradients. Velocity networks
+    take (x, t), or (x, t, labels) with classes; a time predictor takes (x). With an affine start,
+    first apply ``sampler.legs[0].network`` to the noise."""
     folder: RunFolder = field(repr=False)
     """The run's files."""
 
@@ -90,20 +90,20 @@ class Run:
 
         Args:
             n: number of samples.
-            seed: seed of the noise; None: one from torch's global generator.
-            label: class of all samples, its name or its number; None: use ``sampling.label``, or
-                each class in turn.
-            nfe: network calls for each sample, or the nearest possible number below; None: what
-                the settings of sampling imply.
-            batch_size: number of samples that go through the networks together. It changes only
-                rounding, and the steps of dopri5. None: ``sampling.batch_size``.
-            raw: whether images keep the networks' values outside [-1, 1], instead of being clamped.
+            seed: seed of the noise; None: a random seed from torch's global generator.
+            label: class of all samples, by name or number; None: ``sampling.label``, or if that is
+                null, each class in turn.
+            nfe: network calls for each sample, or the nearest possible smaller number; None:
+                determined by the settings of sampling.
+            batch_size: number of samples in a network call. It affects only rounding, and the steps
+                of dopri5. None: ``sampling.batch_size``.
+            raw: whether images keep values outside of [-1, 1] instead of being clamped.
 
         Returns:
             ``(n, *shape)``, float32, on the CPU. Own points are float64 in the units of their file.
 
         Raises:
-            UserError: an argument is out of its range, or the card is full.
+            UserError: an argument is out of its range, or the card's memory is full.
         """
         changes = {
             "sampling.num_samples": n,
@@ -131,9 +131,9 @@ class Run:
         return [*to_pictures(self.sample(n, seed, **how))]
 
     def show(self, n: int | None = None, seed: int | None = None, **how: Any) -> Any:
-        """Draw samples as ``sample`` does, and return one PIL image of them, which notebooks
-        display: a grid of images, or a plot of the first two coordinates of points. ``n`` is 64
-        images or 2,000 points by default."""
+        """Draw samples as ``sample`` does, and return a PIL image, which notebooks display: a grid
+        of images, or a plot of points by their first two coordinates. By default, ``n`` is 64 for
+        images and 2,000 for points."""
         n = (64 if len(self.shape) == 3 else 2000) if n is None else n
         return draw_samples(self.sample(n, seed, **how), target_set(self.config.data).axes)
 
@@ -152,8 +152,8 @@ class Run:
 
     @from_python({})
     def report(self, file: Place) -> Path:
-        """Write the page of ``nsgf report``, and return its path; errors as for the command. Raise
-        UserError if the file does not end in .html."""
+        """Write the page of ``nsgf report`` to a file, and return its path. Raise the errors of the
+        command, and UserError if the file does not end in .html."""
         copy = expand_path("file", file)
         if copy.suffix.lower() != ".html" or copy.is_dir():
             raise UserError(f"file = {file}: must end in .html, and be no folder")
@@ -164,17 +164,17 @@ class Run:
 
     @from_python({})
     def export(self, to: Place) -> Path:
-        """Write the folder of ``nsgf export``, which must be new or empty, and return its path;
-        errors as for the command."""
+        """Write the folder of ``nsgf export``, which must be new or empty, and return its path.
+        Raise the errors of the command."""
         folder = expand_path("to", to)
         export_run(self.config, self._checkpoints("export"), folder)
         return folder
 
     @from_python({})
     def save_images(self, file: Place, samples: Tensor | ArrayLike) -> Path:
-        """Write images as a grid into one PNG file, and return its path. They are as for training:
-        (N, C, H, W) or (N, H, W, C), of floats in [-1, 1] or bytes. Raise UserError for others, or
-        a file that does not end in .png."""
+        """Write a grid of images into a PNG file, and return its path. Images are (N, C, H, W) or
+        (N, H, W, C), floats in [-1, 1] or bytes, as for training. Raise UserError for other images,
+        or if the file does not end in .png."""
         png = expand_path("file", file)
         try:
             images = image_bytes(to_array(samples), least=1)
@@ -206,12 +206,12 @@ def load(
         path: a run folder, a folder that ``nsgf export`` wrote, the name of a pretrained run
             (``mnist``), or ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``).
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: the setting ``device``.
-        network: the network of your own that the run was trained with, with any weights.
+        network: your own network, if the run was trained with one; its weights do not matter.
         overrides: other settings by key, such as ``{"sampling.solver": "heun"}``.
 
     Raises:
-        UserError: there is no such run, its files are missing or damaged, or they are not those of
-            this run; a setting is wrong or does not fit its networks; the device does not exist.
+        UserError: there is no such run; its files are missing, damaged or of another run; a setting
+            is wrong or does not fit the networks; the device does not exist.
     """
     settings = from_arguments({"device": device and str(device)}, overrides)
     run = open_run(find_folder(path))
@@ -238,7 +238,7 @@ def _open(config: Config, run: RunFolder) -> Run:
 
 
 def class_name(network: OwnNetwork | None) -> Layer:
-    """Return the fact that a caller's network has this class; nothing for none."""
+    """Return the class name of a caller's network as a fact; nothing without a network."""
     if network is None:
         return {}
     try:
@@ -251,8 +251,8 @@ def class_name(network: OwnNetwork | None) -> Layer:
 def check_network(
     network: OwnNetwork, config: Config, device: torch.device, *, trains: bool = True
 ) -> None:
-    """Raise UserError unless a caller's network maps its inputs to x's shape and leaves them and
-    itself as they were, and unless its state is finite; with ``trains`` it must have gradients."""
+    """Raise UserError unless a caller's network returns x's shape, changes neither its inputs nor
+    its own state, and has a finite state. With ``trains``, it must also have gradients."""
     classes = data_classes(config.data)
     x = torch.randn(2, *data_shape(config.data), generator=make_generator(0))
     inputs = [x.to(device), torch.tensor([0.25, 0.5], device=device)]

@@ -38,22 +38,22 @@ from nsgf.system.output import show, silence
 from nsgf.system.seeding import from_python, keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any] | Place
-"""Points or images, or the path of a file or folder that holds them."""
+"""Points or images, or the path of a file or folder with them."""
 _NAMES = {"data.name": "dataset", "data.path": "data", "run": "resume"}
 _NAMES |= {f"optim.{name}": name for name in ("iterations", "batch_size", "lr")}
 
 
 class Update(NamedTuple):
-    """State of a training."""
+    """State of training, for a callback."""
 
     phase: str
     step: int
     """Number of updates of the phase."""
     loss: float | None
-    """Mean loss of the finite updates since the last call. If there was none, the loss of the last
-    call; None if that had none."""
+    """Mean loss of the finite updates since the last call. If there was none, that of the last
+    call, which may be None."""
     run: Callable[[], Run]
-    """Saves a checkpoint and opens the run as ``nsgf.load`` does, to sample with weights of now."""
+    """Saves a checkpoint and opens the run like ``nsgf.load``, to sample with current weights."""
 
 
 @from_python(_NAMES)
@@ -78,33 +78,33 @@ def train(
     callback: Callable[[Update], object] | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Train an experiment or your own data as ``nsgf train`` does, and return the run, ready for
-    sampling. The random numbers of the caller stay as they were.
+    """Train on an experiment or your own data as ``nsgf train`` does, and return the run, ready for
+    sampling. The caller's random generators do not change.
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
         data: a tensor, array or DataFrame (pandas, polars, pyarrow) of points (N, D) in any units,
             or images (N, C, H, W), uint8 or floats in [-1, 1], which become bytes; a torch data set
             with a length, of such samples or of pairs (sample, label); or the path of a folder of
-            images or of a file, as for ``data.path``. Data that are no path are written into
+            images or of a file, as for ``data.path``. Data in memory are written into
             ``OUT_DIR/.data``.
-        labels: the class of each image, (N,), numbers from 0 on or names. The run has classes then.
-        network: a module whose ``forward(x, t)``, with classes ``forward(x, t, labels)``, returns a
-            tensor of x's shape, or a function or class that makes one. t (B,) is in [0, 1); labels
-            (B,) are integers from 0 to K, where K means no class. Velocity networks start as copies
-            of it. Only weights are saved: pass it again to resume and to load.
+        labels: the class of each image, (N,), as numbers from 0 or names. The run then has classes.
+        network: a module whose ``forward(x, t)``, or with classes ``forward(x, t, labels)``,
+            returns a tensor of x's shape; or a function or class that makes one. t (B,) is in [0,
+            1); labels (B,) are integers from 0 to K, where K means no class. Velocity networks
+            start as copies of it. Only weights are saved, so pass it again to resume and to load.
         method: a name such as ``nsgf++h``, or a YAML file; None: the experiment's method.
         iterations: number of updates of every phase.
         batch_size: number of samples in an update of every phase.
         lr: learning rate of every phase.
-        minutes: time for the whole training of a new run. The updates follow from some that are
-            measured first, in the shares of the recipe.
+        minutes: time for the whole training of a new run. The number of updates is chosen after a
+            few measured updates; phases keep their shares of it.
         dataset: name of the data set (``data.name``), such as ``moons``.
         config: a YAML file instead of ``exp``; with ``resume``, settings to change.
-        resume: a run folder to continue. ``data`` is needed only if its file is gone.
+        resume: a run folder to continue. ``data`` is needed only if its file no longer exists.
         out_dir: folder for the run folders; None: ``runs``.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: the experiment's.
-        seed: seed of all random numbers of the run; None: the experiment's.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: that of the experiment.
+        seed: seed of all random numbers of the run; None: that of the experiment.
         overrides: other settings by key, such as ``{"nsgf.iterations": 2000}``. ``optim.*`` sets
             every phase.
         callback: function that gets an ``Update`` at each line of ``metrics.jsonl``: every
@@ -164,8 +164,8 @@ def train(
 
 
 def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:
-    """Return the name of an experiment and the data, either of which may be the first argument. A
-    text is the path of data, perhaps of missing data, if it looks like one."""
+    """Return the name of an experiment and the data; the first argument may be either. Text that
+    looks like a path is the path of data, even if the data are missing."""
     is_text = isinstance(exp, str)
     is_path = is_text and (os.path.exists(exp) or Path(exp).stem != exp)
     if exp is None or (is_text and (exp in EXPERIMENTS or not is_path)):
@@ -182,8 +182,8 @@ def request_with_data(
     files: dict[str, Path],
     settings: Layer,
 ) -> Request:
-    """Return the request of a command, on data if there are some. Samples are written to
-    ``OUT_DIR/.data/NAME-CHECKSUM.npz``, which a refused request does not leave."""
+    """Return the request of a command, with a caller's data if there are any. Samples are written
+    to ``OUT_DIR/.data/NAME-CHECKSUM.npz``. If the request is refused, nothing is left there."""
     if labels is not None and isinstance(data, str | PathLike | None):
         raise UserError("labels: belong to samples; the folder or file of data has the classes")
     if data is None:
@@ -223,15 +223,15 @@ def request_with_data(
 
 
 def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
-    """Return the settings that follow from a kind of own data."""
+    """Return the settings for a kind of own data."""
     if settings.get("exp", name) != name or name not in INSPECTORS or "data.name" in settings:
         raise UserError("data: cannot be given beside another exp or dataset; leave one out")
     return {"data.name": name} | ({} if files else {"exp": name})
 
 
 def _kind_of_data(path: Path, key: str | None) -> str:
-    """Return ``images`` or ``points`` by what is at a path; ``key``: ``data.key``. Whoever reads it
-    checks the rest."""
+    """Return ``images`` or ``points``, from what is at a path. ``key``: ``data.key``. The data are
+    not checked here."""
     is_image = path.is_dir() or not path.suffix
     if path.suffix.lower() in ARRAYS:
         is_image = True  # also several arrays, such as images with labels
@@ -242,7 +242,7 @@ def _kind_of_data(path: Path, key: str | None) -> str:
 
 
 def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
-    """Return ``images``, perhaps with ``labels``, or ``points``; who reads them checks the rest."""
+    """Return ``images``, perhaps with ``labels``, or ``points``, not checked further."""
     name = "data"
     try:
         if isinstance(data, Dataset):

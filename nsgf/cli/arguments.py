@@ -24,7 +24,7 @@ ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 
 Keys = tuple[str, ...]
-"""Settings that a flag changes; none: it is no setting."""
+"""Settings that a flag changes; empty if the flag is not a setting."""
 Flags = dict[str, Keys]
 SHORT_FLAGS: Flags = {
     "train-iters": ("optim.iterations",),
@@ -44,7 +44,7 @@ SHORT_FLAGS: Flags = {
     "inception-weights": ("evaluation.inception_weights",),
     "tracker": ("tracking.tracker",),
 }
-"""Short flags with a value, without dashes, and the settings that each changes. They win over
+"""Short flags with a value, without dashes, and the settings that each flag changes. They override
 ``--optim.KEY``."""
 FLAG_NAMES = {keys[0]: f"--{flag}" for flag, keys in SHORT_FLAGS.items()}
 """Short flags by the key of their setting, for messages."""
@@ -69,9 +69,9 @@ OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "compare": (["report"], str, "DIR", "Write a page about the comparison in this folder."),
     "figures": (["report"], Literal["png", "svg", "pdf"], "KIND", "Format of figures beside PNG."),
 }
-"""Flags that are no settings: their commands, type, placeholder and meaning."""
+"""Flags that are not settings: their commands, type, placeholder and meaning."""
 ONE_OF = {"pretrained": "run", "resume-phase": "resume"}
-"""Options that exclude another."""
+"""Options that exclude another option."""
 
 
 _TRAINING = " ".join({key.partition(".")[0] for key in KEYS} - {"evaluation", "compare"})
@@ -85,9 +85,9 @@ USES = {
     "export": "exp out_dir smoke sampling run config print-config to half",
     "list": "out_dir",
 }
-"""The settings and sections that each command uses, and the options of STRICT commands."""
+"""Settings and sections that each command uses, and the options of STRICT commands."""
 STRICT = ("report --compare", "export", "list")
-"""Commands that refuse what they do not use. Others save it in a new run, or ignore it."""
+"""Commands that refuse flags that they do not use. Others save or ignore them."""
 
 
 def is_used(command: str, key: str) -> bool:
@@ -96,7 +96,7 @@ def is_used(command: str, key: str) -> bool:
 
 
 def flags_of(command: str) -> Flags:
-    """Return all flags of a command, without dashes, and the settings that each changes."""
+    """Return all flags of a command, without dashes, and the settings that each flag changes."""
     options = [name for name, (owners, *_) in OPTIONS.items() if command in owners]
     flags = {**dict.fromkeys(options, ()), **SHORT_FLAGS, "fake-data": ("data.fake",)}
     if command in ON_SAMPLES:
@@ -116,14 +116,14 @@ def used_flags(command: str) -> Flags:
 
 
 def form_of(name: str, keys: Keys) -> dict[str, Any]:
-    """Return how a parser reads the value of a flag, which may need none."""
+    """Return the arguments of ``add_argument`` for reading the value of a flag."""
     if name == "fake-data" or (not keys and OPTIONS[name][1] is bool):
         return {"action": "store_true"}
     return {"nargs": "?", "const": True} if name in ("smoke", "help") else {}
 
 
 class _Parser(ArgumentParser):
-    """A parser that raises UserError, and returns only what was given."""
+    """A parser that raises UserError, and returns only the flags on the command line."""
 
     def error(self, message: str) -> NoReturn:
         stray = message.removeprefix("unrecognized arguments: ")
@@ -138,7 +138,7 @@ def parse(argv: list[str]) -> Request:
 
     Raises:
         UserError: the command or a flag is unknown, a flag occurs twice, a value has a wrong type;
-            or see :func:`nsgf.resolve.resolve`.
+            and the errors of :func:`nsgf.resolve.resolve`.
     """
     if not argv or argv[0] not in COMMANDS:
         named = repr(argv[0]) if argv else "missing"

@@ -29,8 +29,8 @@ from nsgf.version import __version__
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0; 1 after the traceback of a bug, or if preflight says NO; 2 for an error that the user can
-    fix; 130 for Ctrl-C.
+    The code is 0; 1 after the traceback of a bug, or if preflight says NO; 2 for an error that the
+    user can fix; 130 for Ctrl-C.
     """
     try:
         with naming(FLAG_NAMES, are_flags=True):
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _explains(words: list[str]) -> bool:
-    """Print help, the version or completions if the command line asks for one of them."""
+    """Print help, the version or completions if the command line asks for them."""
     command = words[0] if words else "--help"
     topics = [  # KEY of --help KEY or --help=KEY, empty without a key
         (word.partition("=")[2] or after).removeprefix("--")
@@ -220,4 +220,4 @@ ACTIONS: dict[str, Callable[[Request], Iterable[str]]] = {
     "export": _export,
     "preflight": _preflight,
 }
-"""The function of each command; it yields lines to print."""
+"""The function of each command, which yields lines to print."""

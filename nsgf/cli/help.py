@@ -19,16 +19,16 @@ ON_TRAINING = (
     "exp method methods dataset data.path session-hours compare.nfe compare.seeds compare.updates "
     "train-iters batch-size sinkhorn-batch max-hours device out-dir resume smoke"
 )
-"""The flags that people need first, in commands that train."""
+"""The most used flags of commands that train."""
 ON_RUNS = (
     "exp run pretrained compare figures to half num-samples nfe label steps evaluation.features "
     "inception-weights data-root seed device out out-dir"
 )
-"""The flags that people need first, in commands on a trained run."""
+"""The most used flags of commands on a trained run."""
 CHOICES = {"exp": EXPERIMENTS, "method": METHODS, "methods": METHODS, "pretrained": [*PRETRAINED]}
-"""The choices of a flag whose type is a text."""
+"""Choices for flags whose value is text."""
 METAVARS = {"an integer": "N", "a number": "X", "true or false": "BOOL", "a list": "LIST"}
-"""Placeholders of values, by the beginning of the description of their type."""
+"""Placeholders for values, by the beginning of the description of their type."""
 
 
 class _Formatter(HelpFormatter):
@@ -39,15 +39,15 @@ class _Formatter(HelpFormatter):
 
 
 def help_parser(command: str, topic: str = "") -> ArgumentParser:
-    """Return a parser that shows or completes flags, and parses nothing.
+    """Return a parser that only shows or completes flags.
 
-    ``topic``: empty for short flags and options; ``all`` for all settings too; or the name of a
+    ``topic``: empty for short flags and options; ``all`` for all settings as well; or the name of a
     flag, a setting or a section to explain. Raise UserError if there is no such name.
     """
     docs = setting_docs()
     flags = used_flags(command)
     words = ON_RUNS if command in (*ON_SAMPLES, "export") else ON_TRAINING
-    # of --method and --methods in compare, people need the second
+    # compare has --method and --methods; show the second
     first = [name for name in words.split() if name in flags and f"{name}s" not in flags]
     about: dict[str, Any] = {"description": COMMANDS[command], "usage": f"nsgf {command} [flags]"}
     about["epilog"] = "--help all lists every setting, and --help KEY explains one."
@@ -76,7 +76,7 @@ def help_parser(command: str, topic: str = "") -> ArgumentParser:
 
 def _explain(name: str, keys: Keys, docs: dict[str, str], is_full: bool) -> dict[str, Any]:
     """Return text, placeholder and choices of a flag that sets ``keys``, as arguments of
-    ``add_argument``. ``is_full``: the text also says what is allowed, and the default."""
+    ``add_argument``. ``is_full``: whether the text also gives allowed values and the default."""
     if keys:
         key = keys[0]
         item = KEYS[key]
@@ -102,8 +102,8 @@ def _explain(name: str, keys: Keys, docs: dict[str, str], is_full: bool) -> dict
 
 
 def completion(shell: str) -> str:
-    """Return the script that completes commands, flags and names in a shell, made by shtab. Raise
-    UserError if shtab is missing or knows no such shell."""
+    """Return shtab's script that completes commands, flags and names in a shell. Raise UserError if
+    shtab is missing or does not support the shell."""
     program = ArgumentParser(prog="nsgf")
     commands = program.add_subparsers()
     try:

@@ -1,8 +1,8 @@
 """``nsgf compare``: compare NSGF with alternative methods on equal terms.
 
-This file holds the measures of a comparison, lines of ``table.csv``. Each is also appended to a
-file: ``measures.jsonl`` in the run folder of its trial; in the folder of its target
-``floors.jsonl``, or ``functions.jsonl`` for a caller's own methods.
+This file reads and writes measures. Each is a line of ``table.csv``, and of a second file:
+``measures.jsonl`` in the run folder of its trial, or, in the folder of its target, ``floors.jsonl``
+or (for a caller's own methods) ``functions.jsonl``.
 """
 
 import csv
@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
     target: str
     method: str
-    """FLOOR: samples of the target itself."""
+    """Name of the method; FLOOR for samples of the target itself."""
     seed: int
     draw: int
     nfe: int | None
@@ -38,9 +38,9 @@ class Row(NamedTuple):
 
 SETTINGS = "comparison.yaml"
 TABLE = "table.csv"
-"""Files in a comparison's folder: the settings of its command, and its measures."""
+"""Files in the folder of a comparison: the settings of its command, and its measures."""
 COLUMNS = Row._fields[:-1]
-"""First columns of ``table.csv``; the others are measures."""
+"""First columns of ``table.csv``. The other columns are measures."""
 KINDS: list[Callable[[str], Any]] = [
     str,
     str,
@@ -52,7 +52,7 @@ KINDS: list[Callable[[str], Any]] = [
     float,
     float,
 ]
-"""Functions that read them."""
+"""Functions that read the values of COLUMNS."""
 
 
 def table_csv(rows: Sequence[Row]) -> str:
@@ -65,7 +65,7 @@ def table_csv(rows: Sequence[Row]) -> str:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Return the rows of a ``table.csv``. Raise UserError if the file has another form."""
+    """Return the rows of a ``table.csv``. Raise UserError if it has another format."""
     try:
         head, *lines = csv.reader(io.StringIO(file.read_text("utf-8")))
         names = head[len(COLUMNS) :]
@@ -93,7 +93,7 @@ class Measured(NamedTuple):
 
 def read_measures(file: Path) -> dict[str, Measured]:
     """Return the measures in a file by key (:func:`nsgf.comparison.trials.measure_key`). Damaged
-    lines are skipped; a later line adds to the values of an earlier one with the same key."""
+    lines are skipped. A later line adds to the values of an earlier line with the same key."""
     found: dict[str, Measured] = {}
     lines = read_lines(file, key=dict, calls=float, seconds=float, values=dict)
     for key, calls, seconds, values in lines:

@@ -1,4 +1,4 @@
-"""Run a comparison: train and measure the missing trials, then report."""
+"""Run a comparison: train and measure the trials that are missing, then write the tables."""
 
 import json
 import math
@@ -53,13 +53,13 @@ def compare(
 ) -> list[Path]:
     """Train and measure all trials, write tables and pictures, and return their files.
 
-    Several processes may run the same comparison at once. Each skips trials that another one works
-    on, and ends when all are finished. The tables are written after each trial.
+    Several processes may run the same comparison at once. Each skips trials that another process
+    works on, and ends when all are finished. The tables are written after each trial.
 
     Args:
         comparison: the experiment and the methods.
         stop: ends training early, after a checkpoint.
-        log: takes the lines about progress.
+        log: function that takes lines about the progress.
         reports: whether this process writes the tables and pictures.
 
     Raises:
@@ -69,7 +69,7 @@ def compare(
     for line in comparison_plan(comparison):
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
-    work.measure_functions()  # first, so that their errors come before hours of training
+    work.measure_functions()  # first, so that errors in them come before hours of training
     # the search of settings, for each target and method
     work.finish_all(comparison.tuning_trials)
     ranked = ranking(work.rows_of(comparison.tuning_trials))
@@ -118,7 +118,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     for name in config.compare.tune:
         if not any(f", {one.choice.title}".count(f", {name} ") for one in tuning):
             raise UserError(f"compare.tune = {name}: must be a setting that a method uses")
-    # what the search decides cannot be compared with checkpoints before it
+    # settings that the search decides cannot be checked before it
     searched = {(one.target, one.method) for one in tuning}
     others = [one for one in todo if (one.target, one.method) not in searched]
     _check_trials([*tuning, *others], pick_device(config.device))
@@ -157,13 +157,13 @@ def _check_trials(trials: Sequence[Trial], device: torch.device) -> None:
 
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
-    """Whether a phase has made all its updates."""
+    """Whether all updates of a phase are done."""
     needed: int = getattr(config, phase).iterations
     return run.has_checkpoint(phase) and trained_updates(run, phase) >= needed
 
 
 class Work:
-    """Trains and measures the trials of one comparison; arguments as in :func:`compare`."""
+    """Trains and measures the trials of one comparison. Arguments: see :func:`compare`."""
 
     def __init__(self, comparison: Comparison, stop: StopRequest, log: Log) -> None:
         self.comparison = comparison
@@ -197,7 +197,7 @@ class Work:
 
     def finish_all(self, trials: Sequence[Trial], *, reports: bool = False) -> None:
         """Train and measure trials, and wait for those that other processes work on. ``reports``:
-        whether to write the tables after each."""
+        whether to write the tables after each trial."""
         pending = [trial for trial in trials if not self.is_measured(trial)]
         while pending:
             left = []
@@ -213,7 +213,7 @@ class Work:
             pending = left
 
     def finish(self, trial: Trial) -> bool:
-        """Train and measure a trial; return False if another process works on it."""
+        """Train and measure a trial. Return False if another process works on it, else True."""
         if self.is_measured(trial):
             return True
         self.check_stop()
@@ -253,7 +253,7 @@ class Work:
 
     def _measure(self, trial: Trial, nfe: int, draw: int, measures: Sequence[Measure]) -> None:
         """Draw samples with ``nfe`` network calls each, measure them, and store the measures. All
-        methods start from the same noise. Measures are inf if a sample is not finite."""
+        methods start from the same noise. If a sample is not finite, all measures are inf."""
         self.check_stop()
         yardstick = self._yardsticks[trial.target]
         sampler = trial.sampler(nfe, self.device)
@@ -276,9 +276,9 @@ class Work:
             raise Stopped("between two measures")
 
     def rows(self) -> list[Row]:
-        """Return all measures so far, and the floors, which are measured if missing."""
+        """Return all measures so far, and the floors; measure missing floors."""
         comparison = self.comparison
-        # functions of earlier calls stay behind the others
+        # functions of earlier calls come last
         files = sorted(comparison.folder.glob("*/functions.jsonl"))
         saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
         known = {*comparison.functions, *comparison.methods}
@@ -308,7 +308,7 @@ class Work:
         return rows
 
     def rows_of(self, trials: Iterable[Trial]) -> list[Row]:
-        """Return the measures of trials so far."""
+        """Return the measures of these trials so far."""
         rows = []
         for trial in trials:
             costs = read_costs(trial.run.path)
@@ -325,5 +325,5 @@ class Work:
         return rows
 
     def _compared(self, target: str, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the values of the measures of a target, without those of other settings."""
+        """Return the values of the measures that this comparison uses for a target."""
         return {name: values[name] for name in keys_of(self._yardsticks[target].compared)}

@@ -40,11 +40,11 @@ MARKERS = "osD^vP*X<>hp"
 @figure_defaults()
 def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str]:
     """Write ``report.html`` and ``report/`` into the folder of a comparison, or into
-    ``OUT_DIR/NAME`` if ``out_dir`` is not the folder that holds it.
+    ``OUT_DIR/NAME`` if that folder does not lie directly in ``out_dir``.
 
-    The measures are read from ``table.csv``; nothing is sampled or measured.
+    The measures come from ``table.csv``; nothing is sampled or measured.
 
-    ``kind`` svg or pdf also writes the figure in that format. Return the files. Raise UserError if
+    ``kind`` svg or pdf: also write the figure in that format. Return the files. Raise UserError if
     the folder holds no comparison, nothing is measured yet, or the files cannot be written."""
     rows = measured_rows(folder)
     comparison = Comparison.stored(folder)
@@ -86,7 +86,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
 
 
 def measured_rows(folder: Path) -> list[Row]:
-    """Return the measures of a comparison; raise UserError if it is none, or has no measures."""
+    """Return the measures of a comparison. Raise UserError if the folder has none."""
     check_links(folder)
     rows = read_rows(folder / TABLE) if (folder / SETTINGS).exists() else []
     if not any(row.nfe for row in rows):
@@ -99,7 +99,7 @@ def measured_rows(folder: Path) -> list[Row]:
 
 def draw_quality(rows: Sequence[Row]) -> Any:
     """Draw the measures of a comparison against NFE: a row for each target, a column for each
-    measure, a line with standard deviation over seeds for each method, the floor dashed."""
+    measure. Each method has a line with standard deviations over seeds; the floor is dashed."""
     targets = list(dict.fromkeys(row.target for row in rows))
     metrics = without_classes(rows[0].values)
     counts = sorted({nfe for _, nfe in columns_of(rows)})

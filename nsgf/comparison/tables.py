@@ -1,4 +1,4 @@
-"""The files of a comparison: tables of means, differences and costs, settings, and pictures."""
+"""Write the files of a comparison: tables (means, differences, costs), settings and pictures."""
 
 import math
 import re
@@ -41,18 +41,17 @@ IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
 IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}
 
 POINTS, IMAGES = 2048, 36
-"""Number of samples of each method in a picture, for points and for images."""
+"""Number of samples of each method in a picture, of points and of images."""
 
 Cells = Mapping[tuple[str, int | None, str], list[Row]]
 Table = list[list[str]]
-"""Lines of cells. The first line is the header; the best mean is written ``**mean**``."""
+"""Lines of cells. The first line is the header. The best mean is written as ``**mean**``."""
 Tables = tuple[list[Table], list[Table], list[Table]]
-"""Tables of means and of differences for each measure; the table of costs, and with a search the
-one of settings."""
+"""Tables of means, and of differences, for each measure; of costs, and in a search settings."""
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
-    """Return the methods in the order of the rows; tables compare the first one with the others."""
+    """Return the methods in the order of the rows. Tables compare the first one with the others."""
     return list(dict.fromkeys(row.method for row in rows if row.nfe is not None))
 
 
@@ -64,8 +63,8 @@ def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
 
 
 def cells_of(rows: Sequence[Row]) -> Cells:
-    """Return the measures that each cell of a table summarizes, one for each seed and draw, by
-    target, NFE and method; there are none for other keys."""
+    """Return the rows that each cell of a table summarizes, one for each seed and draw, by (target,
+    NFE, method). Other keys have an empty list."""
     cells = defaultdict(list)
     for row in rows:
         cells[row.target, row.nfe, row.method].append(row)
@@ -83,8 +82,8 @@ def by_draw(cell: Sequence[Row], metric: str) -> dict[tuple[int, int], float]:
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
-    """Return the mean of each seed's draws; for one seed, return its draws. Draws of one network
-    share its errors, so they are not independent runs."""
+    """Return the mean over the draws of each seed; for a single seed, return its draws. Draws of
+    one network share its errors, so they are not independent runs."""
     draws: dict[int, list[float]] = {}
     for (seed, _), value in sorted(found.items()):
         draws.setdefault(seed, []).append(value)
@@ -192,8 +191,8 @@ def cost_table(rows: Sequence[Row]) -> Table:
 
 
 def search_table(rows: Sequence[Row], tried: Sequence[Row]) -> Table:
-    """Return the settings that the search selected, with the number that it tried. Rows: methods.
-    Columns: targets."""
+    """Return the settings that the search selected, and the number of combinations that it tried.
+    Rows: methods. Columns: targets."""
     ranked = ranking(tried)
     targets = dict.fromkeys(row.target for row in tried)
     best = f"best by {name_of(selecting_measure(tried[0]))}"
@@ -208,8 +207,8 @@ def search_table(rows: Sequence[Row], tried: Sequence[Row]) -> Table:
 
 
 def all_tables(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Tables:
-    """Return a table of means and one of differences for each measure, the table of costs, and with
-    the rows of a search the settings that it selected."""
+    """Return a table of means and one of differences for each measure, then the table of costs, and
+    with the rows ``tried`` of a search the table of selected settings."""
     metrics = without_classes(rows[0].values)
     means = [measure_table(rows, metric) for metric in metrics]
     differences = [difference_table(rows, metric) for metric in metrics]
@@ -219,8 +218,7 @@ def all_tables(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Tables:
 
 
 def tables_text(name: str, tables: Tables) -> str:
-    """Return the text of ``table.md``, all tables as Markdown, or of ``table.tex``, each a
-    ``tabular`` that uses the package booktabs."""
+    """Return all tables as the text of ``table.md`` (Markdown) or ``table.tex`` (with booktabs)."""
     means, differences, others = tables
     return render(
         Path(__file__).with_name(f"{name}.j2"),
@@ -241,8 +239,7 @@ def _latex_cell(text: str) -> str:
 def write_report(
     comparison: Comparison, rows: Sequence[Row], tried: Sequence[Row] = ()
 ) -> list[Path]:
-    """Write the tables, the rows of the search and the settings into the comparison's folder;
-    return the table files."""
+    """Write tables, settings and the rows ``tried`` of a search, and return the table files."""
     folder = comparison.folder
     write_facts(folder, comparison.config)
     write_text(folder / SETTINGS, comparison.settings_text)

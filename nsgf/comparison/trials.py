@@ -1,8 +1,8 @@
-"""Trials of a comparison: one for each method, target and seed, its configuration and sampler.
+"""Trials of a comparison, one for each method, target and seed, with configuration and sampler.
 
 Equal terms: every method has the same data, network, batch size and total number of updates. A
-method's networks share its updates in proportion to their iterations. 2-RF is an exception: it
-trains as many updates again after 1-RF, unless ``compare.updates`` is set.
+method's networks share its updates in proportion to their iterations. 2-RF is an exception: after
+1-RF it trains as many updates again, unless ``compare.updates`` is set.
 """
 
 import json
@@ -51,23 +51,22 @@ TITLES = {
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
 
 FLOOR, NOISE_ROW, SHARED = "floor", "pure noise", "rf"
-"""Replace the method in rows of floors and of noise, and in the folder of rectified flows."""
+"""Names in place of a method, in rows of floors and noise, and in the folder of rectified flows."""
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
-"""Matches names that a method may have: they are valid in folders and tables."""
+"""Matches allowed names of methods, which are valid in folders and tables."""
 NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
 FORMAT = 3
-"""Version of the measures; increase it when a measure is computed in another way."""
+"""Version of the measures. Increase it when the computation of a measure changes."""
 EQUAL = ("seed", "data", "model", "evaluation")
 """Sections that must agree for all methods."""
 
 Draw = Callable[..., Array]
-"""(noise, nfe), and with classes (noise, nfe, labels) -> samples in the units of the data; noise
-and samples (B, *shape), labels int64 (B,)."""
+"""(noise, nfe) or, with classes, (noise, nfe, labels) -> samples in the units of the data. Noise
+and samples are (B, *shape), labels int64 (B,)."""
 
 
 def method_title(method: str) -> str:
-    """Return the title of a method; for a user's own method, its name. ``method`` may have
-    settings of a search behind it."""
+    """Return the title of a method, or the name of a user's own. ``: SETTINGS`` may follow."""
     name, colon, settings = method.partition(":")
     return TITLES.get(name, name) + colon + settings
 
@@ -77,17 +76,17 @@ class Comparison:
     """Settings of a comparison, and of each method that it trains."""
 
     config: Config
-    """The experiment with its own method."""
+    """Settings of the experiment, with its own method."""
     methods: Mapping[str, Config]
-    """Settings of each method, by name, with equal numbers of updates."""
+    """Settings of each method by name, with equal numbers of updates."""
     functions: Mapping[str, Draw] = field(default_factory=dict)
-    """A caller's own methods, by name. They are measured but not trained."""
+    """A caller's own methods by name. They are measured but not trained."""
     chosen: Mapping[tuple[str, str], Choice] = field(default_factory=dict)
     """Settings that the search of ``compare.tune`` selected, by target and method."""
 
     @classmethod
     def of(cls, config: Config, methods: Sequence[Config]) -> "Comparison":
-        """Return the comparison of these methods with the updates that each trains.
+        """Return the comparison of these methods, with the number of updates of each.
 
         Raises:
             UserError: two methods have one name or title, a name is not allowed, methods differ in
@@ -114,7 +113,7 @@ class Comparison:
         totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(methods)
         trained: dict[str, Config] = {}
         for own, total in zip(methods, totals, strict=True):
-            if not find_ways(own):  # a fixed tau is for the methods that have one
+            if not find_ways(own):  # other methods have no tau
                 own = change(own, {"sampling.tau": None})
             counts = [getattr(own, phase).iterations for phase in own.phases]
             if find_way(own).adds_updates and not own.compare.updates:  # 2-RF: its own, after 1-RF
@@ -152,7 +151,7 @@ class Comparison:
 
     @property
     def folder(self) -> Path:
-        """Folder of the comparison; a smoke comparison has a different folder."""
+        """Folder of the comparison. A smoke comparison has a different folder."""
         name = folder_stem(self.config.exp, self.config.smoke)
         return Path(self.config.out_dir).expanduser() / f"compare-{name}"
 
@@ -167,13 +166,13 @@ class Comparison:
 
     @cached_property
     def trials(self) -> list["Trial"]:
-        """All trials that are trained, one seed after the other."""
+        """All trials with training, one seed after the other."""
         return self.trials_of(self.methods)
 
     @cached_property
     def tuning_trials(self) -> list["Trial"]:
         """The trials of the search: each combination of settings for each method and target. A
-        method with a single combination needs none."""
+        method with a single combination needs no search."""
         seed = self.config.seed + SEED_OFFSET
         trials = []
         for one in self.trials_of(self.methods, [seed]):
@@ -185,8 +184,8 @@ class Comparison:
     def trials_of(
         self, methods: Iterable[str], seeds: Iterable[int] | None = None
     ) -> list["Trial"]:
-        """Return a trial of each method for each seed, default those of the tables, and target.
-        The seed of a caller's function sets the noise."""
+        """Return a trial for each method, target and seed (None: the seeds of the tables). For a
+        caller's function, the seed determines the noise."""
         data = self.config.data
         compare = self.config.compare
         own: Any = data.name if data.source == NOISE else f"{data.source}_{data.name}"
@@ -200,26 +199,26 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One training run of a comparison, or one of a caller's functions."""
+    """One training run of a comparison, or a caller's function for one seed."""
 
     comparison: Comparison
     target: str
-    """``moons``, or ``8gaussians_moons`` for moons from another source than noise."""
+    """Such as ``moons``, or ``8gaussians_moons`` for moons with the source 8gaussians."""
     method: str
     seed: int
     choice: Choice = AS_GIVEN
     """Settings from ``compare.tune``."""
     is_tuning: bool = False
-    """Whether the trial belongs to the search, and to no table."""
+    """Whether the trial belongs to the search, not to a table."""
 
     @property
     def label(self) -> str:
-        """The method, and in the search ``METHOD: SETTINGS``."""
+        """Name of the method; in the search ``METHOD: SETTINGS``."""
         return f"{self.method}: {self.choice.title}" if self.is_tuning else self.method
 
     @property
     def is_trained(self) -> bool:
-        """Whether the method is trained here; else it is a caller's function."""
+        """Whether the method is trained. Otherwise it is a caller's function."""
         return self.method in self.comparison.methods
 
     @cached_property
@@ -229,8 +228,8 @@ class Trial:
 
     @cached_property
     def nfe(self) -> list[int]:
-        """The values of ``compare.nfe`` with which the trial can be sampled; in the search only the
-        largest one up to ``compare.tune_nfe``, or the smallest."""
+        """Those values of ``compare.nfe`` that are possible for the trial. In the search: only the
+        largest possible one up to ``compare.tune_nfe``, or else the smallest."""
         compare = self.comparison.config.compare
         if not self.is_trained:
             return compare.nfe
@@ -244,10 +243,10 @@ class Trial:
 
     @cached_property
     def run(self) -> RunFolder:
-        """The trial's run folder. Rectified flows share one, because 2-RF continues after 1-RF,
-        unless each has its own number of updates."""
+        """The run folder of the trial. Rectified flows share a folder, because 2-RF continues after
+        1-RF, unless each has its own number of updates."""
         name = SHARED if _shares_training(self._settings) else self.method
-        if self.is_tuning:  # trials that differ in sampling only share one
+        if self.is_tuning:  # trials that differ only in sampling share a folder
             name = f"{name}, {self.choice.trained}"
         return RunFolder(self.comparison.folder / self.target / f"{name}-seed{self.seed}")
 
@@ -256,7 +255,7 @@ class Trial:
         """Settings of training, with the precision that ``auto`` selects. Raise UserError if they
         are not valid for this target."""
         source, _, name = self.target.rpartition("_")
-        if self.target in DATA_SETS:  # whose name may have an underscore
+        if self.target in DATA_SETS:  # a name may have an underscore
             source = ""
             name = self.target
         layer = {"seed": self.seed, "data.name": name, "data.source": source or NOISE}
@@ -267,7 +266,7 @@ class Trial:
         return config
 
     def sampler(self, nfe: int, device: torch.device) -> FlowSampler:
-        """Return the sampler of the trained networks, or of the function, with ``nfe`` calls."""
+        """Return a sampler of the trained networks, or of the function, with ``nfe`` calls."""
         if draw := self.comparison.functions.get(self.method):
             return FlowSampler([FunctionLeg(self.config, self.method, draw, nfe)])
         config = find_way(self.config).limit_calls(self.config, nfe)
@@ -275,15 +274,16 @@ class Trial:
 
     @property
     def measures(self) -> Path:
-        """File of the trial's measures; 1-RF and 2-RF share one, and all functions of a target."""
+        """File of the trial's measures. 1-RF and 2-RF share one, as do all functions of a
+        target."""
         if not self.is_trained:
             return self.comparison.folder / self.target / "functions.jsonl"
         return self.run.path / "measures.jsonl"
 
     @cached_property
     def keys(self) -> dict[tuple[int, int], str]:
-        """Keys of the trial's measures by NFE and draw. They hold all settings that determine a
-        measure, except those of training, which are the same for the folder."""
+        """Keys of the trial's measures, by (NFE, draw). A key has all settings that determine a
+        measure, except settings of training, which are the same for the whole folder."""
         config = self.comparison.config
         keys = {}
         for nfe in self.nfe:
@@ -310,14 +310,14 @@ def measure_key(config: Config, **own: Any) -> str:
     if config.data.found:
         own["data"] = config.data.found["checksum"]
     if max(config.data.found.get("shape", ())[1:], default=0) > SIDE:
-        own["is_antialiased"] = True  # as features are not in rows of earlier versions
+        own["is_antialiased"] = True  # earlier versions resized without antialiasing
     if config.data.held_out:
         own["held_out"] = config.data.held_out
     return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)
 
 
 def _shares_training(config: Config) -> bool:
-    """Whether a method is a rectified flow that is trained once for all such methods."""
+    """Whether a method is a rectified flow whose training all rectified flows share."""
     compare = config.compare
     return find_way(config).shares_training and not (compare.updates or compare.tune)
 
@@ -328,7 +328,7 @@ def count_updates(config: Config) -> int:
 
 
 class FunctionLeg(Leg):
-    """A caller's function that makes samples from noise; its ``nfe`` calls are not checked."""
+    """A caller's function that makes samples from noise. Its number of calls is not checked."""
 
     def __init__(self, config: Config, name: str, draw: Draw, nfe: int) -> None:
         super().__init__(config, torch.nn.Identity())

@@ -1,4 +1,4 @@
-"""The search of ``compare.tune``: which settings are tried for a method, and what it found."""
+"""The search of ``compare.tune``: the settings to try for a method, and their ranking."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -18,25 +18,25 @@ from nsgf.system.errors import UserError
 SEARCH = "search.csv"
 """File in a comparison's folder: all trials of the search."""
 SEED_OFFSET = 1000
-"""The search uses the seed ``seed + SEED_OFFSET``; tables have at most SEED_OFFSET seeds."""
+"""The search uses ``seed + SEED_OFFSET`` as its seed. Tables have at most SEED_OFFSET seeds."""
 SELECTING = ("1000 energy_standardised", "1000 energy")
-"""Measures that select settings, the first that there is; in features of images the first of all.
-W2 of a finite sample depends mostly on how many points each part has by chance."""
+"""The first of these measures that exists selects settings; for features of images, the first
+measure does. W2 of a finite sample depends mostly on how many points each part has by chance."""
 SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool")
-"""Sections whose settings can be searched: those that methods may differ in."""
+"""Sections whose settings can be searched, because methods may differ in them."""
 TERMS = ("iterations", "batch_size", "method", "source")
-"""Settings of a phase that make the terms equal or the method another one."""
+"""Settings of a phase that must be equal for all methods, or that define the method."""
 
 
 class Choice(NamedTuple):
     """Settings of a method that the search tries."""
 
     settings: Layer
-    """Those of ``optim`` stand in each phase of the method."""
+    """Settings by key. A setting of ``optim`` is listed for each phase of the method."""
     title: str = ""
-    """As in ``compare.tune``, such as ``lr 0.003, peer.sigma 0``."""
+    """Text such as ``lr 0.003, peer.sigma 0``, with the names of ``compare.tune``."""
     trained: str = ""
-    """Those that training depends on."""
+    """The part of the title that training depends on."""
 
 
 AS_GIVEN = Choice({})
@@ -44,12 +44,12 @@ AS_GIVEN = Choice({})
 
 
 def choices_of(config: Config) -> list[Choice]:
-    """Return each combination of the values in ``compare.tune`` of the settings that a method uses;
-    without such settings an empty one. Raise UserError if a key or a value is wrong."""
+    """Return each combination of the values in ``compare.tune`` for the settings that a method
+    uses; one empty combination if it uses none. Raise UserError if a key or a value is wrong."""
     phases = get_phases(config.phases)
     grid = []
     keys_of = {name: name if name in KEYS else f"optim.{name}" for name in config.compare.tune}
-    # those of optim first: a phase's own setting wins
+    # settings of optim first, so that those of single phases override them
     for name, key in sorted(keys_of.items(), key=lambda item: not item[1].startswith("optim.")):
         if key not in KEYS:
             refuse_unknown(name, KEYS)
@@ -82,13 +82,13 @@ def choices_of(config: Config) -> list[Choice]:
 
 
 def selecting_measure(row: Row) -> str:
-    """Return the key of the measure that selects settings, of which less is better."""
+    """Return the key of the measure that selects settings. Lower values are better."""
     return next(key for key in (*SELECTING, *row.values) if key in row.values)
 
 
 def ranking(rows: Iterable[Row]) -> dict[tuple[str, str], list[str]]:
-    """Return the combinations that were tried, by target and method, from the best to the worst
-    mean of the measure that selects. ``rows``: of the search, with methods ``METHOD: SETTINGS``."""
+    """Return the tried combinations by (target, method), from the best to the worst mean of the
+    selecting measure. ``rows``: rows of the search, whose methods are ``METHOD: SETTINGS``."""
     losses = defaultdict[tuple[str, str], list[float]](list)
     for row in rows:
         losses[row.target, row.method].append(row.values[selecting_measure(row)])

@@ -34,9 +34,9 @@ class Experiment(NamedTuple):
 
     settings: Layer
     methods: dict[str, Layer]
-    """Settings for each method, which win over the others."""
+    """Settings for single methods, which override the others."""
     facts: Layer
-    """What a run found, from ``facts.json`` beside the settings."""
+    """Facts that the run stored in ``facts.json`` beside the settings."""
 
 
 def read_experiment(file: Path) -> Experiment:
@@ -69,7 +69,7 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
         if key == "sinkhorn.solver":  # of earlier versions
             key = "flow.kind"
             value = "sinkhorn" if value == "batched" else value
-        if key in FACTS:  # which exported runs have among their settings
+        if key in FACTS:  # exported runs have them among their settings
             continue
         if key in KEYS:
             layer[key] = read_value(key, KEYS[key].kind, value)
@@ -81,7 +81,7 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
 
 
 def read_facts(sections: Plain) -> Layer:
-    """Return the facts in nested sections: of the file of facts, or of an exported run. Raise
+    """Return the facts in the nested sections of a file of facts or of an exported run. Raise
     UserError if they are damaged."""
     facts = {key: look_up(sections, key, item.default) for key, item in FACTS.items()}
     for key, value in facts.items():
@@ -93,7 +93,7 @@ def read_facts(sections: Plain) -> Layer:
 def method_layers(experiment: Experiment, method: str | None = None) -> tuple[Layer, Layer]:
     """Return two layers: the settings of a method, and the settings of an experiment for it.
 
-    The second layer wins over the first. ``optim`` is already spread to the phases of both.
+    The second layer wins over the first. In both, ``optim`` is already copied to each phase.
     ``method`` is a shipped method, a YAML file, or a section of the experiment; None: the method
     that the experiment names, if any.
 
@@ -146,8 +146,8 @@ def read_plain(file: Path) -> Plain:
 def from_arguments(
     arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> Layer:
-    """Return the arguments of a Python call that are not None, by dotted key, over ``overrides``.
-    Raise UserError for an unknown key or a wrong value."""
+    """Return ``overrides``, and the arguments of a Python call that are not None, by dotted key.
+    The arguments win. Raise UserError for an unknown key or a wrong value."""
     given = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
     plain = {}
     for key, value in given.items():
@@ -160,12 +160,12 @@ def from_arguments(
 
 def refuse_unknown(name: str, known: Collection[str], command: str = "train") -> NoReturn:
     """Raise UserError for an unknown flag, which begins with dashes, or an unknown key of a file.
-    ``known``: the flags that ``command`` uses, without dashes, or all keys."""
+    ``known``: the flags of ``command`` without dashes, or all keys."""
     key = name.removeprefix("--")
     section = key.rpartition(".")[0]
     begin = f"{section}." if section else ""
 
-    # possible spellings, of other programs and of parts of our names; later ones win
+    # possible spellings: names in other programs, and parts of our names; later ones win
     spelled: dict[str, list[str]] = {}
     others = read_plain(Path(__file__).with_name("other_names.yaml"))
     for ours, theirs in reversed(others.items()):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 MANY = 10**9
 """Largest value of a number for which the schema sets no maximum."""
 FACT: Final = "fact"
-"""Marks what the program finds. It is kept beside the settings; no file or flag sets it."""
+"""Marks a value that the program finds. It is stored beside the settings; no flag sets it."""
 FREE_ON_RESUME: Final = "free on resume"
 """Marks a setting that does not change results, only files, memory or time."""
 MACHINE_PATH: Final = "machine path"
@@ -47,7 +47,7 @@ CountOrNull = Annotated[int | None, Range(1)]
 Counts = Annotated[list[int], Range(1)]
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "generator": 2}
-"""Numbers of phases in the names of their files; other phases have number 1."""
+"""Number of each phase in the names of its files; other phases have number 1."""
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 ImageName = Literal["digits", "mnist", "cifar10"]
 OwnName = Literal["images", "points"]
@@ -74,33 +74,33 @@ class DataConfig:
     conditional: bool = False
     """Give networks the class of each sample: images with labels, or own images in subfolders."""
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
-    """Your own data. For images: a folder, a file .npz with images (N, C, H, W) or (N, H, W, C)
-    and perhaps labels (N,), or a file .npy. For points: a file .csv, .tsv, .txt, .parquet, .xlsx,
-    .npz or .npy."""
+    """Your own data. For images: a folder, a .npz file with images (N, C, H, W) or (N, H, W, C) and
+    perhaps labels (N,), or a .npy file. For points: a .csv, .tsv, .txt, .parquet, .xlsx, .npz or
+    .npy file."""
     size: Annotated[int | Literal["auto"] | None, Range(4, 1024)] = None
-    """images: pixels of a side, to which the middle square of each image is scaled. auto or null:
-    squares of one size up to 64 keep it (or a little less, to be halved to 16), others become 32;
-    as they are in a file."""
+    """Side in pixels to which the middle square of each image in a folder is scaled. auto or null:
+    if all are squares of one size up to 64, this size (or slightly less, so that halving it reaches
+    16 or less); otherwise 32. Images in a file keep their size."""
     skip_broken: bool = False
     """Leave out image files of a folder that cannot be read."""
     header: Literal["auto"] | bool = "auto"
-    """Whether the first row of points in a .csv, .tsv, .txt or .xlsx holds names. auto: if one of
-    its cells is no number."""
+    """Whether the first row of a .csv, .tsv, .txt or .xlsx file has the names of the columns. auto:
+    true if one of its cells is not a number."""
     columns: str | None = None
-    """Columns of points to use, as A,B,C, all by name or all by number from 1 on. null: all."""
+    """Columns of points to use, as A,B,C: only names, or only numbers (from 1). null: all."""
     held_out: Annotated[float, Range(0, below=1)] = 0.0
-    """Share of your own samples that is not trained on, and that measures compare with. It holds
-    the same samples for every seed."""
+    """Fraction of your own samples that is not trained on; measures compare with these samples.
+    They are the same for every seed."""
     key: str | None = None
-    """Name of the array of images or points in a file .npz that has several."""
+    """Name of the array of images or points, if a .npz file has several arrays."""
     found: Annotated[dict, FACT] = field(default_factory=dict)
     """Facts about the data at data.path. They must be the same when the run is resumed."""
 
 
 @dataclass(frozen=True)
 class SinkhornConfig:
-    """Samples of one flow. For the kinds sinkhorn and geomloss (flow.kind): entropic optimal
-    transport between them, cost 1/2 |x - y|^2, eps = blur^2."""
+    """Samples of one flow. If flow.kind is sinkhorn or geomloss: entropic optimal transport between
+    them, with cost 1/2 |x - y|^2 and eps = blur^2."""
 
     batch_size: Count = 256
     """Number of particles n in one flow."""
@@ -111,8 +111,8 @@ class SinkhornConfig:
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
     """geomloss: ratio of successive blurs while annealing; closer to 1 is slower and more exact."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
-    """sinkhorn: largest L1 error of a plan's marginals (total mass 1). The limit shrinks in
-    proportion where particles move by less than the blur."""
+    """sinkhorn: largest L1 error of a plan's marginals (total mass 1). If particles move by less
+    than the blur, the limit shrinks in proportion."""
 
     @property
     def targets(self) -> int:
@@ -125,9 +125,9 @@ class FlowConfig:
     """The discretized gradient flow (Algorithm 1)."""
 
     kind: FlowKind = "sinkhorn"
-    """Flow that NSGF learns. sinkhorn: of the Sinkhorn divergence, many flows at once, to a
-    tolerance. energy: of the energy distance; its speed is at most 2. geomloss: as sinkhorn, by the
-    library, one flow at a time, annealed to the blur."""
+    """Gradient flow that NSGF learns. sinkhorn: of the Sinkhorn divergence; solves many flows at
+    once to a tolerance. energy: of the energy distance; its speed is at most 2. geomloss: as
+    sinkhorn, but the library geomloss solves one flow at a time, annealed to the blur."""
     steps: Count = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6)] = 0.2
@@ -153,7 +153,7 @@ class PoolConfig:
     """Type of stored positions. auto: float32 if the pool fits into the free memory (images: into
     half of it), else float16."""
     build_batch: Annotated[int | Literal["auto"], Range(1), FREE_ON_RESUME] = "auto"
-    """Number of flows simulated together, halved if the card is full. Does not change results."""
+    """Number of flows simulated together; halved if the card is full. Does not change results."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,12 @@ class ModelConfig:
     checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
     """Recompute activations of a unet in the backward pass: less memory, a third more time."""
     network: Annotated[str | None, FACT] = None
-    """Class of the network that nsgf.train was given in place of mlp or unet; None: none."""
+    """Class of your own network, if nsgf.train was given one in place of mlp or unet."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Adam, warm-up and EMA of every phase. A phase's own section wins, as nsf.lr over optim.lr."""
+    """Adam, warm-up and EMA of all phases. A phase's section wins: nsf.lr overrides optim.lr."""
 
     iterations: Count = 20_000
     """Number of optimizer updates."""
@@ -223,9 +223,9 @@ class NSFConfig(OptimConfig):
     """Phase 2, the straight flow (NSF)."""
 
     source: Literal["prior", "nsgf", "affine"] = "prior"
-    """Start X0 of the straight line: prior (mu0); nsgf (end points of the NSGF steps); or affine,
-    noise mapped towards the Gaussian with the data's mean and covariance, as far as flow.steps
-    steps go. Without the phase predictor, samples enter the straight flow at time 0."""
+    """Start X0 of the straight line. prior: a sample of mu0. nsgf: an end point of the NSGF steps.
+    affine: noise, mapped towards the Gaussian with the data's mean and covariance, as far as
+    flow.steps steps go. Without the phase predictor, samples enter the straight flow at time 0."""
     coupling: Literal["independent", "ot"] = "independent"
     """Pairs (X0, X1). independent: as drawn. ot: by exact optimal transport within groups."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
@@ -245,7 +245,7 @@ class PeerConfig(OptimConfig):
     """As in torchcfm: icfm, independent pairs; otcfm, exact transport in the batch; sbcfm, a
     Schroedinger bridge. rf is rectified flow: independent pairs without noise."""
     sigma: Annotated[float, Range(0, 1e6)] = 0.1
-    """Standard deviation of the noise around the line between a pair; must be > 0 for sbcfm."""
+    """Standard deviation of the noise around the line of a pair; must be > 0 for sbcfm."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
     """Number of samples paired together by otcfm; null: batch_size."""
 
@@ -288,8 +288,8 @@ class TrainConfig:
     precision of the run's checkpoints. A new run uses bf16 if the card, or for images the CPU, has
     units for it; fp16 on a T4; and fp32 elsewhere."""
     accumulate: Count = 1
-    """Number of parts into which a batch is split: less memory, same update. Doubles if memory is
-    full."""
+    """Number of parts into which a batch is split, to save memory. The update stays the same. The
+    number doubles if memory is full."""
     compile: bool = False
     """Compile networks with torch.compile: the first update takes minutes, later ones less."""
     max_hours: Annotated[float | None, Range(above=0)] = None
@@ -304,8 +304,8 @@ class TrackingConfig:
 
     tracker: Literal["none", "wandb", "wandb-offline", "tensorboard"] = "none"
     """Experiment tracker. wandb uploads to Weights & Biases. wandb-offline writes files for `wandb
-    sync` into the run folder, and tensorboard its own. W&B reads WANDB_MODE, WANDB_PROJECT,
-    WANDB_ENTITY, WANDB_NAME and WANDB_RUN_GROUP."""
+    sync` into the run folder; tensorboard writes its own files there. W&B reads WANDB_MODE,
+    WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME and WANDB_RUN_GROUP."""
 
 
 @dataclass(frozen=True)
@@ -317,23 +317,23 @@ class SamplingConfig:
     batch_size: Count = 256
     """Number of samples in one network call; halved when the card's memory is full."""
     label: Annotated[str | int | None, Range(0)] = None
-    """Class of all samples, with data.conditional: its name, or its number from 0 on. null: class
-    i mod K for sample i."""
+    """With data.conditional: class of all samples, by its name or its number (from 0). null: with K
+    classes, sample i has class i mod K."""
     guidance: Annotated[float, Range(0, 1000)] = 1.0
     """With data.conditional: weight w in a + w (b - a), where a is the network's output without the
-    class and b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
+    class, b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
     nsgf_steps: CountOrNull = None
     """Number of Euler steps with the velocity network. null: as many as flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
-    """Time at which all samples enter the straight flow; null: the predicted time of each."""
+    """Time at which all samples enter the straight flow; null: the time predicted for each."""
     solver: SolverName = "euler"
     """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps,
     which needs the extra `ode`."""
     straight_steps: Count = 10
-    """Number of steps from each sample's time tau to 1; dopri5: number of states shown."""
+    """Number of steps from each sample's time tau to 1. dopri5: only the number of states shown."""
     spacing: Annotated[float, Range(above=0, maximum=4)] = 1.0
-    """euler and heun, without omega: power p of the times of the straight steps, 1 - (1 - k/n)^p of
-    the way from tau to 1. 1: equal steps, as in the paper; more: finer towards the data."""
+    """euler and heun without omega: power p. Step k of n ends at the fraction 1 - (1 - k/n)^p of
+    the way from tau to 1. 1: equal steps, as in the paper; above 1: finer towards the data."""
     omega: Annotated[float | None, Range(1e-6, 1)] = None
     """Fixed step size for euler, instead of straight_steps; NFE then differs between samples."""
     tolerance: Annotated[float, Range(1e-7, 1)] = 1e-5
@@ -349,8 +349,8 @@ class EvaluationConfig:
     w2_samples: Count = 4096
     """Largest number of samples for the exact W2; the time grows with the cube of this number."""
     features: Literal["auto", "imagenet", "inception", "none"] = "auto"
-    """Network whose features are compared for images. imagenet: EfficientNet-Lite0, with the extra
-    `features`. inception: for comparison with published figures. none: no such measures. auto:
+    """Network whose features are compared for images. imagenet: EfficientNet-Lite0, which needs the
+    extra `features`. inception: for comparison with published figures. none: no features. auto:
     imagenet, or none if its package is missing."""
     inception_weights: Annotated[str | None, MACHINE_PATH] = None
     """File with torch-fidelity's Inception weights. null: download them."""
@@ -361,28 +361,29 @@ class CompareConfig:
     """Trials and measures of `nsgf compare`."""
 
     methods: list[str] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
-    """Names from configs/methods, or your own YAML files. Each method has as many updates in all as
-    the experiment's method, divided among its networks in proportion to their iterations. 2rf
-    first trains 1rf, then as many updates again."""
+    """Names from configs/methods, or your own YAML files. Each method has as many updates in total
+    as the experiment's method. They are divided among its networks in proportion to their
+    iterations. 2rf first trains 1rf, then adds as many updates."""
     updates: Counts = field(default_factory=list)
-    """Number of updates of a method, all networks together: one number for all methods, or one for
-    each (which then includes the 1rf updates of 2rf); empty: as many as the experiment's method."""
+    """Number of updates of a method, summed over its networks: one number for all methods, or one
+    for each (for 2rf including 1rf). Empty: as many as the experiment's method."""
     targets: list[Literal[PointName, "8gaussians_moons"]] = field(default_factory=list)
     """2D sets to compare on. 8gaussians_moons is moons with source 8gaussians. Empty: data.name."""
     seeds: Annotated[int, Range(1, 1000)] = 5
     """Number of runs of each method, with the seeds seed, seed + 1, ..."""
     draws: Annotated[int, Range(1, 1000)] = 1
     """Number of times to measure each run, each time with new noise and a new target sample. Tables
-    show mean and spread over the seeds, or over these repeats if there is one seed."""
+    show mean and spread over the seeds, or over these repeats for a single seed."""
     nfe: Counts = field(default_factory=lambda: [10, 100])
     """Network calls per sample. nsgf++ needs at least 3, nsgf++h 2, the others 1; sampling.solver
     heun needs one more. onecall and onecall+ are measured with 1 call only."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Each
     method trains once with every combination of those that it uses, with seed + 1000 as the seed.
-    The comparison uses the best: by the energy distance, in features by the first measure."""
+    The comparison uses the best combination, by the energy distance or, if features are compared,
+    by their first measure."""
     tune_nfe: CountOrNull = None
-    """Network calls per sample in this search; null: the largest of compare.nfe."""
+    """Network calls per sample in the search of compare.tune; null: the largest of compare.nfe."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Every setting of the schema by its dotted key, and functions that read or build a configuration.
 
-A layer is a dictionary of values by dotted key: ``{"nsgf.lr": 1e-4}``. Facts are what a run found
-(:data:`FACTS`): they are kept beside the settings, and no file or flag sets them.
+A layer is a dictionary of values by dotted key: ``{"nsgf.lr": 1e-4}``. Facts are values that a run
+found (:data:`FACTS`). They are stored beside the settings, and no file or flag sets them.
 """
 
 import copy
@@ -71,18 +71,18 @@ def _walk(node: Any, section: str) -> dict[str, Setting]:
 VALUES = _walk(Config(), "")
 """All settings and facts of a configuration by dotted key."""
 FACTS = {key: item for key, item in VALUES.items() if item.is_fact}
-"""What the program writes into a new run: a description of the data at ``data.path``, which a
-resumed run must find again, and the class of the caller's network."""
+"""All facts by dotted key. A new run stores the class of the caller's network, and a description of
+the data at ``data.path``, which must be the same when the run is resumed."""
 SETTINGS = {key: item for key, item in VALUES.items() if not item.is_fact}
 """All settings of a configuration by dotted key."""
 PARTS = [*SECTIONS][1:]
 """Keys of the sections of a configuration."""
 KEYS = {**SETTINGS, **_walk(OptimConfig(), "optim")}
-"""All keys of files and flags: also those of ``optim``, which hold for all phases."""
+"""All keys of files and flags, including those of ``optim``, which apply to all phases."""
 
 
 def is_inherited(key: str) -> bool:
-    """Whether a setting of a phase is described under ``optim``."""
+    """Whether a setting of a phase is also a setting of ``optim``."""
     section, _, name = key.partition(".")
     return section in OF_PHASES and f"optim.{name}" in KEYS
 
@@ -103,7 +103,7 @@ def build(layer: Layer) -> Config:
     for key, value in layer.items():
         section, _, name = key.rpartition(".")
         sections[section][name] = value
-    for section in reversed(PARTS):  # parts of a section stand behind it
+    for section in reversed(PARTS):  # subsections come after their section
         parent, _, name = section.rpartition(".")
         sections[parent][name] = SECTIONS[section](**sections[section])
     return Config(**sections[""])
@@ -169,8 +169,8 @@ def find_contradictions(
     saved: Plain, config: Config, frozen: Collection[str], running: str | None = None
 ) -> list[str]:
     """Return one text for each setting of ``config`` that differs from ``saved``, the nested
-    configuration of a checkpoint, although both must agree. A setting that is missing in ``saved``,
-    because the checkpoint is older, had its default.
+    configuration of a checkpoint, although both must agree. If an older checkpoint lacks a setting,
+    its default counts.
 
     Args:
         frozen: sections and dotted settings that must agree, as in ``Phase.follows``.

@@ -1,7 +1,7 @@
 """Values of settings as YAML, as Python objects and in words.
 
-YAML has plain values only. Numbers have decimal digits with single ``_`` between them, a sign, a
-fraction and an exponent; no leading 0, no base 8, 16 or 60.
+Only plain YAML values are read. A number may have a sign, decimal digits with single ``_`` between
+them, a fraction and an exponent, but no leading 0 and no base 8, 16 or 60.
 """
 
 import json
@@ -20,13 +20,13 @@ from nsgf.system.errors import UserError, name_setting
 from nsgf.system.files import Plain
 
 Place = str | os.PathLike[str]
-"""A path of a caller."""
+"""Type of a path that a caller passes."""
 NULL = ("null", "Null", "NULL", "~")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 NAMES[NoneType] = "null"
 WRONG = (ValueError, OverflowError, AttributeError, yaml.YAMLError)
-"""Errors of a value that has not the wanted type."""
+"""Errors that the conversion of a value of a wrong type raises."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -100,8 +100,8 @@ def format_value(value: Any) -> str:
 
 
 def read_value(key: str, kind: Any, value: Any) -> Any:
-    """Return a value of the declared type. Other values than texts may also be given as a text of
-    YAML, as on the command line. Raise UserError for a wrong type."""
+    """Return a value of the declared type. Values other than strings may also be YAML text, as on
+    the command line. Raise UserError for a wrong type."""
     try:
         return _convert(kind, value)
     except WRONG:
@@ -115,7 +115,7 @@ def _convert(kind: Any, value: Any) -> Any:
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         if NoneType in parts and (value is None or (value in NULL and str not in parts)):
-            return None  # a text may be the name of something
+            return None  # where texts are allowed, null may be a name
         for part in parts:
             with suppress(*WRONG):
                 return _convert(part, value)
@@ -153,8 +153,8 @@ def is_path(text: str) -> bool:
 
 
 def expand_path(key: str, path: Place) -> Path:
-    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
-    path, empty or not printable, or there is no such user."""
+    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is empty,
+    not printable or not a path, or if there is no such user."""
     text = os.fspath(path)
     if not text.isprintable() or not is_path(text):
         raise UserError(f"{name_setting(key, path)}: must be a path (~NAME of an existing user)")

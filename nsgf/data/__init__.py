@@ -1,8 +1,8 @@
 """The data sets, and samplers of the source mu0 and of the target mu*.
 
-Each set states its properties in one record, a :class:`Target`: a :class:`PointSet` in points.py,
-an :class:`ImageSet` in images.py; the records of a user's own data follow from what was found at
-``data.path``. All other code uses the records and knows no set by its name.
+One record, a :class:`Target`, has the properties of each set: a :class:`PointSet` in points.py, or
+an :class:`ImageSet` in images.py. For a user's own data, the record is made from what was found at
+``data.path``. All other code uses the records, not the names of sets.
 """
 
 from copy import copy
@@ -35,7 +35,7 @@ NOISE = "gaussian"
 
 
 def target_set(config: DataConfig) -> Target:
-    """Return the record of the set that the section ``data`` names; raise UserError for own data
+    """Return the record of the set that the section ``data`` names. Raise UserError for own data
     that were not inspected."""
     if config.name == "images":
         from nsgf.data.own_images import image_set
@@ -49,7 +49,7 @@ def target_set(config: DataConfig) -> Target:
 
 
 def is_image_set(name: str) -> bool:
-    """Whether the set holds images; else points."""
+    """Whether the set holds images; otherwise it holds points."""
     return name in ("images", *get_args(ImageName))
 
 
@@ -59,26 +59,26 @@ def data_shape(config: DataConfig) -> Shape:
 
 
 def class_names(config: DataConfig) -> tuple[str, ...]:
-    """Return the names of the classes that networks are given, without loading them."""
+    """Return the names of the classes that networks get as labels, without loading images."""
     return target_set(config).class_names if config.conditional else ()
 
 
 def data_classes(config: DataConfig) -> int:
-    """Return the number of classes K that networks are given; 0: none."""
+    """Return the number of classes K that networks get as labels; 0: no labels."""
     return len(class_names(config))
 
 
 def class_number(config: DataConfig, label: str | int | None) -> int | None:
-    """Return the number of a class from its name, or from its number if no name is one; None: there
-    is no such class."""
+    """Return the number of the class ``label``: its name, or its number unless names are numbers.
+    Return None if there is no such class."""
     names = class_names(config)
     known = [*names] if any(map(str.isdecimal, names)) else [*names, *map(str, range(len(names)))]
-    # as text: YAML reads a name of digits as a number
+    # compare texts: YAML reads a name of digits as a number
     return known.index(str(label)) % len(names) if str(label) in known else None
 
 
 def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
-    """Return samples of networks in the units of the data; images are clamped to [-1, 1], unless
+    """Return samples of networks in the units of the data, images clamped to [-1, 1] unless
     ``raw``.  (N, *shape)"""
     if is_image_set(config.name) and not raw:
         return samples.clamp(-1, 1)
@@ -86,7 +86,7 @@ def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tenso
 
 
 def file_state(file: Path) -> tuple[int, float] | None:
-    """Return size and time of a file; None: there is none."""
+    """Return size and modification time of a file; None: there is no file."""
     return (file.stat().st_size, file.stat().st_mtime) if file.exists() else None
 
 
@@ -105,11 +105,12 @@ class Data:
         self.axes = self._target.axes
         """Names of the coordinates of own points; None for other sets."""
         self.in_units = self._target.in_units
-        """Returns samples of networks in the units of :meth:`reference`.  (N, *shape)"""
+        """Function that converts samples of networks to the units of :meth:`reference`.
+        (N, *shape)"""
         self.classes = data_classes(config)
         """Number of classes K; 0: networks take no labels."""
         self.labels: Tensor | None = None
-        """Classes of the images that networks are given, int64, (N,); None: no classes."""
+        """Classes of the images, int64, (N,); None: networks take no labels."""
         if isinstance(self._target, ImageSet) and self.count and self.classes:
             self.labels = self._target.labels(config, self.count)
             if empty := self.classes - len(self.labels.unique()):
@@ -119,29 +120,30 @@ class Data:
                 )
 
     def _hold(self, samples: Tensor | None) -> None:
-        """Keep the samples of the target; None: it is a distribution."""
+        """Store the samples of the target; None: the target is a distribution."""
         is_images = is_image_set(self._config.name)
         self._samples = samples
         self.images = samples if is_images else None
         """The training images, uint8, (N, C, H, W); None for points."""
         self.points = None if is_images else samples
-        """The user's own points that are trained on, in the units of their file, float64, (N, D);
-        None for others."""
+        """The user's own points to train on, in the units of their file, float64, (N, D); or
+        None."""
         self.count = None if samples is None else len(samples)
-        """Number of samples in the target, without mirrored ones; None: unlimited."""
+        """Number of samples in the target, mirrored ones not counted; None: unlimited."""
 
     def source(self, *stream: str) -> Sampler:
-        """Return a sampler of mu0 with a random stream of its own."""
+        """Return a sampler of mu0 with its own random stream."""
         return build_source(self._config, self._seed, *stream)
 
     def target(self, *stream: str) -> Sampler:
-        """Return a sampler of mu* as networks see it, with a random stream of its own."""
+        """Return a sampler of mu* as networks see it, with its own random stream."""
         if isinstance(self._target, PointSet):
             return PointSampler(self._target, derive_seed(self._seed, "target", *stream))
         return self._rows(None, *stream)
 
     def _rows(self, chosen: Tensor | None, *stream: str | int) -> RowSampler:
-        """Return a sampler of some rows of a finite target, as networks see them; None: of all."""
+        """Return a sampler of the ``chosen`` rows of a finite target (None: all), as networks see
+        them."""
         assert self._samples is not None
         seed = derive_seed(self._seed, "target", *stream)
         return RowSampler(
@@ -154,7 +156,7 @@ class Data:
         )
 
     def _check(self) -> None:
-        """Raise UserError if a file has changed that images are read from."""
+        """Raise UserError if the file that images are read from has changed."""
         mapped = self._target.mapped
         if mapped and file_state(mapped) != self._file_state:
             raise UserError(
@@ -163,10 +165,10 @@ class Data:
             )
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
-        """Return a sampler of mu* class by class, ``run`` successive samples of each, with random
-        streams of its own. All classes come equally often, whatever their number of images. With
-        ``mixed`` a group with samples of all classes follows class K - 1. Without classes return
-        :meth:`target`.
+        """Return a sampler of mu* that takes ``run`` successive samples from each class in turn,
+        with its own random streams. All classes are equally frequent, whatever their number of
+        images. With ``mixed``, class K - 1 is followed by a group of samples from all classes.
+        Without classes, return :meth:`target`.
         """
         if self.labels is None:
             return self.target(*stream)
@@ -177,14 +179,14 @@ class Data:
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
 
     def reference(self, *stream: str) -> Sampler:
-        """Return a sampler like :meth:`target` for measures and pictures, where own points have the
-        units of their file."""
+        """Return a sampler for measures and pictures: :meth:`target`, with own points in the units
+        of their file."""
         if self.points is None:
             return self.target(*stream)
         return RowSampler(self.points, derive_seed(self._seed, "target", *stream))
 
     def measured(self) -> "Data":
-        """Return the data that measures compare with: the held-out part of own data, else all."""
+        """Return the data that measures compare with: the held-out part of own data, or all."""
         if not self._config.held_out:
             return self
         other = copy(self)
@@ -199,7 +201,7 @@ class Data:
 
 
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
-    """Return a sampler of mu0 with a random stream of its own; needs no files of the target."""
+    """Return a sampler of mu0 with its own random stream. It needs no files of the target."""
     shape = data_shape(config)
     law = gaussian(shape) if config.source == NOISE else DATA_SETS[config.source]
     assert isinstance(law, PointSet)

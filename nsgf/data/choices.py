@@ -13,30 +13,30 @@ from nsgf.data.own_images import inspect_images
 from nsgf.system.errors import UserError, suggest
 
 INSPECTORS = {"images": inspect_images, "points": inspect_points}
-"""Functions that fill ``data.found`` of a user's own data, by ``data.name``."""
+"""Functions that inspect a user's own data for ``data.found``, by ``data.name``."""
 POOL_VALUES = 2**29
 """Largest number of values in a pool: 2 GiB in float32."""
 START_VALUES = 2**28
 """Largest number of values in cached starts: 1 GiB."""
 MANY = 10_000
-"""Smallest number of images for networks as large as for the shipped sets of this image size."""
+"""From this number of images on, networks are as large as for shipped sets of this image size."""
 LARGEST_END = 16
-"""Largest side in pixels of a UNet's last level, for squares; the cost of attention grows with
+"""Largest side in pixels of a UNet's last level, for squares. The cost of attention grows with
 side^4."""
 
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
-"""Settings that only some methods use; the rules lower a method's value and set no new one."""
+"""Settings that only some methods use. They are chosen only where a method sets them."""
 
 
 def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     """Inspect a new run's own data and choose settings for it.
 
-    ``config``: checked values of all layers; for a further method of a comparison with what was
-    found for the first.
+    ``config``: checked values of all layers. For further methods of a comparison, it has what was
+    found for the first method.
 
     Returns:
-        The chosen settings, which files and flags override; what was found, which they do not; and
-        lines about both. Raises the errors of the inspection.
+        Chosen settings, which files and flags override; facts that were found, which they do not
+        override; and lines about both.
     """
     data = config.data
     found, notes = (read_found(data), ()) if data.found else INSPECTORS[data.name](data)
@@ -71,7 +71,7 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
 def for_images(samples: int, channels: int, height: int, width: int) -> dict[str, Any]:
     """Return settings by dotted key for ``samples`` images; raise UserError if a network cannot
     halve their sides often enough."""
-    levels = 1  # of the network; each has half the sides of the one before
+    levels = 1  # of the network; each level halves the sides
     while not (height | width) % 2**levels and min(height, width) >> levels >= 4:
         levels += 1
     areas = {height >> level: height * width >> 2 * level for level in range(levels)}

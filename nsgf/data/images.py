@@ -25,21 +25,21 @@ DIGITS = tuple("0123456789")
 
 @dataclass(frozen=True)
 class ImageSet(Target):
-    """A set of images. A method may train on all of them but the test images."""
+    """A set of images. Methods may train on all images except the test images."""
 
     name: str
     shape: tuple[int, int, int]
     """(C, H, W)."""
     read_images: Callable[[DataConfig, bool], Tensor]
-    """(config, held_out) -> training images, or test images, uint8, (N, C, H, W); may raise any
-    exception."""
+    """(config, held_out) -> training images, or test images if held_out, uint8, (N, C, H, W). May
+    raise any exception."""
     read_labels: Callable[[DataConfig, bool], Tensor] | None = None
-    """Their classes: integers (N,) in [0, classes - 1]; may raise any exception."""
+    """The same for their classes, integers (N,) in [0, classes - 1]."""
     has_test: bool = False
     """Whether there are test images."""
     class_names: tuple[str, ...] = ()
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
-    """``root`` if the set reads files, ``download`` if they can be fetched."""
+    """Includes ``root`` if the set reads files, and ``download`` if they can be downloaded."""
     mapped: Path | None = None
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:
@@ -98,8 +98,8 @@ def to_unit_range(images: Tensor) -> Tensor:
 
 
 def to_colour(images: Tensor) -> Tensor:
-    """Return images with three channels: the first one repeated of 1 or 2, the first three of 4.
-    (N, C, H, W) -> (N, 3, H, W)"""
+    """Return images with three channels. Of 1 or 2 channels, the first is repeated; of 4, the last
+    is dropped. (N, C, H, W) -> (N, 3, H, W)"""
     return images[:, : 1 if images.shape[1] < 3 else 3].expand(-1, 3, -1, -1)
 
 
@@ -119,8 +119,8 @@ def _digits() -> tuple[Tensor, Tensor]:
 
 
 def _mnist(config: DataConfig, held_out: bool, kind: str) -> Tensor:
-    """Return the uint8 values of a file of MNIST, which may be compressed, and have the names and
-    folders of common copies."""
+    """Return the uint8 values of a file of MNIST. It may be compressed, and have the name and
+    folder of a common copy."""
     from torchvision.datasets import MNIST
 
     name = f"{'t10k' if held_out else 'train'}-{kind}-ubyte"
@@ -128,7 +128,7 @@ def _mnist(config: DataConfig, held_out: bool, kind: str) -> Tensor:
     raw = root / "MNIST" / "raw"
     names = [one + end for one in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")]
     names += [f"{one}/{one}" for one in names]  # an archive that was unpacked into its own folder
-    # only these: FashionMNIST has the same names in its folder
+    # no other folders: FashionMNIST has the same names in its own
     folders = (raw, root, raw.parent, root / "mnist")
     files = [folder / one for folder in folders for one in names]
     file = next(filter(Path.is_file, files), None)
@@ -148,7 +148,7 @@ def _cifar10(config: DataConfig, held_out: bool) -> tuple[Tensor, Tensor]:
     from torchvision.datasets import CIFAR10
 
     root = data_root(config)
-    is_there = (root / CIFAR10.base_folder).exists()  # and would be replaced by a download
+    is_there = (root / CIFAR10.base_folder).exists()  # a download would replace it
     content = CIFAR10(root, not held_out, download=config.download and not is_there)
     return torch.from_numpy(content.data).permute(0, 3, 1, 2), torch.tensor(content.targets)
 

@@ -1,4 +1,4 @@
-"""A user's own data: what is found at ``data.path``, and points of a file, standardised.
+"""A user's own data: a description of what is at ``data.path``, and standardised points of a file.
 
 Shapes: N points, D coordinates.
 """
@@ -26,8 +26,8 @@ LEAST = 16
 ARRAYS = (".npz", ".npy")
 SUFFIXES = (*ARRAYS, ".csv", ".tsv", ".txt", ".parquet", ".xlsx")
 LARGEST = 1e150
-"""Largest absolute value of a coordinate; its inverse is the smallest range. Squares stay in
-float64."""
+"""Largest absolute value of a coordinate, so that squares stay within float64. 1 / LARGEST is the
+smallest range."""
 
 
 class Found(NamedTuple):
@@ -38,9 +38,9 @@ class Found(NamedTuple):
     shape: list[int]
     """Shape of one sample: (C, H, W), or (D,)."""
     checksum: str
-    """Checksum of the names and contents of all images, or of all points."""
+    """Checksum of all images (names and contents), or of all points."""
     classes: int = 0
-    """Number of classes of images; 0 if there are too few images of one."""
+    """Number of classes of images; 0 if a class has too few images."""
     names: list[str] | None = None
     """Names of the D coordinates of points."""
     mean: list[float] | None = None
@@ -50,7 +50,7 @@ class Found(NamedTuple):
     class_names: list[str] | None = None
     """Names of the classes."""
     broken: list[str] | None = None
-    """Files that are left out, with ``data.skip_broken``."""
+    """Files that ``data.skip_broken`` leaves out."""
 
 
 Inspection = tuple[Found, tuple[str, ...]]
@@ -58,8 +58,8 @@ Inspection = tuple[Found, tuple[str, ...]]
 
 
 def read_found(config: DataConfig) -> Found:
-    """Return what was found at ``data.path`` when the run was begun; raise UserError if nothing
-    was, or the description is damaged."""
+    """Return what was found at ``data.path`` when the run began. Raise UserError if the description
+    is missing or damaged."""
     if not config.found:
         raise UserError(f"data.path = {config.path}: name the {config.name} to train on")
     kinds = get_type_hints(Found)
@@ -80,7 +80,7 @@ def read_found(config: DataConfig) -> Found:
 
 
 def check_same_data(config: DataConfig, checksum: str) -> None:
-    """Raise UserError unless ``data.path`` holds the data that the run was begun with."""
+    """Raise UserError unless ``data.path`` has the data that the run began with."""
     found = read_found(config)
     if checksum != found.checksum:
         raise UserError(
@@ -91,7 +91,8 @@ def check_same_data(config: DataConfig, checksum: str) -> None:
 
 
 def data_path(config: DataConfig) -> Path:
-    """Return ``data.path``. Raise UserError if it is null, as in exported runs, or has no keys."""
+    """Return ``data.path``. Raise UserError if it is null, as in exported runs, or is no .npz file
+    although ``data.key`` is set."""
     if config.path is None:
         raise UserError(f"data.path = null: must say where the {config.name} are")
     path = Path(config.path).expanduser()
@@ -101,8 +102,7 @@ def data_path(config: DataConfig) -> Path:
 
 
 class TableSet(Target):
-    """The points of a file. Networks see them with mean 0 and standard deviation 1 in each
-    coordinate."""
+    """The points of a file. For networks, each coordinate has mean 0 and standard deviation 1."""
 
     name = "points"
     uses = frozenset({"path", "header", "columns", "held_out", "key"})
@@ -118,7 +118,7 @@ class TableSet(Target):
         return values[split_rows(config, len(values))[held_out]]
 
     def from_units(self, samples: Tensor) -> Tensor:
-        """Return points of the file as networks see them.  (N, D) -> float32"""
+        """Return points of the file, standardised for networks.  (N, D) -> float32"""
         wide = samples.double()
         return ((wide - wide.new_tensor(self._mean)) / wide.new_tensor(self._scale)).float()
 
@@ -129,8 +129,8 @@ class TableSet(Target):
 
 
 def inspect_points(config: DataConfig) -> Inspection:
-    """Read the points of ``data.path``, and describe those that are trained on; errors as for
-    :func:`read_table`, or if they are constant in a column."""
+    """Read the points of ``data.path``, and describe those to train on. Raise UserError if a column
+    is constant, and the errors of :func:`read_table`."""
     values, names, place, note = read_table(config)
     count, dim = values.shape
     trained = split_rows(config, count)[0].numpy()
@@ -163,8 +163,8 @@ def inspect_points(config: DataConfig) -> Inspection:
 
 
 def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
-    """Return which of ``count`` samples are trained on, and which are held out, int64, each in
-    order; raise UserError if either are too few."""
+    """Return the sorted indices of the samples to train on, and of those that are held out, int64.
+    Raise UserError if there are too few of either."""
     share = config.held_out
     held = round(share * count)
     if share and not LEAST <= held <= count - LEAST:
@@ -175,7 +175,7 @@ def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _checksum(values: np.ndarray) -> str:
-    """Return the checksum of shape and values, which does not depend on the type of the file."""
+    """Return a checksum of shape and values. It does not depend on the type of the file."""
     digest = hashlib.sha256(repr(values.shape).encode())
     digest.update(np.ascontiguousarray(values, "<f8").tobytes())
     return digest.hexdigest()[:12]
@@ -183,7 +183,7 @@ def _checksum(values: np.ndarray) -> str:
 
 def read_table(config: DataConfig) -> Table:
     """Return the chosen columns of the points of ``data.path``, all finite. Raise UserError unless
-    the file has one table with enough points, and those that the run was begun with."""
+    the file has one table with enough points, and the same points as when the run began."""
     file = data_path(config)
     suffix = file.suffix.lower()
     try:
@@ -234,10 +234,10 @@ def read_table(config: DataConfig) -> Table:
 
 
 def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the array of a file .npy, which stays there, or of a .npz the array ``data.key``, else
-    the one that is named as the data, else the only one; and the labels whose name begins as its
-    name: ``labels``, or ``test_labels`` of ``test_images``. Raise errors of many types if it is
-    missing or damaged."""
+    """Return an array and its labels, if any. A .npy file is mapped into memory. From a .npz file,
+    take the array ``data.key``, else the one with the name of the data, else the only one; and the
+    labels whose name has the same prefix: ``labels``, or ``test_labels`` for ``test_images``. Raise
+    errors of many types if the array is missing or damaged."""
     # torch takes only writable arrays: "c" never writes to the file
     content = np.load(data_path(config), mmap_mode="c", allow_pickle=False)
     if isinstance(content, np.ndarray):

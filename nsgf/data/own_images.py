@@ -1,8 +1,8 @@
-"""The user's own images: a folder, decoded by Pillow into one uint8 tensor, or a file .npz or .npy.
+"""The user's own images: a folder, decoded by Pillow into one uint8 tensor, or a .npz or .npy file.
 
-Images of a folder are taken in the order of their names. Subfolders on the first level are the
-classes, as for torchvision's ImageFolder; images may also lie deeper, or all in the folder itself.
-A .npz has the array ``images``, or ``data.key``, and for classes ``labels`` (N,). A .npy of uint8
+Images of a folder are sorted by name. Subfolders on the first level are the classes, as in
+torchvision's ImageFolder; images may also lie deeper, or all in the folder itself. A .npz file has
+the array ``images``, or ``data.key``, and for classes ``labels`` (N,). A .npy file of uint8
 (N, C, H, W) stays on the disk, and may be larger than memory.
 """
 
@@ -42,25 +42,25 @@ T = TypeVar("T")
 LEAST_OF_CLASS = 10
 """Smallest number of images in each class."""
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
-"""Formats that Pillow may read; it would start programs for some of the others."""
+"""Formats that Pillow may read. For some other formats, it would start programs."""
 GREY = "1LI"
-"""First letters of Pillow's modes without colour; those with an I hold 16 bits a pixel."""
+"""First letters of Pillow's modes without colour. Modes with an I have 16 bits per pixel."""
 CHANNELS = range(1, 5)
-"""Numbers of channels of images in a file."""
+"""Allowed numbers of channels of images in a file."""
 LEAST_SIDE = 4
-"""Least number of pixels of a side of images that keep their size."""
+"""Smallest side in pixels of images that keep their size."""
 MOST_SIDE = 64
-"""Largest number of pixels of a side of images in a folder that keep their size."""
+"""Largest side in pixels of images in a folder that keep their size."""
 USUAL_SIDE = 32
-"""Number of pixels of a side to which other images are scaled."""
+"""Side in pixels to which other images are scaled."""
 SLACK = 1e-3
-"""Allowed distance of floats from [-1, 1], a fraction of the step between two bytes."""
+"""Largest distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
 
 def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], Counter[str]]:
-    """Return the images below a folder, relative to it and sorted, without hidden and broken ones,
-    and the number of all other files by ending. Raise UserError if there are too few images. Links
-    are followed, except to a folder that they lie in."""
+    """Return the sorted relative paths of the images below a folder, without hidden and broken
+    ones, and the number of other files by ending. Links are followed, except to a folder that
+    contains the link. Raise UserError if there are too few images."""
     from PIL import Image
 
     if not root.is_dir():
@@ -95,15 +95,15 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
 
 
 def is_array(config: DataConfig) -> bool:
-    """Whether ``data.path`` is a file of arrays; else it is a folder."""
+    """Whether ``data.path`` is a file of arrays; otherwise it is a folder."""
     return data_path(config).suffix.lower() in ARRAYS
 
 
 def inspect_images(config: DataConfig) -> Inspection:
-    """Describe the images of ``data.path``; of a folder only some are decoded.
+    """Describe the images of ``data.path``. Of a folder, only some are decoded.
 
     Raises:
-        UserError: there is no such folder or file, or what is in it cannot be used as images.
+        UserError: there is no such folder or file, or its content cannot be used as images.
     """
     inspect = _inspect_array if is_array(config) else _inspect_folder
     found, different, notes = inspect(config)
@@ -134,7 +134,7 @@ def _refuse_plain(config: DataConfig, images: Iterator[Any]) -> None:
 
 
 def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
-    """Return what is found in a file, the number of different images, and lines about it."""
+    """Return a description of a file, the number of different images, and lines for the user."""
     images, _, names, checksum = _read_arrays(config)
     count, *shape = images.shape
     if config.size not in (None, "auto", shape[1]):
@@ -145,7 +145,7 @@ def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
 
 
 def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
-    """Return what is found in a folder, as :func:`_inspect_array`."""
+    """Return the same as :func:`_inspect_array` for a folder."""
     root = data_path(config)
     digest = hashlib.sha256()
     broken = list[str]()
@@ -153,8 +153,8 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
     seen = list[tuple[bool, int, tuple[int, int], int]]()
 
     def inspect(image: Any) -> tuple[bool, int, tuple[int, int]]:
-        """Return whether Pillow's image has no colour, its largest value of 16 bits, else 0, and
-        width and height; raise ValueError for pixels without a known range."""
+        """Return, for an image of Pillow: whether it is grey, its largest value (0 unless it has 16
+        bits), and (width, height). Raise ValueError for pixels without a known range."""
         if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
             raise ValueError("its pixels are floats, signed or of 32 bits; save 8 or 16 bits")
         highest = int(np.max(image)) if image.mode[0] == "I" else 0
@@ -211,8 +211,8 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
 
 
 def _own_side(sizes: set[tuple[int, int]]) -> int | None:
-    """Return the side of images that are squares of one size, rounded down to a number that a
-    network can halve until it is 16 or less; None for others, and for large or tiny ones."""
+    """Return the side of images that are all squares of one size, rounded down so that halving it
+    reaches 16 or less; None for other, large or tiny images."""
     side, height = min(sizes)
     if len(sizes) > 1 or side != height or not LEAST_SIDE <= side <= MOST_SIDE:
         return None
@@ -221,7 +221,7 @@ def _own_side(sizes: set[tuple[int, int]]) -> int | None:
 
 
 def _usable(config: DataConfig) -> list[Path]:
-    """Return the images of the folder without the broken ones, which exported runs do not know."""
+    """Return the images of the folder, without broken ones. (Exported runs do not list these.)"""
     broken = read_found(config).broken
     if broken is None and config.skip_broken:
         broken = _inspect_folder(config)[0].broken
@@ -229,8 +229,8 @@ def _usable(config: DataConfig) -> list[Path]:
 
 
 def image_set(config: DataConfig) -> ImageSet:
-    """Return the record of the images of ``data.path``, which follows from ``data.found``; raise
-    UserError if ``data.size`` is another one."""
+    """Return the record of the images of ``data.path``, made from ``data.found``. Raise UserError
+    if ``data.size`` differs from it."""
     found = read_found(config)
     channels, height, width = found.shape
     if config.size not in (None, "auto", height):
@@ -249,11 +249,10 @@ def image_set(config: DataConfig) -> ImageSet:
 
 
 def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
-    """Return the images of ``data.path`` to train on, or those that are held out.  uint8, (N, C, S,
-    S)
+    """Return the images of ``data.path`` to train on, or the held-out images. uint8, (N, C, S, S)
 
     Raises:
-        UserError: one is broken, or they are not those that the run was begun with.
+        UserError: an image is broken, or the images differ from those that the run began with.
     """
     found = read_found(config)
     chosen = split_rows(config, found.samples)[held_out]
@@ -288,7 +287,7 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
 
 
 def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
-    """Return the class of each image of :func:`read_images`; classes are numbered in the order of
+    """Return the class of each image of :func:`read_images`. Classes are numbered in the order of
     their names.  (N,)"""
     if is_array(config):
         labels: Any = _read_arrays(config)[1]
@@ -299,8 +298,8 @@ def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
 
 
 def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> tuple[T, int]:
-    """Return ``read(image)``, where Pillow has not decoded ``image`` yet, and a hash of the file's
-    content; add name and content to a digest."""
+    """Open an image file, and return ``read(image)`` and a hash of the file's content. Add name and
+    content to ``digest``. Pillow decodes the image only when ``read`` needs pixels."""
     from PIL import Image
 
     try:
@@ -319,7 +318,7 @@ def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> tu
 
 
 def _pixels(image: Any, channels: int, size: int) -> Tensor:
-    """Return Pillow's image in the shape of its set.  uint8, (C, size, size)"""
+    """Convert an image of Pillow to the shape of its set.  uint8, (C, size, size)"""
     from PIL import Image, ImageOps
 
     image.draft(None, (2 * size, 2 * size))  # decodes large JPEG photos six times faster
@@ -335,8 +334,8 @@ def _pixels(image: Any, channels: int, size: int) -> Tensor:
 
 
 def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, list[str], str]:
-    """Return the images of a file, uint8, (N, C, H, W), their classes, (N,), the names of these,
-    and the checksum of images and classes."""
+    """Return the images of a file, uint8, (N, C, H, W), their classes, (N,), the names of the
+    classes, and the checksum of images and classes."""
     try:
         images, labels = load_arrays(config)
         images = image_bytes(images)
@@ -355,8 +354,8 @@ def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, lis
 
 
 def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
-    """Return images (N, C, H, W), (N, H, W, C) or (N, H, W), of bytes or of floats in [-1, 1], as
-    bytes, (N, C, H, W); raise ValueError for another shape, type or range, or N < ``least``."""
+    """Convert images (N, C, H, W), (N, H, W, C) or (N, H, W), bytes or floats in [-1, 1], to bytes
+    (N, C, H, W). Raise ValueError for another shape, type or range, or if N < ``least``."""
     layouts = [images, np.moveaxis(images, -1, 1)] if images.ndim == 4 else [images[:, None]]
     fitting = [
         one
@@ -383,9 +382,9 @@ def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
 
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
-    """Return the names of the K classes, in their order, and the classes of ``count`` images as
-    numbers 0 to K - 1, int64, (N,); raise ValueError for other labels, or too few of a class."""
-    if labels.shape == (count, 1):  # as of MedMNIST
+    """Return the sorted names of the K classes, and the classes of ``count`` images as numbers 0 to
+    K - 1, int64, (N,). Raise ValueError for invalid labels, or if a class has too few images."""
+    if labels.shape == (count, 1):  # as in MedMNIST
         labels = labels[:, 0]
     is_wrong = labels.shape != (count,) or labels.dtype.kind not in "iuU"
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""What all data sets have in common, and those with unlimited draws: the sets of points.
+"""The base class of all data sets, and the 2D sets, which have unlimited draws.
 
 Shapes: n points, N samples, D coordinates, *shape one sample.
 """
@@ -16,7 +16,7 @@ from nsgf.config.schema import DataConfig, Shape
 
 
 class Target:
-    """The record of a data set. Other code asks it, and does not know which set it is."""
+    """The record of a data set. Other code uses only this interface, not the names of sets."""
 
     name: str
     """``data.name``."""
@@ -29,21 +29,21 @@ class Target:
     axes: tuple[str, ...] | None = None
     """Names of the coordinates of own points; None for other sets."""
     mapped: Path | None = None
-    """File that samples are mapped from. To read beyond the end of a file that is shorter now would
-    end the process."""
+    """File that samples are mapped from. Reading beyond the end of a shortened file kills the
+    process."""
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:
-        """Return the samples to train on, or those that are held out, in the units of the data,
-        (N, *shape); None: unlimited. ``seed``: of fake images. Raise UserError if files are missing
-        or damaged."""
+        """Return the samples to train on, or the held-out samples, in the units of the data,
+        (N, *shape); None: unlimited. ``seed``: for fake images. Raise UserError for missing or
+        damaged files."""
         return None
 
     def from_units(self, samples: Tensor) -> Tensor:
-        """Return samples in the units of the data as networks see them.  (N, *shape)"""
+        """Convert samples in the units of the data to those of networks.  (N, *shape)"""
         return samples
 
     def in_units(self, samples: Tensor) -> Tensor:
-        """Return samples of networks in the units of the data.  (N, *shape)"""
+        """Convert samples of networks to the units of the data.  (N, *shape)"""
         return samples
 
 
@@ -81,8 +81,8 @@ def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
 def moons(n: int, generator: torch.Generator) -> Tensor:
     """Draw from scikit-learn's two moons, noise 0.2, mapped by 3x - 1 as in torchcfm.  (n, 2)
 
-    ``make_moons`` places its points at equal distances along the arcs. Taking n of many more points
-    makes them nearly independent, for any n.
+    ``make_moons`` places its points at equal distances along the arcs. Taking n out of many more
+    points makes them nearly independent.
     """
     from sklearn.datasets import make_moons
 
@@ -92,7 +92,7 @@ def moons(n: int, generator: torch.Generator) -> Tensor:
 
 
 def scurve(n: int, generator: torch.Generator) -> Tensor:
-    """Draw from scikit-learn's S curve seen from the side, noise 0.05, twice its size.  (n, 2)"""
+    """Draw from scikit-learn's S curve, seen from the side and scaled by 2, noise 0.05.  (n, 2)"""
     from sklearn.datasets import make_s_curve
 
     points, _ = make_s_curve(n, noise=0.05, random_state=_numpy_seed(generator))
@@ -117,4 +117,4 @@ POINT_SETS = (
     PointSet("scurve", scurve),
     PointSet("checkerboard", checkerboard),
 )
-"""Every set. To add one: its function above, its record here, its name in config/schema.py."""
+"""All 2D sets. To add one: its function above, its record here, its name in config/schema.py."""

@@ -18,9 +18,9 @@ from nsgf.data.points import TIMES, PointSet
 from nsgf.system.seeding import make_generator
 
 BLOCK = 256
-"""Draws of a distribution that share one generator."""
+"""Number of successive draws of a distribution that share one generator."""
 DROPPED = 0.1
-"""Share of the labels of flows and lines that training leaves out (Ho and Salimans 2022)."""
+"""Fraction of the labels of flows and lines that training drops (Ho and Salimans 2022)."""
 
 
 class Sampler(ABC):
@@ -61,7 +61,7 @@ class PointSampler(Sampler):
 
 
 class RowSampler(Sampler):
-    """Samples of a finite set without replacement within an epoch, a fresh permutation for each."""
+    """Samples of a finite set. Each epoch is a new permutation of all samples."""
 
     def __init__(
         self,
@@ -73,9 +73,10 @@ class RowSampler(Sampler):
         chosen: Tensor | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """``rows``: (N, *shape), never changed; ``convert``: how networks see them; ``flip``:
-        whether half of them, images, are mirrored; ``chosen``: indices of the rows to draw, int64,
-        (M,), None for all; ``check``: called before rows are read, raises if they have changed."""
+        """``rows``: (N, *shape), never changed. ``convert``: function that converts rows for
+        networks. ``flip``: mirror half of the images. ``chosen``: indices of the rows to draw,
+        int64, (M,); None: all. ``check``: called before reading rows; raises if they have
+        changed."""
         self.shape = tuple(rows.shape[1:])
         self._rows = rows
         self._convert = convert
@@ -144,9 +145,9 @@ class LabelDropout:
         self._coins = PointSampler(TIMES, seed)
 
     def at(self, positions: range, labels: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the labels of the samples at these positions, (n,), each replaced by K, no class,
-        with probability DROPPED; which ones follows from seed and position. ``labels`` None: sample
-        i has class i mod K. Return nothing without classes."""
+        """Return the labels of the samples at these positions, (n,). With probability DROPPED a
+        label is replaced by K (no class); seed and position decide. ``labels`` None: sample i has
+        class i mod K. Return nothing if there are no classes."""
         if not self._classes:
             return ()
         labels = class_labels(positions, self._classes) if labels is None else labels
@@ -155,8 +156,8 @@ class LabelDropout:
 
 
 def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
-    """Yield (number, slice) of the pages of ``size`` samples that together cover ``positions``,
-    which are successive."""
+    """Yield (number, slice) of the pages of ``size`` samples that cover the successive
+    ``positions``."""
     start = positions.start
     while start < positions.stop:
         page, offset = divmod(start, size)

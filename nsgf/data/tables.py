@@ -1,4 +1,4 @@
-"""Tables of numbers in files and in memory. pandas reads them; it is imported when one is read."""
+"""Tables of numbers in files and in memory. pandas reads them, and is imported only then."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,11 +17,11 @@ class Table(NamedTuple):
     """Columns of numbers."""
 
     values: np.ndarray
-    """(N, D), NaN where a cell of the file is no number."""
+    """(N, D), NaN where a cell of the file is not a number."""
     names: list[str]
     """Names of the D columns."""
     place: Callable[[int], str] = "row {}".format
-    """Returns where the row with a number, from 1 on, stands in the file."""
+    """Function of a row's number (from 1) that returns its place in the file."""
     note: str = ""
     """Line for the user."""
 
@@ -32,9 +32,9 @@ def column_names(titles: Iterable[Any]) -> list[str]:
 
 
 def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
-    """Read a table from a file; raise errors of many types for a damaged one.
+    """Read a table from a file. Raise errors of many types if it is damaged.
 
-    ``header``: whether the first row holds names; auto: if one of its cells is no number.
+    ``header``: whether the first row has names; auto: true if one of its cells is not a number.
     """
     import pandas as pd
 
@@ -90,16 +90,16 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
 
 
 def to_numbers(frame: Any) -> np.ndarray:
-    """Return the values of a DataFrame, NaN where a cell is no number.  float64"""
+    """Return the values of a DataFrame, NaN where a cell is not a number.  float64"""
     import pandas as pd
 
-    numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce") * 1.0  # also of truths
+    numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce") * 1.0  # also booleans
     return numbers.to_numpy().astype(np.float64, casting="same_kind")
 
 
 def to_records(data: Any) -> np.ndarray:
-    """Return a DataFrame of pandas, polars or pyarrow as an array that has its columns as fields,
-    NaN where a cell is no number.  float64, (N,)"""
+    """Convert a DataFrame of pandas, polars or pyarrow to an array whose fields are its columns,
+    NaN where a cell is not a number.  float64, (N,)"""
     import pandas as pd
 
     read = pd.api.interchange.from_dataframe

@@ -66,7 +66,7 @@ def nearest_images(
     x: Tensor, images: Tensor, *, flip: bool = False, own: Tensor | None = None
 ) -> Tensor:
     """Return the image of uint8 ``images`` (M, C, H, W) that is nearest to each x (N, C, H, W) in
-    [-1, 1], in the form of x. ``flip``: also search mirrored images. ``own``: the index of each x
+    [-1, 1], as floats like x. ``flip``: also search mirrored images. ``own``: the index of each x
     among the images (N,), which is skipped."""
     flat = x.flatten(1)
     best = x.new_full((len(x),), torch.inf)
@@ -125,7 +125,7 @@ def frechet_distance(x: Tensor, y: Tensor) -> float:
 
 
 def precision_and_recall(samples: Tensor, real: Tensor) -> tuple[float, float]:
-    """Return the share of samples among the real ones, and of real ones among the samples.
+    """Return precision (share of samples near real ones) and recall (of real ones near samples).
 
     Both need all (N + M)^2 distances between the features (N, F) and (M, F), float32. These are
     computed on the device of the samples, block by block."""

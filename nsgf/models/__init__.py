@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from nsgf.config.schema import MLPConfig, Shape
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
-"""A caller's network, of which each phase trains a copy, or a function that makes one. It maps
-x (B, *shape), t (B,) and with classes labels (B,), 0 to K (K: no class), to (B, *shape)."""
+"""A caller's network, of which each phase trains a copy, or a function that makes one. It maps x
+(B, *shape) and t (B,) to (B, *shape). With classes it also takes labels (B,), 0 to K (no class)."""
 MOST_VALUES = 4096
-"""Largest number of values D of a sample for an affine map; it needs a matrix (D, D)."""
+"""Largest number D of values in a sample for an affine map, which needs a matrix (D, D)."""
 FASTEST = 25.0
 SLOWEST = 0.5
 TIME_FEATURES = 32
@@ -21,16 +21,16 @@ TIME_FEATURES = 32
 
 
 def make_own(own: OwnNetwork) -> nn.Module:
-    """Return a copy of a caller's network, or a new one."""
+    """Return a copy of a caller's network, or the network that a caller's function makes."""
     return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
 
 
 class AffineStartNetwork(nn.Module):
     """A velocity network with the map z -> z A + b, which is saved with the weights.
 
-    The map goes a part a of the way from a standard Gaussian to the Gaussian with the data's mean m
-    and covariance C: A = (1 - a) I + a C^(1/2) and b = a m. This is the displacement interpolation
-    (McCann 1997) of the optimal transport between the two Gaussians.
+    The map goes the fraction a of the way from a standard Gaussian to the Gaussian with the data's
+    mean m and covariance C: A = (1 - a) I + a C^(1/2) and b = a m. This is the displacement
+    interpolation (McCann 1997) of the optimal transport between the two Gaussians.
     """
 
     matrix: Tensor

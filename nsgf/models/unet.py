@@ -1,7 +1,7 @@
 """UNet for images, after Dhariwal and Nichol 2021 ("ADM"), written for this project.
 
-GroupNorm, SiLU, residual blocks with time as scale and shift, self-attention at chosen resolutions,
-zero-initialised output layers; the class embedding is added to the time embedding.
+It has GroupNorm, SiLU, residual blocks with scale and shift from the time embedding, self-attention
+at chosen resolutions, and zero-initialised output layers. Time and class embeddings are summed.
 
 Shapes: B batch, C channels, H height, W width, E time embedding.
 """
@@ -29,14 +29,14 @@ def zero_init(layer: nn.Module) -> nn.Module:
 
 
 def keep_type(x: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which autocast does not convert x of 16 bits to float32."""
+    """Return a context in which autocast does not convert a 16-bit x to float32."""
     is_short = x.dtype != torch.float32  # the meta device, where x has 32 bits, has no autocast
     return torch.autocast(x.device.type, enabled=False) if is_short else nullcontext()
 
 
 class Norm(nn.GroupNorm):
-    """GroupNorm that returns the type of its input, also under autocast, and accepts one sample of
-    one pixel, which ``torch.nn.GroupNorm`` refuses.
+    """GroupNorm that returns the type of its input, also under autocast. It accepts a single sample
+    of one pixel, which ``torch.nn.GroupNorm`` refuses.
 
     Autocast on CUDA would run group_norm in float32, and store tensors of twice the size for the
     backward pass, up to the next convolution. This is hardly more exact: for 16-bit inputs the
@@ -111,13 +111,13 @@ class Stage(nn.Module):
 
     def forward(self, embedding: Tensor, *parts: Tensor) -> Tensor:
         """embedding (B, E), parts (B, C_i, H, W) of the input -> (B, C_out, H, W). The parts are
-        concatenated here, so that a recomputed stage stores only them."""
+        concatenated here, so that a recomputed stage stores only the parts."""
         h = self.block(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)
         return h if self.attention is None else self.attention(h)
 
 
 class Resize(nn.Module):
-    """Halve the resolution by a strided convolution, or double it by repeating pixels, then a
+    """Halve the resolution by a strided convolution, or double it by repeating pixels and a
     convolution."""
 
     def __init__(self, channels: int, *, doubles: bool) -> None:

@@ -1,6 +1,6 @@
-"""The methods, one record for each: which phases are trained, and what happens to a sample.
+"""The methods. The record of a method says which phases are trained and how to sample.
 
-:data:`WAYS` determines the rest: allowed phases and their order, the networks of samples and
+The rest of the package reads :data:`WAYS`: allowed phases and their order, networks of samples and
 previews, possible numbers of network calls, shares of updates, and the text of model cards.
 """
 
@@ -39,7 +39,7 @@ from nsgf.system.errors import UserError, name_setting
 from nsgf.training.precision import sampling_precision
 
 Legs = tuple[tuple[type[Leg], Phase | None], ...]
-"""Legs in the order of sampling, each with the phase whose network it uses; None: no network."""
+"""The stages of sampling in order, each with the phase whose network it uses; None: no network."""
 
 When = dict[str, tuple[Any, ...] | Range]
 """Allowed values of settings, by dotted key."""
@@ -49,10 +49,10 @@ PAPER = "Neural Sinkhorn Gradient Flow ([arXiv 2401.14069](https://arxiv.org/abs
 
 @dataclass(frozen=True)
 class Way:
-    """A method."""
+    """A method: the phases that are trained, and the legs (stages) of sampling."""
 
     trains: tuple[Phase, ...]
-    """Phases in the order of training. ``phases`` of the configuration names them."""
+    """Phases in the order of training; the setting ``phases`` has their names."""
     legs: Legs
     when: When = field(default_factory=_FREE.copy)
     """Settings that select this method."""
@@ -60,12 +60,12 @@ class Way:
     """End of a model card's title. It may contain ``{config.KEY}`` and ``{flow.KEY}``, and so may
     ``text``."""
     text: str = f"{{flow.method}}{PAPER}"
-    """The method in a sentence of a model card."""
+    """Description of the method for a sentence of a model card."""
     adds_updates: bool = False
-    """Whether the method is complete without the last phase. A comparison then trains the updates
-    of the last phase in addition."""
+    """Whether the last phase is added to a complete method. A comparison then adds its updates to
+    those of the method."""
     shares_training: bool = False
-    """Whether a comparison trains this method in one run folder, with others that share it."""
+    """Whether a comparison trains this method in one run folder with others that share phases."""
 
     @cached_property
     def names(self) -> list[PhaseName]:
@@ -79,7 +79,7 @@ class Way:
         return [phase for phase in self.trains if phase in used]
 
     def misfits(self, config: Config) -> dict[str, str]:
-        """Return the allowed values of each setting in ``when`` that has another value."""
+        """Return the allowed values of those settings in ``when`` whose value is not allowed."""
         return {
             key: str(own) if isinstance(own, Range) else " or ".join(map(format_value, own))
             for key, own in self.when.items()
@@ -88,7 +88,7 @@ class Way:
 
     def possible_calls(self, config: Config) -> tuple[int, float]:
         """Return the smallest and the largest possible number of network calls per sample. The
-        smallest is one step on each leg, where an adaptive step counts as one call."""
+        smallest has one step on each leg; an adaptive step counts as one call."""
         calls = [leg.calls_per_step(config) for leg, _ in self.legs]
         least = sum(1 if each is None else each for each in calls)
         return least, math.inf if any(leg.steps for leg, _ in self.legs) else least
@@ -100,10 +100,10 @@ class Way:
         return "sampling.guidance doubles the calls" if calls_per_velocity(config) > 1 else None
 
     def choose_calls(self, config: Config, nfe: int) -> Config:
-        """Return :meth:`limit_calls` for a number of network calls that a user gives.
+        """Check the number of network calls that a user gives, and return :meth:`limit_calls`.
 
         Raises:
-            UserError: it is too small, or the settings of sampling do not allow to choose it.
+            UserError: the number is too small, or the settings of sampling determine it already.
         """
         least, _ = self.possible_calls(config)
         if type(nfe) is not int or not least <= nfe <= MANY:
@@ -118,9 +118,9 @@ class Way:
         """Return the configuration for sampling with this number of network calls, or slightly
         fewer. ``calls`` is at least the smallest number from :meth:`possible_calls`.
 
-        A leg without a number of steps keeps its calls. The last leg takes all remaining calls;
-        each other leg takes at most T steps, and at most half of the remaining calls. An adaptive
-        solver ignores the limit.
+        If the steps of a leg cannot be set, its calls do not change. The last leg takes all
+        remaining calls; each earlier leg takes at most T steps, and at most half of the remaining
+        calls. An adaptive solver ignores the limit.
         """
         legs = [leg for leg, _ in self.legs if leg.steps]
         if not legs:
@@ -186,8 +186,8 @@ def get_phases(names: Sequence[PhaseName]) -> list[Phase]:
 
 
 def find_ways(config: Config) -> list[Way]:
-    """Return the methods that apply to a configuration: those that train its phases, then those
-    that train only its first phases."""
+    """Return the methods that apply to a configuration: first those that train all its phases, then
+    those that train only its first ones."""
     fitting = [
         way
         for way in WAYS
@@ -197,8 +197,8 @@ def find_ways(config: Config) -> list[Way]:
 
 
 def find_way(config: Config, is_trained: Callable[[PhaseName], bool] | None = None) -> Way:
-    """Return the method of a valid configuration. With ``is_trained``, return the first that
-    applies and has only trained networks, so that an unfinished run can be sampled."""
+    """Return the method of a valid configuration. With ``is_trained``, return the first applicable
+    method whose networks are all trained, so that an unfinished run can be sampled."""
     ways = find_ways(config)
     for way in ways:
         if is_trained is None or all(is_trained(phase.name) for phase in way.networks):
@@ -207,7 +207,7 @@ def find_way(config: Config, is_trained: Callable[[PhaseName], bool] | None = No
 
 
 def find_preview(config: Config, phase: Phase) -> Way:
-    """Return how to sample a phase's preview: by the method that ends with it, or its own legs."""
+    """Return the method for a phase's preview: one that ends with it, else one of only its legs."""
     names = config.phases[: config.phases.index(phase.name) + 1]
     for way in find_ways(replace(config, phases=names)):
         if way.names == names:
@@ -220,7 +220,7 @@ def load_sampler(
     config: Config, run: RunFolder, device: torch.device, way: Way | None = None
 ) -> tuple[FlowSampler, dict[str, str]]:
     """Return a sampler with the averaged weights of a run, and the training progress of its
-    networks by phase. ``way``: how to sample, default :func:`find_way`.
+    networks by phase. ``way``: the method to sample with; None: :func:`find_way`.
 
     Raises:
         UserError: a checkpoint is missing or does not fit.

@@ -31,8 +31,8 @@ class TrainedNetwork(NamedTuple):
     progress: str
     """Updates done and configured when it was saved, e.g. ``300 of 100000``."""
     precision: object
-    """Precision of training, from the checkpoint. Paths that later phases learn from use it, so
-    that a resumed run learns from the same paths."""
+    """Precision of training, from the checkpoint. Later phases compute the paths that they learn
+    from in this precision, so that a resumed run learns from the same paths."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Phase(ABC):
     """Title of the network in pictures and pages."""
 
     reads: ClassVar[tuple[str, ...]] = ()
-    """Sections besides its own that only affect its training."""
+    """Sections, besides the phase's own, that affect only its training."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
     """Sections and dotted settings that determine training samples and network. They must match
-    when a checkpoint is reused. The phase's optimizer settings are not included."""
+    when a checkpoint is reused. Optimizer settings are not included."""
 
     @abstractmethod
     def task(self, session: Session, data: Data) -> Task:
-        """Return network and batches, ready for the first update.
+        """Return a task with network and batches, ready for the first update.
 
         Raises:
             Stopped: a stop was requested during preparation.
@@ -114,8 +114,8 @@ class Phase(ABC):
 
 
 def outline(phase: Phase, config: Config, own: OwnNetwork | None = None) -> nn.Module:
-    """Return a phase's network to read its shapes. Only a caller's network allocates weights."""
-    place = "cpu" if config.model.network else "meta"  # a caller's code may read its tensors
+    """Return a phase's network for its shapes. It has no weights, except for a caller's network."""
+    place = "cpu" if config.model.network else "meta"  # the caller's code may read them
     with keep_random_numbers(), torch.device(place):
         return phase.network(config, own)
 

@@ -7,8 +7,8 @@
             exact plan instead of the entropic one, as torchcfm advises
     rf      independent pairs, width 0: rectified flow (Liu et al. 2023)
 
-The formulas are torchcfm's (tested), but each pair of a plan is drawn once; torchcfm draws as many
-pairs with replacement.
+The formulas are torchcfm's (tested). But each pair of a plan is drawn once, while torchcfm draws as
+many pairs with replacement.
 
 Phase ``reflow``: 2-rectified flow (Liu et al. 2023). The trained flow maps each start to an end,
 and the network is trained again on the straight lines between them.
@@ -101,7 +101,7 @@ TRIAL_PATHS = 64
 class StoredPairs(Pairs):
     """Starts Z0 and ends Z1 of trained paths, in random order.
 
-    With K classes stored pair i has class i mod K, as pair i of the batches. N is a multiple of K.
+    With K classes, N is a multiple of K, and the i-th pair has class i mod K, as in the batches.
     """
 
     def __init__(self, starts: Tensor, ends: Tensor, seed: int, classes: int = 0) -> None:

@@ -5,14 +5,15 @@
     loss = mean |x - stopgrad(x + V)|^2            in units of the mean cost between x and y
 
 The velocity of NSGF trains a network that samples with one call (W-Flow, arXiv 2605.11755; drifting
-models, arXiv 2602.04770). T are barycentric maps of entropic plans: from generated samples x to
-real samples y, and to generated samples x' from other noise. The plan from x to itself would mostly
-pair each particle with itself. Then T(x -> x) would be x, and V would pull particles to local means
-of the data. y and x' are both independent of x, so the errors of the two maps are alike and cancel.
+models, arXiv 2602.04770). T is the barycentric map of an entropic plan: from generated samples x to
+real samples y, or to generated samples x' from other noise. With x in place of x', the plan would
+mostly pair each particle with itself: T(x -> x) would be x, and V would pull particles to local
+means of the data. y and x' are both independent of x, so the errors of the two maps are alike and
+cancel.
 
-With ``data.conditional`` sample i of a batch is in group i mod (K + 1), and transport stays within
-each group: samples with label c < K move to real samples of class c, and samples with label K (no
-class) to real samples of all classes. So guidance needs no label dropout.
+With K classes (``data.conditional``), the i-th sample of a batch is in group i mod (K + 1), and
+transport stays within each group: samples with label c < K move to real samples of class c, and
+samples with label K (no class) to real samples of all classes. So guidance needs no label dropout.
 
 Shapes: B batch or problems, N generated and M real samples, G groups, *shape one sample.
 """
@@ -36,11 +37,11 @@ from nsgf.training.task import Batch, NetworkCall, Session, Task
 @torch.no_grad()
 def drift(solvers: Sequence[BatchedSolver], made: Tensor, real: Tensor) -> Tensor:
     """Return V (B, N, *shape), float32, for generated samples (B, N, *shape) and real samples
-    (B, M, *shape) of B independent problems; 0 for the last sample if N is odd.
+    (B, M, *shape) of B independent problems. V is 0 for the last sample if N is odd.
 
-    Each half of the samples is the x' of the other half. The unit of the solvers' blurs is the
+    Each half of the samples serves as x' for the other half. The unit of the solvers' blurs is the
     square root of the mean cost between x and y, which changes while a network learns. V is
-    averaged over the solvers. Raise UserError if samples are not finite, or a blur is too small
+    averaged over the solvers. Raise UserError for samples that are not finite, or too small a blur
     for float32.
     """
     unit = mean_cost(made, real).sqrt()
@@ -78,7 +79,7 @@ def mean_cost(x: Tensor, y: Tensor) -> Tensor:
 
 
 class GeneratorTask(Task):
-    """Move the samples of G along the Sinkhorn velocity."""
+    """Train G so that its samples move along the Sinkhorn velocity."""
 
     divisible = False
 
@@ -105,8 +106,8 @@ class GeneratorTask(Task):
         return Batch((noise, torch.zeros(len(noise), device=noise.device), *labels), real)
 
     def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
-        """Return |V|^2 / 2 relative to the mean cost between generated and real samples; nan if
-        samples are not finite. V needs no step size, because Adam normalizes gradients.
+        """Return mean |V|^2 / 2, divided by the mean cost between generated and real samples; nan
+        if samples are not finite. V needs no step size, because Adam normalizes gradients.
 
         Raises:
             UserError: a blur is too small for float32.

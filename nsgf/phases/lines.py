@@ -41,8 +41,8 @@ Transport = Callable[..., Tensor]
 
 @dataclass
 class Pairs:
-    """Pairs of starts X0 and ends X1: independent, or optimally paired on ``device`` within groups
-    of ``group`` successive samples, and with K classes within each class of a group.
+    """Pairs of starts X0 and ends X1: independent, or paired by optimal transport within groups of
+    ``group`` successive samples (with classes, within each class of a group).
 
     Pair i depends only on the streams and i, not on batches or processes, because a group is always
     paired as a whole.
@@ -55,7 +55,7 @@ class Pairs:
     classes: int = 0
     _number: int = -1
     _paired: Any = None
-    """Number and pairs of the last group: batches visit groups in order."""
+    """Number and pairs of the last group, stored because batches visit groups in order."""
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
         """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
@@ -79,7 +79,7 @@ class Pairs:
 class LineTask(Task):
     """Regression of u_delta(x, t) on X1 - X0, at random points of straight lines from X0 to X1.
 
-    With K classes, line i has class i mod K: X1 is of this class, and NSGF steps get it as label.
+    With K classes, the i-th line has class i mod K: the class of X1 and the label of NSGF steps.
     """
 
     def __init__(self, model: nn.Module, pairs: Pairs, seed: int, classes: int = 0) -> None:
@@ -112,8 +112,8 @@ class TimePredictorTask(LineTask):
 class LinePhase(Phase):
     """A phase that learns from points on lines from X0 to X1.
 
-    A line starts at a sample of mu0. With ``nsf.source`` nsgf it starts where the NSGF steps of
-    that sample end; with affine, where the affine map sends the sample."""
+    A line starts at a sample of mu0. If ``nsf.source`` is ``nsgf`` or ``affine``, the NSGF steps or
+    the affine map move this sample first."""
 
     follows = (
         *NSGF.follows,
@@ -152,8 +152,8 @@ class LinePhase(Phase):
 
     def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> Pairs:
         """Return the starts and ends of the lines, from random streams of the phase. ``transport``
-        moves samples of mu0 to the starts; None: NSGF steps do if ``nsf.source`` is nsgf, otherwise
-        the samples are the starts. Raise UserError if NSGF is needed and not trained."""
+        maps samples of mu0 to starts; None: by NSGF steps if ``nsf.source`` is ``nsgf``, else not
+        at all. Raise UserError if NSGF is needed and not trained."""
         config = session.config
         flow = config.flow
         source = data.source(self.name)
@@ -174,7 +174,7 @@ class NSF(LinePhase):
 
     name: ClassVar[PhaseName] = "nsf"
     title = "straight flow"
-    reads = ("flow",)  # of the affine map
+    reads = ("flow",)  # settings of the affine map
     follows = (*LinePhase.follows, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
@@ -202,7 +202,7 @@ class NSF(LinePhase):
 
 
 class Predictor(LinePhase):
-    """Train t_phi on the times of points on the lines of phase 2."""
+    """Train t_phi to predict the times of points on the lines of phase 2."""
 
     name: ClassVar[PhaseName] = "predictor"
     title = "time predictor"
@@ -251,10 +251,10 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Tr
 
 @dataclass
 class CachedStarts(Sampler):
-    """A stream of noise after NSGF steps or another transport.
+    """A stream of starts: noise that NSGF steps or another transport have moved.
 
-    The first ``kept`` end points are computed once, cached in main memory and repeated. None: all
-    are new. With K classes, sample i has class i mod K, and ``kept`` is a multiple of K."""
+    The first ``kept`` starts are computed once, cached in main memory and repeated; None: all are
+    new. With K classes, the i-th start has class i mod K, and ``kept`` is a multiple of K."""
 
     source: Sampler
     transport: Transport

@@ -21,8 +21,8 @@ RESTART = "# restart:"
 def pending_phases(
     config: Config, run: RunFolder, first: PhaseName | None = None
 ) -> tuple[list[PhaseName], list[PhaseName]]:
-    """Return the phases to train, in order, and the phases among them that start again although
-    they have a checkpoint.
+    """Return the phases to train, in order, and those of them that start from their first update
+    although they have a checkpoint.
 
     With ``first``, start with this phase; earlier phases must be finished. From here on, a phase
     starts again if it is finished or if it learned from a phase that starts again. Other unfinished
@@ -99,8 +99,8 @@ def restart(
     config: Config, run: RunFolder, restarts: list[PhaseName], log: Callable[[str], None]
 ) -> None:
     """Write the settings of a run, and set aside the checkpoints of phases that start again. Until
-    this is done, the first line of ``config.yaml`` names these phases. So one write decides both,
-    and :func:`finish_restart` can complete it after a kill."""
+    this is done, the first line of ``config.yaml`` names these phases. So a single write decides
+    about both, and :func:`finish_restart` can complete it after a kill."""
     run.write_config(config, f"{RESTART} {' '.join(restarts)}\n" if restarts else "")
     finish_restart(run, log)
 

@@ -24,7 +24,7 @@ ARROWS = 128
 """Largest number of arrows of a field."""
 FRAME = 250
 PAUSE = 1500
-"""Duration of each frame of an animation, and of the first and last frame, in milliseconds."""
+"""Duration of a frame of an animation, and of its first and last frame, in milliseconds."""
 FRAMES = 40
 """Largest number of states of an animation."""
 WIDTH = 480
@@ -35,7 +35,7 @@ MAX_BYTES = 1_000_000
 Curve = list[tuple[int, float, float]]
 """Step, loss and gradient norm of each logged update of a phase."""
 Field = tuple[str, Tensor, Tensor, Tensor]
-"""Title; points, the network's velocity and the flow's at one time, each (N, 2)."""
+"""Title; then points, velocities of the network and of the flow at one time, each (N, 2)."""
 
 
 def draw_curves(curves: Mapping[str, Curve]) -> Any:
@@ -56,8 +56,8 @@ def draw_curves(curves: Mapping[str, Curve]) -> Any:
 
 
 def choose_scale(panel: Any, values: Sequence[float]) -> None:
-    """Make the vertical axis logarithmic, with plain numbers, if the values that it shows are
-    positive and have a large range."""
+    """Make the vertical axis logarithmic, with plain numbers, if its values are positive and have a
+    large range."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     if values and min(values) > 0 and max(values) > LARGE_RANGE * min(values):
@@ -79,7 +79,7 @@ def draw_entry_times(tau: Tensor) -> Any:
 
 
 def draw_fields(fields: Sequence[Field]) -> Any:
-    """Draw the learned velocity and the flow's velocity, a panel for each time."""
+    """Draw the learned velocity and the velocity of the flow, one panel for each time."""
     figure = new_figure(4 * len(fields), 4.4)
     axes = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
     for panel, (title, x, learned, sinkhorn) in zip(axes, fields, strict=True):
@@ -93,7 +93,7 @@ def draw_fields(fields: Sequence[Field]) -> Any:
 
 
 def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str = "") -> None:
-    """Draw arrows (N, 2) from points x (N, 2) in units of the axes, with comparable lengths."""
+    """Draw velocities (N, 2) as arrows from points x (N, 2), with lengths in units of the axes."""
     arrows = (*x[:ARROWS].T.numpy(), *velocity[:ARROWS].T.numpy())
     how = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.003}
     panel.quiver(*arrows, color=color, label=label, **how)
@@ -104,9 +104,9 @@ def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str
 def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
     """Write a GIF or WebP, by the file's suffix, with a frame for each state of ``samples.path``.
 
-    Images (N, C, H, W) are a grid; points (N, D) are drawn by their first two coordinates, points
-    in the plane with the arrows of the next step. ``axes``: names of the coordinates. A file that
-    would be larger than MAX_BYTES has fewer colours, then fewer frames.
+    Images (N, C, H, W) form a grid. Points (N, D) are drawn by their first two coordinates; in the
+    plane, arrows show the next step. ``axes``: names of the coordinates. If the file would be
+    larger than MAX_BYTES, it gets fewer colours, then fewer frames.
     """
     from matplotlib.figure import Figure
     from PIL import Image
@@ -117,7 +117,7 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
         x = samples.path[state]
         title = samples.marks[state]
         if x.ndim == 4:
-            # each pixel becomes equally many pixels
+            # all pixels are enlarged by the same whole factor
             columns = math.ceil(len(x) / max(1, math.isqrt(len(x) // 2)))
             if (smaller := WIDTH / columns / x.shape[3]) < 1:
                 size = [max(1, int(side * smaller)) for side in x.shape[2:]]

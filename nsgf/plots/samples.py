@@ -24,7 +24,7 @@ from nsgf.system.files import replacing
 
 MAX_PATHS = 256
 ROWS, COLUMNS = 8, 16
-"""Largest number of samples, and of states for each, in a picture of a path of images."""
+"""Largest numbers of samples, and of states of each, in a picture of the paths of images."""
 BINS = 60
 DPI = 120
 """Pixels per inch of a figure."""
@@ -35,12 +35,12 @@ NAME_LENGTH = 40
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 MIN_LETTERS = 12
-"""Smallest font size; a wide figure, which is shown smaller, has larger letters."""
+"""Smallest font size. Wide figures have larger letters, because pages show them smaller."""
 
 
 @contextmanager
 def figure_defaults() -> Iterator[None]:
-    """Context with matplotlib's defaults in place of a user's matplotlibrc or a caller's style."""
+    """Use matplotlib's defaults in place of a user's matplotlibrc or a caller's style."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -64,7 +64,7 @@ def save_figure(figure: Any, file: Path, dpi: int = DPI) -> None:
 
 
 def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
-    """Return panels and legends of a saved figure, each a PNG with its percentage of the width."""
+    """Return each panel and legend of a figure as a PNG, with its width in % of the figure's."""
     from PIL import Image
 
     parts = []
@@ -79,13 +79,13 @@ def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
 
 
 def save_grid(images: Tensor, file: Path) -> None:
-    """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square."""
+    """Write a nearly square grid of images (N, C, H, W) in [-1, 1] as a PNG."""
     with replacing(file) as stream:
         draw_samples(images).save(stream, "png")
 
 
 def to_pictures(images: Tensor) -> Iterator[Any]:
-    """Yield images (N, C, H, W) in [-1, 1] as PIL images, of 2 or 4 channels without the last."""
+    """Yield images (N, C, H, W) in [-1, 1] as PIL images, without the last of 2 or 4 channels."""
     from PIL import Image
 
     images = images[:, : 1 if images.shape[1] < 3 else 3]  # Pillow's last would be transparency
@@ -95,8 +95,8 @@ def to_pictures(images: Tensor) -> Iterator[Any]:
 
 @figure_defaults()
 def draw_samples(samples: Tensor, axes: tuple[str, ...] | None = None) -> Any:
-    """Return a PIL image: images (N, C, H, W) in [-1, 1], nearly square, or a plot of points
-    (N, D) with named ``axes``."""
+    """Return a PIL image: a nearly square grid of images (N, C, H, W) in [-1, 1], or a plot of
+    points (N, D), whose coordinates have the names ``axes``."""
     from PIL import Image
 
     if samples.ndim == 4:
@@ -107,14 +107,14 @@ def draw_samples(samples: Tensor, axes: tuple[str, ...] | None = None) -> Any:
 
 
 def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
-    """Draw images (N, C, H, W) in [-1, 1], nearly square unless ``columns`` is given."""
+    """Draw a grid of images (N, C, H, W) in [-1, 1], nearly square unless ``columns`` is given."""
     panel.imshow(join_images(images, columns))
     panel.set(xticks=[], yticks=[], frame_on=False)
 
 
 def join_images(images: Tensor, columns: int | None = None, width: int = 0) -> Any:
-    """Return images (N, C, H, W) in [-1, 1] in rows, as bytes (H', W', 3), with a white
-    line around each, enlarged by a whole factor to about ``width`` if it is smaller."""
+    """Return a grid of images (N, C, H, W) in [-1, 1], with white lines between them, as bytes
+    (H', W', 3). A smaller grid is enlarged by a whole factor to about ``width`` pixels."""
     columns = columns or math.ceil(math.sqrt(len(images)))
     last = (0, 0, 0, -len(images) % columns)  # empty cells
     cells = functional.pad(to_colour(images.cpu()), (1, 0, 1, 0, *last), value=1.0)
@@ -126,7 +126,7 @@ def join_images(images: Tensor, columns: int | None = None, width: int = 0) -> A
 
 
 def draw_rows(images: Tensor, names: Sequence[str]) -> Any:
-    """Draw images (N, C, H, W) in [-1, 1] in rows, one row for each name, beside the name."""
+    """Draw images (N, C, H, W) in [-1, 1] in one row for each name; the name stands beside it."""
     columns = len(images) // len(names)
     height, width = images.shape[2:]
     figure = new_figure(0.7 * columns, 0.7 * len(names) * height / width)
@@ -161,9 +161,9 @@ def words_of_calls(nfe: float) -> str:
 
 
 def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
-    """Draw the path, at most ROWS samples and COLUMNS states (N, C, H, W) in [-1, 1], under the
-    names of its legs. A line marks where the last leg takes over; ``names`` of classes stand beside
-    their samples."""
+    """Draw the paths of images, at most ROWS samples and COLUMNS states (N, C, H, W) in [-1, 1].
+    The names of the legs stand above; a line marks where the last leg takes over. ``names``: names
+    of classes, which stand beside their samples."""
     columns = chosen_states(samples.marks)
     marks = [samples.marks[column] for column in columns]
     states = torch.stack([samples.path[column][:ROWS] for column in columns], dim=1)
@@ -201,7 +201,7 @@ def last_leg(marks: Sequence[str]) -> int:
 
 
 def chosen_states(marks: Sequence[str]) -> list[int]:
-    """Return the indices of states to draw: all if they fit, else only some of the last leg."""
+    """Return the indices of states to draw: all if they fit, else only some of the last leg's."""
     first = last_leg(marks)
     count = len(marks)
     every = math.ceil((count - first) / max(1, COLUMNS - first))
@@ -215,15 +215,15 @@ def draw_points(
     axes: tuple[str, ...] | None = None,
     marks: Sequence[str] = (),
 ) -> Any:
-    """Draw source, path and samples beside the target, with the same axes. Points with more
-    than two coordinates are drawn in the first two; points on a line as histograms and steps.
+    """Draw source, path and samples beside the target, with the same axes. Points with more than
+    two coordinates are drawn by the first two; 1D points as paths over the steps and as histograms.
 
     Args:
-        path: states along the way, each (N, D); a single one: the samples.
+        path: states from the source to the samples, each (N, D); or only the samples.
         target: samples of mu*, (M, D); None: without them.
         title: title of the left panel.
-        axes: names of the coordinates, which may have different units; None: the plane.
-        marks: of the states, to show where the last leg takes over.
+        axes: names of the coordinates, which may have different units; None: points in the plane.
+        marks: leg and step of each state, to show where the last leg takes over.
     """
     shown = path[-1] if target is None else target
     on_line = shown.shape[1] == 1
@@ -257,7 +257,7 @@ def draw_points(
 
 
 def name_axes(panel: Any, axes: Sequence[str] | None) -> None:
-    """Label named coordinates, which may have different units; others get the same scale."""
+    """Write the names of the coordinates; None: give both axes the same scale instead."""
     if axes is None:
         panel.set_aspect("equal")
         return
@@ -283,11 +283,11 @@ def draw_table(
     title: str,
     axes: tuple[str, ...] | None = None,
 ) -> Any:
-    """Draw a table of samples: methods across, NFE down, the target (M, *shape) at the right. Of
-    points the first row has the paths at the smallest NFE.
+    """Draw a table of samples: a column for each method, a row for each NFE, and the target
+    (M, *shape) at the right. For points, the first row has the paths at the smallest NFE.
 
     Args:
-        drawn: by method and NFE: images (N, C, H, W) in [-1, 1], or points with their paths.
+        drawn: samples by method and NFE: images (N, C, H, W) in [-1, 1], or points with paths.
         target, title, axes: see :func:`draw_points`.
     """
     counts = sorted({nfe for samples in drawn.values() for nfe in samples})
@@ -329,9 +329,9 @@ def draw_table(
 
 
 def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> None:
-    """Draw source, lines and samples from states (N, D), with ``marks`` the last leg's lines in
-    another colour; for a single state, only the samples. 1D points are drawn at the height of their
-    state's number."""
+    """Draw source, paths and samples from states (N, D), or only the samples from a single state.
+    With ``marks``, the paths of the last leg have another colour. The second axis of 1D points is
+    the number of the state."""
     from matplotlib.collections import LineCollection  # a Line2D each takes ten times as long
 
     if path[0].shape[1] == 1:
@@ -351,8 +351,8 @@ def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> Non
 
 
 def _show_samples(panel: Any, x: Tensor, target: Tensor, color: str, label: str = "") -> None:
-    """Draw images (N, C, H, W) as a grid, or points (N, D) by their first two coordinates, larger
-    if they have a label; of points on a line the share in each of the target's bins."""
+    """Draw images (N, C, H, W) as a grid, points (N, D) by their first two coordinates, and 1D
+    points as a histogram over the range of the target. Points with a label are larger."""
     how: dict[str, Any] = {"color": color, "label": label}
     if x.ndim == 4:
         show_grid(panel, x)

@@ -1,6 +1,6 @@
 """Plan the trajectory pool, and fill it with independent flows (Algorithm 1).
 
-``trajectories`` keeps the flows, in memory or on disk, and returns pairs.
+``trajectories`` stores the flows, in memory or on disk, and returns pairs.
 """
 
 import math
@@ -38,20 +38,20 @@ from nsgf.training.task import Session
 __all__ = ["PoolBatch", "TrajectoryPool"]
 
 MEMORY_SHARE = 0.85
-"""Share of the free memory that pool and solver may take; the rest is for networks and batches."""
+"""Fraction of the free memory for pool and solver. The rest is for networks and batches."""
 DISK_SHARE = 0.95
-"""Share of the free disk space that a pool may take; the rest is for checkpoints."""
+"""Fraction of the free disk space for a pool. The rest is for checkpoints."""
 BUILD_BYTES = 80 * 10**6
-"""Memory for flows simulated together on a CPU: about its caches."""
+"""Memory in bytes for flows simulated together on a CPU: about the size of its caches."""
 BUILD_BYTES_CUDA = 4 * 10**9
-"""Memory for flows simulated together on a graphics card."""
+"""Memory in bytes for flows simulated together on a graphics card."""
 BUILD_SHARE_CUDA = 0.25
-"""Largest share of the graphics card's memory that flows simulated together may take."""
+"""Largest fraction of a graphics card's memory for flows simulated together."""
 SHARED_BY = 12
-"""On a CPU, the number of groups of flows is a multiple of it, so the parts of 2, 3, 4, 6 or 12
-processes divide no group."""
+"""On a CPU, the number of groups of flows is a multiple of this. So 2, 3, 4, 6 or 12 processes
+divide no group."""
 ALLOCATED = 10
-"""Number of clouds, and of matrices, that a flow allocates: 1.4 to 2 times the measured peak."""
+"""Assumed number of clouds, and of matrices, in a flow: 1.4 to 2 times the measured peak."""
 
 
 class PoolPlan(NamedTuple):
@@ -86,7 +86,7 @@ def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
 
 
 def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) -> list[range]:
-    """Return the numbers of the flows of each group; flows of a group are simulated together."""
+    """Return the numbers of the flows in each group, which is simulated together."""
     flows = range(config.pool.num_batches)
     most = build_batch(config, shape, device)
     if config.pool.build_batch != "auto":
@@ -97,8 +97,8 @@ def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) ->
 
 
 def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Return how many flows a group may have. It depends on settings and device but not on free
-    memory or the number of processes, because it affects rounding."""
+    """Return the largest number of flows in a group. Because it affects rounding, it depends on
+    settings and device, but not on free memory or the number of processes."""
     if config.pool.build_batch != "auto":
         return min(config.pool.build_batch, config.pool.num_batches)
     budget: float = BUILD_BYTES
@@ -116,12 +116,12 @@ def plan_pool(
     world: World = ALONE,
 ) -> PoolPlan:
     """Choose the pool's type, and check that pool and solver fit. On a graphics card the solver is
-    not checked: the flows at a time are halved when its memory is full.
+    not checked, because the number of flows at a time is halved when the memory is full.
 
     Without ``run``, plan for a new run in ``config.out_dir``.
 
     Raises:
-        UserError: it does not fit, or the run has a pool with other settings.
+        UserError: pool or solver do not fit, or the run has a pool with other settings.
     """
     memory = available_bytes()
     solver = 0
@@ -171,8 +171,8 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     """Build the pool; complete it if an interrupted run left a part of it on the disk.
 
     Flows from mu0 to mu* are computed on the session's device; the pool is in main memory or on the
-    disk. With several processes, each builds a part. With ``pool.storage: memory`` the run folder
-    stores only the header.
+    disk. With several processes, each process builds a part. With ``pool.storage: memory``, the run
+    folder stores only the header.
 
     Raises:
         Stopped: a stop was requested; a pool on disk keeps its finished flows.
@@ -216,7 +216,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         return pool
     if first:
         log.write(f"pool: continuing after {first} of {len(share)} flows")
-    # simulate group after group; a full card halves the flows at a time
+    # simulate group after group; if the card is full, halve the flows at a time
     solver = build_flow(config)
     started = time.perf_counter()
     stops = [group.stop for group in flow_groups(config, shape, session.device)]

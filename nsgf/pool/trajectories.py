@@ -40,7 +40,7 @@ POSITIONS = "positions.bin"
 SECTIONS = ("seed", "data", "sinkhorn", "flow")
 """Sections of the configuration that determine the values of a pool."""
 SAVE_SECONDS = 5.0
-"""Time between two writes of the header: a killed process loses at most this much work."""
+"""Time between two writes of the header. A killed process loses at most this much work."""
 
 
 @dataclass
@@ -126,9 +126,9 @@ class PoolFile:
         shape: tuple[int, ...],
         counter: Callable[[str, int, str], Progress],
     ) -> None:
-        """Open or create the file in ``folder``; each flow has positions (n, T+1, *shape).
+        """Open or create the file in ``folder``. Each flow has positions (n, T+1, *shape).
 
-        Check the flows that ``header`` lists, with progress shown by ``counter``.
+        Check the flows that ``header`` lists; ``counter`` shows the progress.
 
         Raises:
             UserError: the file is damaged.
@@ -156,7 +156,7 @@ class PoolFile:
                 )
 
     def commit(self, finished: int) -> None:
-        """Add checksums up to flow ``finished``, and save from time to time."""
+        """Add the checksums of flows before ``finished``, and save from time to time."""
         known = self._header.checksums
         known += map(self._checksum, range(len(known), finished))
         if time.monotonic() - self._saved_at >= SAVE_SECONDS:
@@ -174,7 +174,7 @@ class PoolFile:
 
 def drop_positions(folder: Path) -> int:
     """Remove the positions of the pools in ``folder``, and return the number of freed bytes. Keep
-    the headers without checksums, so that a pool that is built again here has the same values."""
+    the headers without checksums, so that a rebuilt pool has the same values."""
     freed = 0
     for file in list(folder.rglob(POSITIONS)):  # one for each process
         if header := read_header(file.parent):
@@ -200,7 +200,7 @@ class TrajectoryPool:
     """The trajectories of F particles on the CPU, in memory or in a mapped file."""
 
     def __init__(self, positions: Tensor, time_step: float, filled: int = 0) -> None:
-        """Use the tensor ``positions``, (F, T+1, *shape); its first ``filled`` flows are done."""
+        """Use ``positions``, (F, T+1, *shape), whose first ``filled`` trajectories are done."""
         self._positions = positions
         self.time_step = time_step
         self.steps = positions.shape[1] - 1
@@ -225,12 +225,12 @@ class TrajectoryPool:
         self.filled = end
 
     def particles(self, indices: Tensor) -> Tensor:
-        """Return the trajectory numbers of :meth:`pairs` for the same indices, int64, (B,)."""
+        """Return the number of the trajectory of each pair at these indices, int64, (B,)."""
         return indices % len(self) // self.steps
 
     def pairs(self, indices: Tensor) -> PoolBatch:
         """Return the pairs at these random indices (B,), float32 on the CPU. Indices are uniform
-        int64 in a range much larger than the pool, and are taken modulo the number of pairs.
+        int64 in a range much larger than the pool. Index i means pair i mod len(pool).
 
         Raises:
             ValueError: the pool is not complete.

@@ -1,4 +1,4 @@
-"""HTML pages. This file has what they and ``nsgf list`` show of a run, and loads no torch."""
+"""HTML pages. This file has functions for pages and ``nsgf list``; it does not load torch."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ RECORD = {"phase": str, "step": int, "loss": float, "grad_norm": float}
 
 
 def curves(run: RunFolder) -> dict[str, list[tuple[int, float, float]]]:
-    """Return step, loss and gradient norm of each line, by phase in the order of training."""
+    """Return (step, loss, gradient norm) of each line of ``metrics.jsonl``, by phase in order."""
     found: dict[str, list[tuple[int, float, float]]] = {}
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
         found.setdefault(phase, []).append((step, loss, norm))
@@ -38,7 +38,7 @@ def trained_updates(run: RunFolder, phase: PhaseName) -> int:
 
 
 def render(template: Path, **values: Any) -> str:
-    """Return the text of a template with these values: paths are shortened, in HTML all is
+    """Return the text of a template with these values. Paths are shortened; in HTML all values are
     escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

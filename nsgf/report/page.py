@@ -34,23 +34,23 @@ from nsgf.system.hardware import pick_device
 from nsgf.system.output import format_bytes, show
 
 BROAD = 700
-"""Pixels above which a picture is not made as narrow as a telephone."""
+"""Pictures wider than this many pixels are not shrunk to the width of a phone."""
 NEIGHBOURS = 16
 
 
 class Album:
-    """The pictures of a page and their files, which may be of another format too."""
+    """The pictures of a page, and their files, perhaps also in another format."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        """``folder`` is for drawn figures, PNG and ``kind``: png, svg or pdf. Raise UserError if
-        the folder cannot be written."""
+        """``folder``: for figures, which are written as PNG and as ``kind`` (png, svg or pdf).
+        Raise UserError if the folder cannot be written."""
         self.folder = ensure_writable(folder)
         self._kinds = dict.fromkeys(("png", kind))
         self.pictures: list[Plain] = []
         self.files: list[str] = []
 
     def draw(self, name: str, figure: Any, title: str, text: str) -> None:
-        """Write a figure to ``NAME.png`` and ``NAME.KIND``, and add it."""
+        """Write a figure to ``NAME.png`` and ``NAME.KIND``, and add it to the page."""
         for kind in self._kinds:
             save_figure(figure, self.folder / f"{name}.{kind}")
         self.add(self.folder / f"{name}.png", title, text)
@@ -60,7 +60,7 @@ class Album:
         self.files += [str(self.folder / f"{name}.{kind}") for kind in self._kinds if kind != "png"]
 
     def add(self, file: Path, title: str, text: str) -> None:
-        """Add a picture that exists."""
+        """Add an existing picture to the page."""
         source = _as_link(file.read_bytes(), mimetypes.guess_type(file.name)[0])
         with Image.open(file) as image:
             picture = {"title": title, "text": text, "is_broad": image.width > BROAD}
@@ -114,8 +114,8 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
 def velocity_fields(
     config: Config, sampler: FlowSampler, data: Data, device: torch.device
 ) -> list[Field]:
-    """Return the network's velocity beside the flow's at the first, a middle and the last step of a
-    new flow; none if the sampler has no NSGF steps."""
+    """Return the velocities of the network and of the flow at the first, a middle and the last step
+    of a new flow; an empty list if the sampler has no NSGF steps."""
     network = next((leg.network for leg in sampler.legs if isinstance(leg, NSGFSteps)), None)
     if network is None:
         return []
@@ -135,17 +135,17 @@ def velocity_fields(
 
 
 LOG_LINES = 400
-"""Number of lines at the end of the log that are shown."""
+"""Number of lines from the end of the log that a page shows."""
 REPORTED = {
     ("mnist", "fid"): "3.8 at NFE 60",
     ("cifar10", "fid"): "5.55 at NFE 59",
     ("cifar10", "inception_score"): "8.86 at NFE 59",
 }
-"""Figures of the paper, by data set and measure."""
+"""The paper's results, by data set and measure."""
 
 
 def write_page(folder: Path, template: Path, **values: Any) -> str:
-    """Write ``report.html`` from a template, values escaped, paths shortened; return its path."""
+    """Write ``report.html`` from a template, values escaped, paths shortened. Return its path."""
     page = render(template, made=f"{datetime.now():%Y-%m-%d %H:%M}", **values)
     with replacing(folder / "report.html") as stream:
         stream.write(page.encode(errors="replace"))
@@ -154,11 +154,11 @@ def write_page(folder: Path, template: Path, **values: Any) -> str:
 
 @figure_defaults()
 def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
-    """Write ``report.html`` and the figures that it shows, into ``report/`` of the run folder, or
-    of ``OUT_DIR/RUN`` if ``out_dir`` is not the folder that holds the run.
+    """Write ``report.html``, and its figures in ``report/``, into the run folder, or into
+    ``OUT_DIR/RUN`` if the run does not lie directly in ``out_dir``.
 
-    ``kind`` svg or pdf also writes each figure in that format. Return the files. Raise UserError if
-    nothing is trained, or the files cannot be written."""
+    If ``kind`` is svg or pdf, also write each figure in that format. Return the files. Raise
+    UserError if nothing is trained, or the files cannot be written."""
     phases = phase_rows(config, run)
     home = results_folder(config, run)
     album = Album(home / "report", kind)
@@ -204,7 +204,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
-    """Return name, updates, loss, time and memory of each phase; UserError: none is trained."""
+    """Return name, updates, loss, time and memory of each phase; UserError if none is trained."""
     if not any(map(run.has_checkpoint, config.phases)):
         raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
     rows = []
@@ -222,7 +222,7 @@ def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
 
 
 def measure_rows(config: Config, metrics: Plain) -> list[tuple[str, ...]]:
-    """Return name, value, floor and the paper's figure of each measure of ``nsgf evaluate``."""
+    """Return name, value, floor and the paper's value of each measure of ``nsgf evaluate``."""
     reported = {} if config.data.fake else REPORTED
     return [
         (name_of(key), value, floor, reported.get((config.data.name, key), ""))

@@ -22,7 +22,7 @@ HEADER = ("phase", "step", "precision", "config")
 
 
 def previous_file(file: Path) -> Path:
-    """Return the file of the last but one checkpoint, e.g. ``phase2_nsf.earlier.pt``."""
+    """Return the file of the second newest checkpoint, e.g. ``phase2_nsf.earlier.pt``."""
     return file.with_suffix(".earlier.pt")
 
 
@@ -37,9 +37,8 @@ def unused_file(file: Path, name: str) -> Path:
 def save(file: Path, payload: Plain) -> None:
     """Write a checkpoint, and keep the previous one (:func:`previous_file`).
 
-    At any time, one of the two files is a complete checkpoint. ``payload`` is nested dictionaries
-    of tensors and plain values. Raise UserError if it cannot be written; the existing checkpoints
-    do not change."""
+    At any time, one of the two files is a complete checkpoint. ``payload`` has nested dictionaries
+    of tensors and plain values. If it cannot be written, raise UserError and change nothing."""
     header = {key: payload[key] for key in HEADER if key in payload}
     rest = {key: value for key, value in payload.items() if key not in header}
     try:
@@ -59,14 +58,14 @@ def save(file: Path, payload: Plain) -> None:
 
 
 def _original_error(error: BaseException) -> BaseException:
-    """Return the error that made torch raise this error."""
+    """Return the original error that made torch raise this one."""
     while isinstance(error, RuntimeError) and error.__context__:
         error = error.__context__
     return error
 
 
 def load(file: Path, *, only_header: bool = False) -> Plain:
-    """Return the content of a checkpoint, on the CPU: tensors and plain values only. With
+    """Return the content of a checkpoint on the CPU; only tensors and plain values are read. With
     ``only_header``, return phase, step, configuration and versions, without reading the weights.
 
     Raises:
@@ -115,7 +114,7 @@ def newer_format_error(file: str, its: int, ours: int) -> UserError:
 
 
 def is_finite(payload: Mapping[str, Any]) -> bool:
-    """Whether all tensors in the states of networks, the dictionaries of a payload, are finite."""
+    """Whether all tensors in the states of networks (the dictionaries of a payload) are finite."""
     import torch
 
     states = [state for state in payload.values() if isinstance(state, Mapping)]
@@ -125,9 +124,9 @@ def is_finite(payload: Mapping[str, Any]) -> bool:
 
 
 def load_good(file: Path, *, only_header: bool = False) -> tuple[Plain, str]:
-    """Return the result of :func:`load` and a remark. Load the newest checkpoint, with an empty
-    remark, or the previous one if the newest is damaged or missing. Change no file. Raise the error
-    of the newest if neither can be read."""
+    """Return the result of :func:`load`, and a remark. Load the newest checkpoint, with an empty
+    remark, or the previous one if the newest is damaged or missing. Change no file. If neither can
+    be read, raise the error of the newest."""
     before = previous_file(file)
     is_gone = not file.exists()
     try:
@@ -150,7 +149,7 @@ def read_good_header(file: Path) -> Plain:
 
 def restore_previous(file: Path, log: Log) -> None:
     """Replace a damaged or missing checkpoint by the previous one if it is valid, and log a line.
-    Raise UserError if the system cannot read the newest one, or if it has a newer format."""
+    Raise UserError if the newest checkpoint has a newer format, or if the system cannot read it."""
     try:
         remark = load_good(file)[1]
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The run folder: its files, the newest of an experiment, and protection from foreign ones.
+"""The run folder: its files, the newest run of an experiment, and protection from foreign folders.
 
 A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``versions.json``,
 ``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt``,
@@ -53,9 +53,9 @@ class Weights(NamedTuple):
     state: Plain
     """Tensors by name."""
     config: Plain
-    """Settings that they were trained with, by section."""
+    """Settings that the weights were trained with, by section."""
     progress: str
-    """Updates done and configured when they were saved, e.g. ``300 of 100000``."""
+    """Updates done and configured when the weights were saved, e.g. ``300 of 100000``."""
     precision: object = None
     """Precision of training; None: not known."""
 
@@ -64,9 +64,9 @@ class RunFolder:
     """The paths of one run's files."""
 
     results_name: str | None = None
-    """Name of the folder in ``out_dir`` for results of a read-only run; None: the run's own."""
+    """Folder in ``out_dir`` for the results of a read-only run; None: the run folder."""
     network: "OwnNetwork | None" = None
-    """The caller's network for a run with ``model.network``; no file holds it."""
+    """The caller's network for a run with ``model.network``. It is not saved in a file."""
 
     def __init__(self, path: Path) -> None:
         path = path.absolute()  # a caller may change the working directory
@@ -80,13 +80,13 @@ class RunFolder:
         return self.path / "checkpoints" / f"{phase_stem(phase)}.pt"
 
     def has_checkpoint(self, phase: PhaseName) -> bool:
-        """Whether a phase has its newest checkpoint or the one before."""
+        """Whether a phase has its newest or its previous checkpoint."""
         file = self.checkpoint_file(phase)
         return file.exists() or previous_file(file).exists()
 
     def read_settings(self) -> Layer:
-        """Return the saved settings and facts; raise UserError if they are damaged or wrong, or of
-        a version with other settings."""
+        """Return the saved settings and facts; raise UserError if they are damaged or wrong, or
+        come from a version with other settings."""
         try:
             saved = read_experiment(self.config_file)
         except UserError as error:
@@ -115,11 +115,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":
-        """Make the folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS`` with the configuration in it; that of a
-        smoke run is ``OUT_DIR/EXP-smoke-YYYYmmdd_HHMMSS``.
+        """Make the folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS``, or ``OUT_DIR/EXP-smoke-YYYYmmdd_HHMMSS``
+        for a smoke run, and write the configuration into it.
 
-        The new run is never older by name than an existing run, even if the clock went back. Raise
-        UserError if the folder cannot be written."""
+        The name of the new run is never older than that of an existing run, even if the clock went
+        back. Raise UserError if the folder cannot be written."""
         base = ensure_writable(Path(config.out_dir).expanduser())
         times = map(itemgetter(0), dated_folders(base, config.exp, config.smoke))
         now = f"{datetime.now():%Y%m%d_%H%M%S}"
@@ -142,7 +142,7 @@ class RunFolder:
         return cls(path)
 
     def write_config(self, config: Config, comment: str = "") -> None:
-        """Save the configuration below ``comment``, and facts and versions beside it."""
+        """Save the configuration, with ``comment`` above it, and facts and versions beside it."""
         write_facts(self.path, config)
         write_text(self.config_file, comment + dump_config(config))
         write_text(self.path / "versions.json", json.dumps(provenance(), indent=2) + "\n")
@@ -190,7 +190,7 @@ def folder_stem(exp: str, smoke: bool) -> str:
 
 
 def dated_folders(out_dir: Path, exp: str, smoke: bool) -> list[tuple[str, int, Path]]:
-    """Return time, number within that second, and path of run folders, the oldest first."""
+    """Return (time, number within that second, path) of each run folder, the oldest first."""
     stamp = re.compile(re.escape(folder_stem(exp, smoke)) + r"-(\d{8}_\d{6})(?:_(\d+))?")
     found = []
     for path in out_dir.glob(f"{exp}-*"):
@@ -205,8 +205,8 @@ def newest_run(
     """Return the newest run of an experiment with a readable checkpoint, and a line that names it
     and says why newer runs are skipped.
 
-    With ``resume``, a run with only a pool counts too; if there is none either, a run with only
-    settings. ``method`` None: any. Raise UserError if there is no such run."""
+    With ``resume``, a run that has only a pool also counts; if there is none, a run that has only
+    settings. ``method`` None: any method. Raise UserError if there is no such run."""
     out_dir = out_dir.expanduser()
     begun: list[RunFolder] = []
     skipped = ""
@@ -255,9 +255,9 @@ def check_links(folder: Path, home: Path | None = None) -> None:
 
 
 def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:
-    """Return the saved settings of a run without unsafe ones. The folder may come from somebody
-    else, so only settings ``given`` by the user may turn on a tracking service, or downloads to a
-    folder outside of the working directory."""
+    """Return the saved settings of a run without unsafe ones. The folder may come from someone
+    else. So only settings that the user has ``given`` can turn on a tracking service, or downloads
+    into a folder outside of the working directory."""
     safe = dict(saved)
     if saved.get("tracking.tracker") not in (None, *IN_FOLDER):
         safe["tracking.tracker"] = "none"

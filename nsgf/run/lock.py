@@ -18,7 +18,7 @@ from nsgf.system.output import show_error
 
 WAIT_SECONDS = 1.0
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
-"""Errors of file systems without locks."""
+"""Error numbers of file systems without locks."""
 
 
 _warn_once = functools.cache(show_error)
@@ -59,7 +59,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works in a run folder. Also true if the lock cannot be tested."""
+    """Whether a process works in a run folder; also true if the lock cannot be tested."""
     if not (folder / "lock").exists():
         return False
     try:
@@ -88,7 +88,7 @@ def wait_for_lock(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(file: Path) -> FileLock:
-    """Return a lock of the operating system. A lock file would outlive a killed process."""
+    """Return a lock of the operating system, because a lock file would outlive a killed process."""
     try:
         return FileLock(file, timeout=0, fallback_to_soft=False)
     except TypeError:  # older versions of filelock have only this kind

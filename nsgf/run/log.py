@@ -28,7 +28,7 @@ class RunLog(AbstractContextManager["RunLog"]):
     quiet: bool = False
     """Whether to write nothing, as in all processes except the first."""
     tracker: "Tracker | None" = None
-    """Also receives records and pictures; None after it failed."""
+    """Tracker that also receives records and pictures; None after it failed."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failed = kind is not None and not issubclass(kind, Stopped)
@@ -46,7 +46,7 @@ class RunLog(AbstractContextManager["RunLog"]):
 
     @property
     def progress(self) -> Callable[..., Progress]:
-        """Makes a progress counter that writes lines to the log, and shows them without a bar."""
+        """Function that makes a Progress. It logs lines, and prints them if there is no bar."""
         return partial(
             Progress,
             line=lambda text: self.write(text, shown=not is_terminal()),
@@ -54,8 +54,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         )
 
     def record(self, name: str = "metrics", /, **values: Any) -> None:
-        """Append a line to NAME.jsonl: to ``metrics`` values that the seed determines, to ``costs``
-        time and memory, which differ from run to run."""
+        """Append a line to NAME.jsonl. ``metrics`` has values that the seed determines; ``costs``
+        has time and memory, which differ from run to run."""
         if self.quiet:
             return
         line = json.dumps(values, allow_nan=False) + "\n"
@@ -67,8 +67,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         self._send(lambda tracker: tracker.picture(name, file))
 
     def tidy(self, phases: Sequence[str], phase: str = "", step: int = 0) -> None:
-        """Sort the records by phase, as in an uninterrupted run. Remove those of ``phase`` after
-        ``step``, which a resumed run writes again, and lines that are cut off."""
+        """Sort the records by phase, as in an uninterrupted run. Remove records of ``phase`` after
+        ``step``, which a resumed run writes again, and incomplete lines."""
         for name in ("metrics", "costs"):
             file = self.folder / f"{name}.jsonl"
             if self.quiet or not file.exists():
@@ -102,7 +102,7 @@ class Cost(NamedTuple):
     """Time and memory of a phase, from ``costs.jsonl``."""
 
     seconds: float
-    """Time for preparation (such as the pool) and updates, in seconds."""
+    """Time of preparation (such as the pool) and updates."""
     peak_memory: int
     """Peak memory in bytes."""
     steps: int
@@ -110,7 +110,7 @@ class Cost(NamedTuple):
 
 
 def read_costs(folder: Path) -> dict[str, Cost]:
-    """Return the costs by phase. Each line of the file has the speed since the line before it."""
+    """Return the costs by phase. Each line of the file has the speed since the previous line."""
     found: dict[str, Cost] = {}
     lines = read_lines(
         folder / "costs.jsonl",

@@ -14,7 +14,7 @@ from nsgf.system.output import Log, format_hours, show_error
 LINE_SECONDS = 30.0
 DRAW_SECONDS = 0.2
 LOST = (OSError, ValueError)
-"""Errors of a terminal that is gone."""
+"""Errors when the terminal no longer exists."""
 
 Item = TypeVar("Item")
 
@@ -39,8 +39,8 @@ class Progress(AbstractContextManager["Progress"]):
     done: int = 0
     """Number of finished units."""
     line: Log | None = None
-    """Gets a line every LINE_SECONDS, and after the first and last unit. None: print lines to
-    stderr if there is no bar; short work prints none."""
+    """Function that takes a line every LINE_SECONDS, and after the first and last unit. None: if
+    there is no bar, print lines to stderr; short work prints none."""
     shown: bool = True
     """Whether to show a bar."""
 
@@ -69,7 +69,7 @@ class Progress(AbstractContextManager["Progress"]):
             self._bar.close()
 
     def update(self, count: int = 1, loss: float | None = None) -> None:
-        """Count finished units, and show ``loss``."""
+        """Add ``count`` finished units, and show ``loss``."""
         self.done += count
         if loss is not None:
             self._loss = f", loss {loss:.4g}"
@@ -83,7 +83,7 @@ class Progress(AbstractContextManager["Progress"]):
             self._write_line(now)
 
     def _write_line(self, now: float) -> None:
-        """Write a line: units, loss, units per second since the last line, time left."""
+        """Write a line: finished units, loss, units per second since the last line, time left."""
         text = f"{self.title}: {self.unit} {self.done} of {self.total}{self._loss}"
         seconds = now - self._last_at
         if seconds > 0 and (self._is_begun or not self.line):  # the first unit is slow

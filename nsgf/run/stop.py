@@ -14,13 +14,13 @@ from nsgf.system.errors import UserError
 from nsgf.system.output import STARTED_BY, is_launched
 
 ECHO_SECONDS = 2.0
-"""A signal may arrive twice: a job's scheduler sends it to all processes, and torchrun or
-``timeout`` sends it again."""
+"""Within this time, a second signal is ignored: a job's scheduler may send it to all processes, and
+torchrun or ``timeout`` may send it again."""
 SIGNALS = [one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP")]
 
 
 class Stopped(Exception):
-    """Training ended early on request; everything is saved."""
+    """Raised when training ends early on request; everything is saved."""
 
     folder: Path | None = None
     """The run folder; None if not known yet."""
@@ -48,15 +48,15 @@ class StopRequest:
         return self._signal
 
     def follow(self) -> None:
-        """Set the reason: another process stops."""
+        """Stop too, because another process stops."""
         if self.reason is None:
             self._signal = "another process stops"
 
     @contextmanager
     def listening(self, signals: Sequence[int] = SIGNALS) -> Iterator[None]:
-        """Context in which these signals request a stop. The same signal again interrupts at once.
-        An ignored signal stays ignored, such as SIGHUP (nohup) or SIGINT (a job in the background).
-        Call it in the main thread."""
+        """Let these signals request a stop inside the context. A repeated signal interrupts at
+        once. Ignored signals stay ignored, such as SIGHUP (nohup) or SIGINT (a job in the
+        background). Call this in the main thread."""
         with ExitStack() as held:
             for number in signals:
                 if signal.getsignal(number) != signal.SIG_IGN:
@@ -82,7 +82,7 @@ class StopRequest:
             os.write(2, line.encode())
 
     def _is_repeated(self, number: int) -> bool:
-        """Whether this signal came before, and this one is not an echo."""
+        """Whether this signal came before, more than ECHO_SECONDS ago."""
         now = time.monotonic()
         return now - self._taken.setdefault(number, now) >= ECHO_SECONDS
 
@@ -97,11 +97,11 @@ class StopRequest:
 def stop_of_caller(
     max_hours: float | None, remedy: Callable[[Path | None], str]
 ) -> Iterator[StopRequest]:
-    """Context of a Python function that Ctrl-C and a time limit end after a checkpoint. Ctrl-C
-    works as before outside the main thread, and where the caller has a handler for it.
+    """Let Ctrl-C and a time limit end a Python function after a checkpoint. Outside the main
+    thread, or if the caller handles Ctrl-C, it works as before.
 
-    ``remedy`` returns how to continue with a run folder, for the message of the KeyboardInterrupt
-    or the UserError.
+    ``remedy``: function of the run folder that returns how to continue, for the message of the
+    KeyboardInterrupt or UserError.
     """
     stop = StopRequest(max_hours)
     is_main = threading.current_thread() is threading.main_thread()

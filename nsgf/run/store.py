@@ -1,5 +1,5 @@
-"""Store tensors and plain values in a file of ``torch.save``, a zip archive. It may also hold a
-header in JSON. The checksums of the archive detect damage; torch does not check them."""
+"""Store tensors and plain values in a file of ``torch.save``, a zip archive, which can also hold a
+header in JSON. The checksums of the archive, which torch does not check, detect damage."""
 
 import hashlib
 import json
@@ -32,8 +32,8 @@ def fingerprint(tensor: "Tensor") -> str:
 
 
 def write(stream: Any, content: Any, header: Plain | None = None) -> None:
-    """Write tensors and plain values, and a header that can be read without them. torch raises
-    RuntimeError if the disk is full."""
+    """Write tensors and plain values, and a header that can be read without them. If the disk is
+    full, torch raises RuntimeError."""
     import torch
 
     torch.save(content, stream)
@@ -43,14 +43,14 @@ def write(stream: Any, content: Any, header: Plain | None = None) -> None:
 
 
 def read_header(stream: BinaryIO) -> Plain:
-    """Return the header of a file; raise KeyError without one, many types if it is damaged."""
+    """Return the header of a file. Raise KeyError without one, and many types if damaged."""
     with zipfile.ZipFile(stream) as archive:
         return parse_object(archive.open(HEADER).read(LARGEST_HEADER))
 
 
 def read(stream: BinaryIO) -> Any:
-    """Return the content of a file, on the CPU: tensors and plain values only. Raise exceptions of
-    many types if it is damaged or holds anything else."""
+    """Return the content of a file on the CPU. Raise errors of many types if it is damaged, or
+    holds anything but tensors and plain values."""
     import torch
 
     with zipfile.ZipFile(stream) as archive:
@@ -74,7 +74,7 @@ def find(file: Path, check: Callable[[Any], T], log: Log = show) -> T | None:
 
 
 def keep(file: Path, content: Any, log: Log = show) -> bool:
-    """Save tensors and plain values; if that is not possible, log a line and return False."""
+    """Save tensors and plain values and return True; if this fails, log a line and return False."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:

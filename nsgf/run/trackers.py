@@ -24,14 +24,14 @@ from nsgf.system.output import Log
 INIT_SECONDS = 15.0
 """Longest wait for the W&B server."""
 FINISH_SECONDS = 60.0
-"""Longest wait for uploads at the end; the rest stays in the run folder."""
+"""Longest wait for uploads at the end. What is not uploaded stays in the run folder."""
 WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
-"""Files of the working directory that wandb prefers to the user's own settings."""
+"""Files in the working directory that override the user's own settings of wandb."""
 
 
 def open_tracker(config: Config, run: RunFolder, log: Log) -> "Tracker | None":
-    """Return a tracker for a run folder, which continues its earlier records, and log a line; None
-    if the tracker failed."""
+    """Return a tracker that continues the earlier records of a run folder, and log a line. Return
+    None if the tracker failed."""
     name = config.tracking.tracker
     try:
         kind = TensorBoardTracker if name == "tensorboard" else WandbTracker
@@ -44,8 +44,8 @@ def open_tracker(config: Config, run: RunFolder, log: Log) -> "Tracker | None":
 
 
 class TensorBoardTracker:
-    """Write files into the run folder's ``tensorboard/``, a folder for each phase, since the steps
-    of each phase start at 0.
+    """Write files into ``tensorboard/`` of the run folder, in one folder per phase, because the
+    steps of a phase start at 0.
 
     A resumed phase starts a new file at its first step. TensorBoard then hides the later steps of
     the interrupted session.
@@ -64,7 +64,7 @@ class TensorBoardTracker:
         self._steps: dict[str, int] = {}
 
     def record(self, values: Plain) -> None:
-        """Write the numbers of a record of metrics.jsonl or costs.jsonl at once."""
+        """Write the numbers of a record of metrics.jsonl or costs.jsonl to the disk at once."""
         phase = values["phase"]
         step = values["step"]
         writer = self._writer(phase, step)
@@ -72,7 +72,7 @@ class TensorBoardTracker:
         for key, value in values.items():
             if key not in ("phase", "step") and isinstance(value, int | float):
                 writer.add_scalar(key, value, step)
-        writer.flush()  # after a kill only records are missing that the resumed run writes again
+        writer.flush()  # so a killed run lacks only records that the resumed run writes again
 
     def picture(self, name: str, file: Path) -> None:
         """Write an image file; ``name`` is ``PHASE/WHAT``."""
@@ -83,7 +83,7 @@ class TensorBoardTracker:
         self._writer(phase, step).add_image(what, pixels, step, dataformats="HWC")
 
     def close(self, failed: bool) -> None:
-        """Close the files. They cannot say whether the run failed."""
+        """Close the files, which cannot store ``failed``."""
         for writer in self._writers.values():
             writer.close()
 
@@ -97,7 +97,7 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """A W&B run with a step axis of its own for each phase: ``nsgf/step`` for ``nsgf/*``."""
+    """A W&B run in which each phase has its own step axis: ``nsgf/step`` for ``nsgf/*``."""
 
     def __init__(self, config: Config, run: RunFolder) -> None:
         """Raise an exception of any type if wandb cannot begin or continue its run.
@@ -165,7 +165,7 @@ class WandbTracker:
 
 
 Tracker = TensorBoardTracker | WandbTracker
-"""A tracker for one run. After a method raises an exception, the tracker is no longer used."""
+"""A tracker for one run. It is no longer used after one of its methods raised an exception."""
 
 
 def run_id(run: RunFolder) -> str:

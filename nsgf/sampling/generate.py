@@ -1,4 +1,4 @@
-"""Draw samples batch by batch. Files of finished batches let an interrupted evaluation continue."""
+"""Draw samples batch by batch. An interrupted evaluation reuses the files of finished batches."""
 
 import hashlib
 import json
@@ -46,10 +46,9 @@ def generate(
         source: stream of mu0; its first ``n`` samples are used.
         keep: for images: return all samples as bytes, and only the first ``keep`` as floats; None:
             return all as floats.
-        path: number of samples of the first batch whose path is returned too; not with ``folder``.
+        path: number of samples, in the first batch, whose paths are returned; not with ``folder``.
         world: processes that divide the batches.
-        folder: folder with a file for each finished batch. Read these, and add new ones; None: no
-            files.
+        folder: folder for a file of each finished batch. Existing files are reused; None: no files.
     Returns:
         All samples in the first process; no samples in other processes.
     Raises:

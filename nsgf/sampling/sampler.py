@@ -1,6 +1,6 @@
 """Sampling with the trained networks: Algorithm 2 (NSGF) and Algorithm 4 (NSGF++).
 
-The method (:mod:`nsgf.phases`) determines the legs that a sample passes, and their order.
+A leg is a stage of sampling. The method (:mod:`nsgf.phases`) determines the legs and their order.
 
 Shapes: B batch, *shape one sample. Time runs from 0 to 1 on every leg. NFE is the number of calls
 of all networks per sample.
@@ -28,8 +28,8 @@ from nsgf.training.precision import DTYPES, Precision, precision_context
 class InferenceNetwork(nn.Module):
     """A network in eval mode that computes in a given precision, with float32 inputs and outputs.
 
-    A batch that does not fit into the card's memory is split here and not by the caller. So dopri5
-    sees the whole batch, for which it chooses steps, and takes the same steps on any card.
+    If a batch does not fit into the card's memory, this class splits it, not the caller. So dopri5
+    still chooses its steps for the whole batch, and takes the same steps on any card.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class InferenceNetwork(nn.Module):
         precision: Precision,
         log: Callable[[str], None] = show,
     ) -> None:
-        """Wrap ``model`` and cast the weights of its layers in place; autocast would cast them
-        again at each call. ``log`` gets a line when a batch is split."""
+        """Wrap ``model`` and cast the weights of its layers in place, as autocast would in each
+        call. ``log`` gets a line when a batch is split."""
         super().__init__()
         self.model = model
         self._log = log
         self.precision = precision
         self._most: int | None = None
-        """Largest number of samples that fit into memory at a time; None: no limit is known."""
+        """Largest number of samples in a call that fits into memory; None: no limit is known."""
         for layer in model.modules() if precision != "fp32" else ():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 layer.to(DTYPES[precision])
@@ -91,8 +91,8 @@ class Samples:
     path: list[Tensor] = field(default_factory=list)
     """With ``keep_path``: the start and the state after each step, each (B, *shape)."""
     marks: list[str] = field(default_factory=list)
-    """Name of each state of the path: ``start``, ``NSGF 1/2`` after the first of two NSGF steps,
-    ``straight flow 3/10`` after three of ten steps."""
+    """Name of each state of the path: ``start``; ``NSGF 1/2`` after the first of two NSGF steps;
+    ``straight flow 3/10`` after three of ten straight steps."""
     pixels: Tensor | None = None
     """All samples as uint8 images, (N, C, H, W), if requested; x then has only the first few."""
     labels: Tensor | None = None
@@ -103,7 +103,7 @@ class Samples:
 
 @dataclass(eq=False)
 class Leg(ABC):
-    """A part of sampling, which uses one network or none."""
+    """A stage of sampling, which uses one network or none."""
 
     title: ClassVar[str] = ""
     """Name of the leg's steps in pictures."""
@@ -130,7 +130,7 @@ class Leg(ABC):
 
     @property
     def count(self) -> int:
-        """Number of steps. The default for NSGF steps is T."""
+        """Number of steps of this leg. The default for NSGF steps is T."""
         sampling = self.config.sampling
         flow = self.config.flow
         return (getattr(sampling, self.steps) or flow.steps) if self.steps else 1
@@ -144,8 +144,8 @@ class Leg(ABC):
     def velocity(self, labels: Tensor | None) -> Velocity:
         """Return the network as a function of x and t, for samples with these labels (B,).
 
-        With classes it is a + w (b - a): a is the network's output without the class, b its output
-        with the class, w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 needs one call."""
+        With classes, it is a + w (b - a): a is the network's output without the class, b the output
+        with it, w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 needs one call."""
         if labels is None:
             return self._call
         weight = self.config.sampling.guidance
@@ -166,7 +166,7 @@ class Leg(ABC):
 
 
 class NSGFSteps(Leg):
-    """Algorithm 2 with v_theta."""
+    """NSGF steps: Algorithm 2 with v_theta."""
 
     title = "NSGF"
     steps = "nsgf_steps"
@@ -203,7 +203,7 @@ class EntryTimes(Leg):
 
 
 class StraightFlow(Leg):
-    """Follow u_delta to 1 from ``sampling.tau``, else from each sample's tau, or from 0."""
+    """Follow u_delta to time 1, from ``sampling.tau``, else from each sample's tau, else from 0."""
 
     title = "straight flow"
     steps = "straight_steps"
@@ -295,8 +295,8 @@ class FlowSampler:
         return samples
 
     def labels(self, positions: range) -> Tensor | None:
-        """Return the classes of the samples at these positions, int64, (n,): ``sampling.label``, or
-        each class in turn; None if the networks take no classes."""
+        """Return the classes of the samples at these positions, int64, (n,): all
+        ``sampling.label``, or the classes in turn; None if the networks take no classes."""
         classes = data_classes(self.config.data)
         label = class_number(self.config.data, self.config.sampling.label)
         if not classes:
@@ -314,7 +314,7 @@ class FlowSampler:
 
     @property
     def expected_nfe(self) -> int | None:
-        """Number of network calls per sample; None if it varies (dopri5, ``omega``)."""
+        """Number of network calls per sample; None if it varies (for dopri5 and ``omega``)."""
         calls = [leg.expected_calls for leg in self.legs]
         return None if None in calls else sum(calls)  # type: ignore[arg-type]
 

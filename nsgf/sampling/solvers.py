@@ -46,11 +46,11 @@ SOLVERS = {
     "dopri5": Solver(None, None),
 }
 MAX_STEPS = 1000
-"""Largest number of dopri5 steps of a batch; a trained straight flow takes tens."""
+"""Largest number of dopri5 steps for a batch. A trained straight flow takes a few dozen."""
 
 
 def load_odeint(solver: str) -> Any:
-    """Return torchdiffeq's function for an adaptive solver; None for others.
+    """Return torchdiffeq's function for an adaptive solver; None for other solvers.
 
     Raises:
         UserError: torchdiffeq is needed but not installed.
@@ -77,11 +77,10 @@ def integrate(
     """Integrate dx/dt = velocity(x, t) from each sample's start time to 1, without gradients.
 
     euler and heun take ``straight_steps`` steps for each sample, spaced by ``spacing``. With
-    ``omega`` euler takes as many steps of this size as each sample needs; the last one is shorter.
-    dopri5 (Dormand and Prince 1980) chooses steps for the whole batch. In each step it keeps the
-    root mean square of error / (tolerance (1 + |x|)), over all values of all samples, below 1. It
-    calls the velocity twice to find the first step, and 6 times for each step, accepted or
-    rejected.
+    ``omega``, euler takes steps of this size until each sample reaches 1; the last step is shorter.
+    dopri5 (Dormand and Prince 1980) chooses steps for the whole batch. In each step, the root mean
+    square of error / (tolerance (1 + |x|)) over all values of all samples stays below 1. It calls
+    the velocity twice to find the first step, and 6 times for each step, accepted or rejected.
 
     Args:
         x: states at the times ``start``, (B, *shape); the result has the same dtype.

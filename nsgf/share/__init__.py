@@ -1,4 +1,4 @@
-"""Exported runs: folders to share, with a model card, which ``nsgf export`` writes. They are read
+"""Exported runs: folders to share, with a model card. ``nsgf export`` writes them; they are read
 from a folder or from the Hugging Face hub.
 
     config.json              format, version, all settings, updates of each phase, checksums
@@ -63,14 +63,14 @@ ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
 def weights_file(phase: PhaseName) -> str:
-    """Return the name of the file of a phase's weights, e.g. ``phase2_nsf.safetensors``."""
+    """Return the file name of a phase's weights, e.g. ``phase2_nsf.safetensors``."""
     return f"{phase_stem(phase)}.safetensors"
 
 
 def find_folder(path: str | PathLike[str]) -> Path:
-    """Return the local folder for a path: of ``hf://OWNER/NAME``, or of a pretrained run if no run
-    has its name as path, or the path itself. Raise UserError if the address is wrong,
-    huggingface_hub is not installed, or the download fails."""
+    """Return the local folder for a path. ``hf://OWNER/NAME`` is downloaded. The name of a
+    pretrained run means that run, unless there is a run with this path. Raise UserError if the
+    address is wrong, huggingface_hub is not installed, or the download fails."""
     if isinstance(path, str) and path.startswith("hf://"):
         named = ADDRESS.fullmatch(path)
         if not named:
@@ -93,8 +93,8 @@ def find_folder(path: str | PathLike[str]) -> Path:
 
 
 def open_run(folder: Path) -> RunFolder:
-    """Return the run or exported run in a folder. Raise UserError if there is none, if it is
-    damaged, or if it has links out of its folder."""
+    """Return the run or exported run in a folder. Raise UserError if there is none, or if it is
+    damaged or has links out of the folder."""
     run = RunFolder(folder)
     if run.config_file.is_file():
         check_links(folder)
@@ -107,7 +107,7 @@ def open_run(folder: Path) -> RunFolder:
 
 
 class ExportedRun(RunFolder):
-    """An exported run. Settings are read at once, weights only when they are used."""
+    """An exported run. Settings are read at once; weights are read when they are used."""
 
     def __init__(self, folder: Path) -> None:
         """Raise UserError if the folder is damaged or foreign, or a setting is wrong."""
@@ -140,7 +140,7 @@ class ExportedRun(RunFolder):
         return self._saved
 
     def has_checkpoint(self, phase: PhaseName) -> bool:
-        """Whether the exported run has the weights of a phase."""
+        """Whether the exported run has weights of a phase."""
         return weights_file(phase) in self._sums
 
     def weights(self, phase: PhaseName) -> Weights:
@@ -166,13 +166,13 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
 
     Args:
         config: the run's settings.
-        run: its folder, which is only read.
+        run: the run folder, which does not change.
         to: the folder to write; it must be new or empty.
-        half: round the weights of a tensor to float16 if all its values fit, and set
-            ``train.precision`` to auto, so that the reader's machine chooses the precision.
+        half: round tensors to float16 if all their values fit, and set ``train.precision`` to auto,
+            so that the machine of the reader chooses the precision.
 
     Returns:
-        Lines for people: the files, and how to use them.
+        Lines for the user: the files, and how to use them.
 
     Raises:
         UserError: the run has no weights, its files are damaged or do not fit its settings,
@@ -226,8 +226,8 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
 
 
 def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
-    """Copy the pictures of ``nsgf sample``, or of the last phase if there are none; return their
-    names. Skip pictures that are older than a checkpoint: they show other weights."""
+    """Copy the pictures of ``nsgf sample``, or else of the last phase; return their names. Skip
+    pictures that are older than a checkpoint, because they show other weights."""
     checkpoints = [run.checkpoint_file(phase.name) for phase in phases]
     newest = max(file.stat().st_mtime for file in checkpoints if file.exists())
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
@@ -242,7 +242,7 @@ def card(
     config: Config, run: RunFolder, updates: dict[str, str], pictures: list[str], half: bool = False
 ) -> str:
     """Return the text of ``README.md`` with the hub's front matter. ``updates``: training progress
-    by phase; ``pictures``: names of pictures beside it."""
+    by phase; ``pictures``: names of the pictures in the folder."""
     # measures of these updates and, with classes, of the same guidance
     measures = read_object(run.path / "metrics.json")
     its = measures.get("updates")

@@ -1,8 +1,8 @@
 """Flows of empirical measures, and their velocities.
 
 ``base`` states the conventions and the base class of flows; ``batched`` is the solver of every
-shipped configuration. Here are two short flows: one by geomloss, a reference that uses automatic
-differentiation, and one of another distance; and the table of all flows.
+shipped configuration. This file has the table of all flows, and two short ones: the flow of the
+energy distance, and geomloss, a reference that uses automatic differentiation.
 
 Shapes: B flows, N particles x, M targets y, D coordinates.
 """
@@ -24,8 +24,8 @@ class EnergyFlow(Flow):
         v_i = -N grad_{x_i} E
             = mean_j (y_j - x_i) / |y_j - x_i| - mean_k (x_k - x_i) / |x_k - x_i|
 
-    Each mean of unit vectors is at most 1 long, however far the targets are: choose the step sizes
-    in units of the data. Pairs of equal points add 0.
+    Each mean of unit vectors has length <= 1, however far away the targets are. So choose the step
+    sizes in units of the data. Pairs of equal points contribute 0.
     """
 
     title = "energy-distance gradient flow"
@@ -44,7 +44,7 @@ def _mean_direction(x: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class GeomlossSolver(Flow):
-    """The Sinkhorn flow as in the paper: one pair of clouds at a time, annealed to the blur.
+    """The Sinkhorn flow as in the paper: geomloss solves one pair of clouds at a time.
 
     v = -grad sum(F), where F = f_xy - f_xx is the debiased potential on x.
     """
@@ -82,7 +82,7 @@ FLOWS: dict[str, type[Flow]] = {
 }
 """All flows, by ``flow.kind``."""
 FLOW_SETTINGS = {name for flow in FLOWS.values() for name in flow.uses}
-"""Settings of the section ``sinkhorn`` that some flows use, and others do not."""
+"""Settings of the section ``sinkhorn`` that only some flows use."""
 
 
 def build_flow(config: Any) -> Flow:

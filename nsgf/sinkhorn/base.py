@@ -27,7 +27,7 @@ from torch import Tensor
 from nsgf.system.errors import UserError, name_setting
 
 Array = Tensor | np.ndarray[Any, Any]
-"""Points that a caller of the Python functions may pass."""
+"""Type of the points that a caller passes to the Python functions."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class SolverReport:
     solves: int = 0
     """Number of transport problems (x, y) solved: one per flow and step."""
     iterations: float = 0.0
-    """Mean number of updates per solve, with those of annealing; 0 if the solver counts none."""
+    """Mean number of updates per solve, annealing included; 0 if the solver does not count them."""
     worst_error: float | None = None
     """Largest L1 error of a plan's marginals; None if the solver does not measure it."""
     unconverged: int = 0
@@ -68,18 +68,18 @@ class Flow(ABC):
     title: ClassVar[str]
     """Name of the flow in cards and pages."""
     method: ClassVar[str] = ""
-    """Text before the name of the paper's method in model cards, if the flow is another."""
+    """Text before the name of the paper's method in model cards, if the flow is not the paper's."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Settings of the section ``sinkhorn`` that the flow takes as arguments."""
     shows: ClassVar[tuple[str, ...]] = ()
-    """Attributes that the flow's text names."""
+    """Attributes that ``str(flow)`` shows."""
     arrives: ClassVar[bool] = False
-    """Whether the particles reach the targets in the last of the harmonic steps."""
+    """Whether the last harmonic step brings the particles to the targets."""
 
     report: SolverReport = field(default_factory=SolverReport, init=False)
 
     def __str__(self) -> str:
-        """Return the flow with its settings in words."""
+        """Return the title of the flow and its settings as text."""
         settings = " and ".join(f"{name} {getattr(self, name):g}" for name in self.shows)
         return f"{self.title} with {settings}" if settings else self.title
 
@@ -96,13 +96,13 @@ class Flow(ABC):
         """
 
     def start(self, x: Tensor, y: Tensor, steps: int) -> "Particles":
-        """Return the particles x (B, N, D) before the first of their steps towards y (B, M, D)."""
+        """Return the particles x (B, N, D), ready for their first step towards y (B, M, D)."""
         return Particles(self, x, y)
 
 
 @dataclass
 class Particles:
-    """The particles of B flows on their way. A flow may keep more, to start its next solve."""
+    """The particles of B flows between two steps. A subclass may store more for the next solve."""
 
     flow: Flow
     x: Tensor
@@ -124,7 +124,7 @@ def to_tensor(name: str, points: Array) -> Tensor:
 
 def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
     """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
-    > 0, of Python, numpy or torch."""
+    > 0 from Python, numpy or torch."""
     number = int(value) if is_whole else float(value)
     if number != value or not 0 < number < (10**9 if is_whole else math.inf):
         kind = "a whole number" if is_whole else "a number"
@@ -149,7 +149,7 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def refuse_masks(values: Any) -> None:
-    """Raise ValueError if an array, or one in a list, has masked values."""
+    """Raise ValueError if an array, or an array in a list, has masked values."""
     if isinstance(values, list | tuple):
         for part in values:
             refuse_masks(part)

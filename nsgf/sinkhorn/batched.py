@@ -37,7 +37,7 @@ OMEGA = 1.5
 OMEGA_MAX = 1.95
 """Largest over-relaxation, when progress is slow."""
 CARRIED = 0.95
-"""Part of omega - 1 with which the next step of a flow starts. In a solve, omega never falls."""
+"""Fraction of omega - 1 that the next step starts with. Within a solve, omega never falls."""
 ANNEALING_RATIO = 10.0
 """Ratio of successive eps while annealing."""
 ANNEALING_UPDATES = 2
@@ -45,10 +45,10 @@ ANNEALING_UPDATES = 2
 TINY = 1e-30
 """Lower bound of an error when it is a divisor."""
 FINEST = 0.01
-"""Lower bound of the factor by which slow particles reduce the tolerance."""
+"""Slow particles make the tolerance smaller, but never by a factor below this."""
 SLOWEST = 0.1
-"""Lower bound of the guess of a step's speed, divided by the speed of the step before. Particles
-rarely stop, and the tolerance for a guess that is too low costs many updates."""
+"""Smallest guess of a step's speed, relative to the speed of the step before. Particles rarely
+stop, and a guess that is too low makes the tolerance too small, which costs many updates."""
 FLOAT32_LIMIT = 0.1 * 2**24
 """Largest C / eps: above it, rounding changes the entries of a plan by more than 10 %."""
 
@@ -57,7 +57,7 @@ FLOAT32_LIMIT = 0.1 * 2**24
 class Solution:
     """Solution of the transport problems (x, y) of B flows; potentials are in units of blur^2."""
 
-    velocity: Tensor  # (B, N, D); along a flow with more columns, and overwritten by the next step
+    velocity: Tensor  # (B, N, D), or with more columns (see Clouds); the next step overwrites it
     speed: list[float]  # root mean square of |v_i|, one for each flow
     g: Tensor  # (B, M) potential of the targets
     self_potential: Tensor  # (B, N) potential of the particles against themselves
@@ -69,10 +69,10 @@ class Solution:
 
 @dataclass(eq=False)
 class BatchedSolver(Flow):
-    """The Sinkhorn flow, many at once. Between two calls it keeps only its report.
+    """The Sinkhorn flow, solved for many flows at once. Only the report outlives a call.
 
-    The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is < 1, the tolerance
-    is multiplied by it, because the effect of a plan's error on v does not shrink with v.
+    The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is below 1, the
+    tolerance is multiplied by it, because a plan's error changes each v by the same amount.
     """
 
     title = "Sinkhorn gradient flow"
@@ -121,7 +121,8 @@ class BatchedSolver(Flow):
 
     def solve_clouds(self, clouds: Clouds, start: Solution | None = None) -> Solution:
         """Run `solve` without checks, for clouds around the mean of y in units of the blur. The
-        velocity has that unit too. Numbers of flows are lists: a check waits for a card once."""
+        velocity has that unit too. Lists hold one value per flow, so a check waits for a card
+        once."""
         self_potential, self_error = clouds.start_step()
         norm_x = clouds.norm_x
         norm_y = clouds.norm_y
@@ -147,7 +148,7 @@ class BatchedSolver(Flow):
             goal = [self.tolerance for _ in live]
             omega = [OMEGA for _ in live]
         else:
-            # the guess of the step before
+            # start from the guess of the step before
             h = start.g - norm_y
             iterations = [0 for _ in live]
             goal = [self._goal(speed) for speed in start.speed]
@@ -155,9 +156,9 @@ class BatchedSolver(Flow):
         error = list(goal)
         speed = list(goal)
         needed = list(goal)
-        # updates until each flow has its tolerance
+        # update until each flow is within its tolerance
         plan = clouds.plan(h, live)
-        while live:  # each pass adds iterations, so that it ends even if an error is nan
+        while live:  # counts iterations, so it ends even if an error is nan
             before = plan.error
             plan.update([omega[k] for k in live], UPDATES)
             for k, old, new in zip(live, before, plan.error, strict=True):
@@ -197,7 +198,7 @@ class BatchedSolver(Flow):
 
 @dataclass
 class WarmParticles(Particles):
-    """Particles whose solves start from the potentials of the steps before."""
+    """Particles whose solves start from the potentials of earlier steps."""
 
     flow: BatchedSolver
     origin: Tensor
@@ -206,13 +207,13 @@ class WarmParticles(Particles):
     """Potential of the targets when the particles have arrived.  (B, M)"""
     guess: Solution | None = None
     rest: Tensor | None = None
-    """Difference to `limit` of the potential that the next step may find.  (B, M)"""
+    """Expected potential of the next step, minus `limit`.  (B, M)"""
 
     def move(self, eta: float) -> Tensor:
         solution = self.flow.solve_clouds(self.clouds, self.guess)
         self.clouds.move(solution.velocity, eta)
-        # the remaining way shrinks by 1 - eta, and so does the difference between g and its
-        # value for x = y; the error of this guess changes little from step to step
+        # the remaining way shrinks by the factor 1 - eta, and so does the difference between g and
+        # its value for x = y; the error of this guess changes little from step to step
         last = self.rest
         rest = (solution.g - self.limit) * (1 - eta)
         solution.g = self.limit + (rest if last is None else 2 * rest - last * (1 - eta))

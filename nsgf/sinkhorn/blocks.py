@@ -1,7 +1,7 @@
-"""Plans that do not fit into memory: each pass over a plan computes it again, by blocks of rows.
+"""Plans that do not fit into memory. Each pass over a plan computes it again, in blocks of rows.
 
-The updates are those of :class:`nsgf.sinkhorn.plans.Plan`, with logarithms of the row factors. An
-update needs one pass for the columns and one for the rows.
+The updates are those of :class:`nsgf.sinkhorn.plans.Plan`, but the row factors are stored as
+logarithms. An update needs one pass for the columns and one for the rows.
 """
 
 import math
@@ -13,25 +13,25 @@ from torch import Tensor
 from nsgf.sinkhorn.plans import SELF_POWERS, Clouds, Plan
 
 LARGEST_PLAN = 2**28
-"""Number of entries of a plan (N, M) or (N, N) above which it is computed in blocks: 1 GB."""
+"""Number of entries above which a plan (N, M) or (N, N) is computed in blocks: 1 GB."""
 BLOCK = 2**20
 """Number of entries of a block: 4 MB, so that it stays in the cache."""
 STEEPEST = 2.3
-"""Largest change of a logarithm before over-relaxation."""
+"""Largest change of a factor's logarithm in one update, before over-relaxation."""
 LOWEST = -60.0
 HIGHEST = 80.0
-"""Range of exponents of float32."""
+"""Exponents are clipped to this range, so that exp stays within float32."""
 
 
 def clouds_of(x: Tensor, y: Tensor, steps: int = 1) -> Clouds:
-    """Return the clouds x (B, N, D) and y (B, M, D) for this many steps of a flow."""
+    """Return x (B, N, D) and y (B, M, D) as clouds for ``steps`` steps of a flow."""
     if x.shape[1] * max(x.shape[1], y.shape[1]) > LARGEST_PLAN:
         return BlockClouds(x, y)
     return Clouds(x, y, steps)
 
 
 class BlockClouds(Clouds):
-    """Clouds with too many points for a matrix of their products."""
+    """Clouds with so many points that their plans do not fit into memory."""
 
     def blocks(self, x: Tensor, y: Tensor, h: Tensor, scale: float = 1.0) -> Iterator[Tensor]:
         """Yield scale (x . y + h) for some rows of x (N, D), y (M, D) and h (M,) at a time."""
@@ -114,7 +114,7 @@ class BlockPlan(Plan):
         )
 
     def _set_errors(self, exact: Tensor) -> None:
-        """Set the errors for the row factors that make the sums of the rows 1."""
+        """Set the errors. ``exact``: logarithms of row factors for which each row sums to 1."""
         columns = (self._log_sums(exact, dim=0) + self._log_ratio).exp()
         self.error = (columns - 1).abs().mean(1).tolist()
 

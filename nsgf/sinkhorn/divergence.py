@@ -88,8 +88,8 @@ def sinkhorn_divergence(
 ) -> Tensor:
     """Return the debiased Sinkhorn divergence S_eps(x, y) of two sets of points of equal weight.
 
-    It can be differentiated once, in x and in y. The gradient is exact for converged potentials;
-    in x, it is -1/N times ``sinkhorn_velocity``, which has the same arguments and errors.
+    It has first derivatives in x and y. The gradient is exact for converged potentials; in x, it is
+    -1/N times ``sinkhorn_velocity``, which has the same arguments and errors.
 
     Returns:
         A scalar, or (B,) for several problems. It has the dtype of x, or float32 if x has 16 bit.
@@ -103,7 +103,7 @@ def sinkhorn_divergence(
 
 
 class _Divergence(torch.autograd.Function):
-    """S of problems (B, N, D), (B, M, D) for eps = 1.  (B,), float64"""
+    """S_eps of B problems x (B, N, D), y (B, M, D) for eps = 1.  (B,), float64"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, solver: BatchedSolver) -> Tensor:
@@ -132,10 +132,10 @@ class _Divergence(torch.autograd.Function):
 
 
 def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return OT(x, y) for eps = 1 (B,), and the f (B, N) that makes the rows of its plan exact.
+    """Return OT(x, y) (B,) for eps = 1, and the f (B, N) for which the plan's row sums are exact.
 
-    The error is quadratic in the error of g. It uses float64: with a large blur float32 would lose
-    all digits."""
+    The error of OT is quadratic in the error of g. The sums are float64: with a large blur, float32
+    would lose all digits."""
     log_plan = half_squared_distances(x, y).double().neg_().add_(g.unsqueeze(1))
     f = math.log(y.shape[1]) - torch.logsumexp(log_plan, 2)
     return f.mean(1) + g.to(f.dtype).mean(1), f
@@ -145,7 +145,7 @@ def _checked(
     x: Array, y: Array, blur: float, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor], float, BatchedSolver]:
     """Return x as a tensor, the clouds (B, N, D) and (B, M, D), the blur, and a solver for them.
-    Raise UserError if an argument is wrong, or if arguments do not fit each other.
+    Raise UserError if an argument is wrong, or if two arguments do not fit each other.
 
     The clouds are float32, in units of the blur. The mean of y is subtracted first, because float32
     has no digits left for clouds far from the origin."""

@@ -16,10 +16,10 @@ SIMPLEX_ITERATIONS = 10_000_000
 
 
 def exact_plan(cost: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return an optimal plan between uniform weights, and its cost.  (N, M), costs >= 0 -> (N, M)
+    """Return an optimal plan (N, M) between uniform weights for costs (N, M) >= 0, and its cost.
 
     POT's errors grow with 1 + the largest cost. So costs that are too large for any optimal plan
-    are cut, and costs are scaled by a power of two, which is exact.
+    are reduced, and all costs are scaled by a power of two, which is exact.
 
     Raises:
         UserError: costs are not finite, or the simplex did not finish.

@@ -7,7 +7,7 @@ too. Three ideas make this fast:
 1. Sinkhorn updates scale the rows and columns of a computed plan, by two products of a matrix and a
    vector. When the factors become large, h absorbs them, and the plan is computed again.
 2. With many coordinates, inner products are updated when particles move, not computed again.
-3. A plan with few entries above rounding is applied as a sparse matrix.
+3. A plan with few entries above the rounding error is applied as a sparse matrix.
 
 Shapes: B flows, N particles x, M targets y, D coordinates; potentials h and g (B, M).
 """
@@ -27,27 +27,27 @@ SELF_POWERS = [
 LOWEST = 1e-26
 """Smallest entry of a plan. Denormal numbers would make each product several times slower."""
 SMALL = 1e6
-"""Largest factors for which a plan is kept. Above, h absorbs the factors."""
+"""Largest factor for which a plan is kept. Above it, h absorbs the factors."""
 HIDDEN = 1e-13
-"""Columns whose sum is below this part of the mean column sum are updated in the log domain."""
+"""Columns whose sum is below this fraction of the mean column sum are updated in the log domain."""
 NEGLIGIBLE = 1e-8
 """Entries of a plan below this do not change v: float32 rounds at 6e-8."""
 FEW = 1 / 16
-"""Largest part of entries above NEGLIGIBLE for which a sparse product is faster."""
+"""Largest fraction of entries above NEGLIGIBLE for which a sparse product is faster."""
 ALONE = 1 - 1e-7
-"""Q is the identity if all its diagonal entries are above this: float32 rounds the others away."""
+"""Q counts as the identity if all diagonal entries are above this: float32 drops the rest."""
 
 
 @dataclass
 class Memory:
-    """Matrices to reuse. To allocate a new one takes as long as to fill it."""
+    """Matrices to reuse, because allocating a new one takes as long as filling it."""
 
     like: Tensor
-    """A tensor of their type and device."""
+    """A tensor with the type and device of the matrices."""
     _matrices: dict[str, Tensor] = field(default_factory=dict)
 
     def get(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor of this shape. It has the values of the last use of this name."""
+        """Return a tensor of this shape. It still holds the values of the last use of ``name``."""
         size = math.prod(shape)
         if name not in self._matrices or self._matrices[name].numel() < size:
             self._matrices[name] = self.like.new_empty(size)
@@ -57,8 +57,8 @@ class Memory:
 class Clouds:
     """Clouds x (B, N, D) and y (B, M, D) near the origin, in units of the blur.
 
-    If D > N + M, the clouds of a flow have inner products as more columns, [x | x . y | x . x] and
-    [y | y . y | y . x], and so has the velocity.
+    If D > N + M, the clouds of a flow hold inner products as additional columns, and so does the
+    velocity: [x | x . y | x . x] and [y | y . y | y . x].
     """
 
     def __init__(self, x: Tensor, y: Tensor, steps: int = 1) -> None:
@@ -104,7 +104,7 @@ class Clouds:
         return potential, error
 
     def plan(self, h: Tensor, live: list[int], scale: float = 1.0) -> "Plan":
-        """Return the plans of some flows: the softmax of scale (x . y + h)."""
+        """Return the plans of the flows `live`: the softmax of scale (x . y + h)."""
         if self._inner is None:
             self._inner = self._left[:, :, self._products]
             if not self._is_wide:
@@ -118,7 +118,7 @@ class Clouds:
         (B, N, N) of a cloud. Q is None if it is the identity.
 
         The kernel exp(-1/2 |x_i - x_j|^2) is positive definite, so averaged updates converge from
-        any start. Its diagonal is 1; the diagonal of the softmax is 1 / the kernel's row sums."""
+        any start. The kernel has diagonal 1, so the softmax has diagonal 1 / row sums."""
         n = inner.shape[1]
         norm = 0.5 * inner.diagonal(dim1=1, dim2=2).unsqueeze(1)
         kernel = torch.sub(inner, norm, out=self.memory.get("self", *inner.shape))
@@ -136,8 +136,8 @@ class Clouds:
         return kernel.mul_(w).div_(row.mT), w.log().squeeze(1) + 0.5 * math.log(n), error
 
     def velocity(self, plan: "Plan", ready: list[int], at: list[int]) -> tuple[Tensor, list[float]]:
-        """Write P y - Q x of the flows `at`; the plan has these at its indices `ready`. Return v of
-        all flows, with all columns, and the root mean squares of |v_i| of the flows `at`."""
+        """Compute v = P y - Q x of the flows `at`, which the plan has at `ready`. Return v of all
+        flows, with all columns, and the root mean square of |v_i| of each flow in `at`."""
         v = self.memory.get("velocity", *self.own.shape)
         matrix = plan.normalized(ready)
         _subtract(matrix, self._right, self.own, at, v)
@@ -216,7 +216,7 @@ class Plan:
             self._measured(self._filled(), column.amin())
 
     def _measured(self, column: Tensor, number: Tensor) -> float:
-        """Set the errors, and return the number. This waits for a card once."""
+        """Set the errors and return ``number`` as a float, which waits for a card only once."""
         errors = (column - 1).abs().mean((1, 2))
         *self.error, found = torch.cat([errors, number.view(1)]).tolist()
         return found
@@ -233,7 +233,7 @@ class Plan:
         return column
 
     def update(self, omega: list[float], updates: int) -> None:
-        """Run Sinkhorn updates of v and u, over-relaxed by these omega, and set the error."""
+        """Run Sinkhorn updates of v and u, over-relaxed by one omega per flow; set the error."""
         if not self._extreme < SMALL:
             self._h = self.absorbed().unsqueeze(1)
             self._u = self._u * self._row
@@ -255,7 +255,7 @@ class Plan:
         self._extreme = self._measured(column, torch.maximum(v.amax(), 1 / v.amin()))
 
     def normalized(self, at: list[int]) -> Tensor:
-        """Return P (b, N, M) of some flows, for the rows of the last error."""
+        """Return the plans at the indices `at`, with rows that sum to 1.  (b, N, M)"""
         kernel = self._kernel
         out = self._memory.get("normalized", len(at), *kernel.shape[1:])
         if len(at) < len(kernel):

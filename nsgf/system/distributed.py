@@ -20,22 +20,22 @@ from nsgf.system.output import is_launched, local_processes
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(minutes=5)
-"""Longest wait for another process inside updates. If a process dies, torchrun ends the others; but
-its machine or the network may also fall silent."""
+"""Longest wait for another process during updates. If a process dies, torchrun ends the others, but
+its machine or the network may also stop answering."""
 LONG_PATIENCE = timedelta(hours=2)
 """Longest wait for a process that builds flows, draws samples or measures."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of this run; a single one without torchrun."""
+    """The processes of this run; without torchrun, a single process."""
 
     rank: int = 0
     """Number of this process, 0 to size - 1."""
     size: int = 1
     """Number of processes."""
     patient: Any = None
-    """The group whose members wait LONG_PATIENCE for each other."""
+    """Process group whose members wait LONG_PATIENCE for each other."""
 
     @property
     def is_main(self) -> bool:
@@ -43,7 +43,7 @@ class World:
         return self.rank == 0
 
     def share(self, things: range) -> range:
-        """Return this process's part of ``things``; parts differ in size by at most one."""
+        """Return this process's part of ``things``. The parts differ in size by at most one."""
         first = len(things) * self.rank // self.size
         return things[first : len(things) * (self.rank + 1) // self.size]
 
@@ -56,14 +56,14 @@ class World:
         return value
 
     def any(self, flag: bool, *, has_worked: bool = False) -> bool:
-        """Return whether ``flag`` is true in any process. ``has_worked``: a process may arrive late
-        because it built flows; see :meth:`wait`."""
+        """Return whether ``flag`` is true in any process. ``has_worked``: wait longer, because a
+        process may have built flows; see :meth:`wait`."""
         if has_worked:
             self.wait()
         return float(self.mean(torch.tensor(float(flag)))) > 0
 
     def agree(self, value: Value) -> Value:
-        """Return the first process's ``value``."""
+        """Return the ``value`` of the first process."""
         if self.size == 1:
             return value
         self.wait()
@@ -98,8 +98,8 @@ def check_shares(key: str, count: int, size: int) -> None:
 
 @contextmanager
 def join(device: str) -> Iterator[World]:
-    """Connect the processes and yield this process's World. Cards use NCCL, CPUs use gloo. Raise
-    the errors of :func:`take_card`."""
+    """Connect the processes, and yield the World of this process. Cards use NCCL, CPUs use gloo.
+    Raise the errors of :func:`take_card`."""
     if not is_launched():
         yield ALONE
         return
@@ -122,8 +122,8 @@ def join(device: str) -> Iterator[World]:
 
 
 def take_card(device: str) -> bool:
-    """Make this process's card torch's current card; return False if the device is the CPU. Raise
-    UserError if there are more processes than cards, or ``device`` names a single device."""
+    """Make the card of this process torch's current card; return False if the device is the CPU.
+    Raise UserError if there are more processes than cards, or if ``device`` names a single card."""
     if device.startswith("cuda:"):
         raise UserError(f"device = {device}: each process needs its own card; use cuda")
     if device == "cpu" or not torch.cuda.is_available():

@@ -28,7 +28,7 @@ _names: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("names", default
 
 @contextmanager
 def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[None]:
-    """Context, or decorator, in which messages use these names for settings with these keys: short
+    """Context or decorator in which messages call settings by these names, given by key: short
     flags of the command line, or arguments of a Python function. An error of the machine becomes a
     UserError (:func:`machine_problem`)."""
     token = _names.set((names, are_flags))
@@ -43,15 +43,16 @@ def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[Non
 
 
 def name_setting(key: str, value: Any) -> str:
-    """Return ``KEY = VALUE``, the start of a message. Return only the name for samples that were
-    passed as ``data``: the program has stored them in a file."""
+    """Return ``KEY = VALUE``, the start of a message. For samples passed as ``data``, return only
+    the name: the user does not know their file."""
     names, are_flags = _names.get()
     name = key if are_flags else names.get(key, key)
     return name if name == "data" and "/.data/." in str(value) else f"{name} = {value}"
 
 
 def suggest(key: str, value: Any = "") -> str:
-    """Return ``--KEY VALUE`` or ``KEY=VALUE``, as the user sets it; without value, the name."""
+    """Return ``--KEY VALUE`` or ``KEY=VALUE``, as the user sets it; without a value, only the
+    name."""
     names, are_flags = _names.get()
     name = names.get(key, f"--{key}" if are_flags else key)
     if value == "":
@@ -67,7 +68,7 @@ class UserError(Exception):
 
 
 def one_line(said: str | BaseException) -> str:
-    """Return a text, or an exception (or its type, without a message), as one printable line."""
+    """Return a text as one printable line. For an exception without a message, return its type."""
     text = str(said)
     if isinstance(said, BaseException) and not text.strip():
         text = type(said).__name__
@@ -77,7 +78,7 @@ def one_line(said: str | BaseException) -> str:
 
 
 def list_names(names: Sequence[str], most: int = 10) -> str:
-    """Return one printable line with the first ``most`` names and the number of the others."""
+    """Return one printable line with the first ``most`` names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return one_line(", ".join(names[:most]) + more)
 
@@ -88,12 +89,12 @@ def cause(error: OSError) -> str:
 
 
 def machine_problem(error: Exception) -> str | None:
-    """Return the message for an error whose cause is outside of this program: a file, the memory,
+    """Return the message for an error whose cause lies outside of this program: a file, the memory,
     or another process of torchrun. Return None for other errors."""
     kind = type(error).__name__  # torch may not be loaded
     reason = one_line(error)[:200]
     if isinstance(error, OSError):
-        # os.getcwd does not name what it misses
+        # errors of os.getcwd have no file name
         unnamed = "the working directory" if isinstance(error, FileNotFoundError) else "a file"
         return f"cannot use {error.filename or unnamed}: {cause(error)}"
     if kind == "OutOfMemoryError":
@@ -116,7 +117,7 @@ def is_memory_full(error: BaseException) -> bool:
 
 
 def printable(text: str) -> str:
-    """Escape all characters of a text except printable ones and line ends."""
+    """Escape all characters of a text that are neither printable nor line ends."""
     if text.isprintable():
         return text
     return "".join(
@@ -125,5 +126,5 @@ def printable(text: str) -> str:
 
 
 def shorten_paths(text: str) -> str:
-    """Shorten absolute paths in a text to their last part. The rest may contain user names."""
+    """Shorten absolute paths in a text to their last part. Other parts may contain user names."""
     return ABSOLUTE_PATH.sub("", text)

@@ -1,5 +1,5 @@
 """Write files and folders atomically: a killed process leaves the old version or the new one. Read
-JSON that may be cut off, damaged or foreign."""
+JSON that may be incomplete, damaged or foreign."""
 
 import json
 import math
@@ -21,12 +21,12 @@ from nsgf.system.errors import UserError, cause, suggest
 Plain = dict[str, Any]
 """Plain values by name: an object of JSON, or a section of YAML."""
 OLD_SECONDS = 86400.0
-"""Time after which a temporary file of another machine is a leftover."""
+"""Age after which a temporary file of another machine counts as a leftover."""
 
 
 def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = ()) -> Path:
-    """Create a folder if needed, check that files can be written into it (also with the names
-    ``names``), and return it. Raise UserError if not; it names ``key``, the folder's setting."""
+    """Create a folder if needed, check that files can be written into it (also files with these
+    ``names``), and return it. Otherwise raise UserError with ``key``, the folder's setting."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder) as probe:
@@ -41,7 +41,7 @@ def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = (
 
 
 def write_text(file: Path, text: str) -> None:
-    """Replace a file atomically by one with this text."""
+    """Replace the content of a file atomically by this text."""
     with replacing(file) as stream:
         stream.write(text.encode())
 
@@ -54,7 +54,7 @@ def append_text(file: Path, text: str) -> None:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Add the file's name to system errors without a name, such as a full disk."""
+    """Add the file's name to system errors that lack it, such as for a full disk."""
     try:
         yield
     except OSError as error:
@@ -64,8 +64,8 @@ def _naming(file: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream for a new version of a file. It replaces the old version when it is completely
-    on the disk. After a failure the old file stays. A link is replaced, not followed."""
+    """Yield a stream for a new version of a file. The new version replaces the old one when it is
+    completely on the disk. After a failure the old file stays. A link is replaced, not followed."""
     with _temporary(file) as partial:
         with partial.open("x+b") as stream:
             yield stream
@@ -78,7 +78,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder for new files. When all are written, it replaces ``folder``, which must be
-    missing or empty. After a failure nothing new stays."""
+    missing or empty. If writing fails, nothing new stays."""
     folder = folder.resolve()
     with _temporary(folder) as partial:
         partial.mkdir()
@@ -101,9 +101,9 @@ def link_or_copy(file: Path, other: Path) -> None:
 
 @contextmanager
 def _temporary(file: Path) -> Iterator[Path]:
-    """Yield a temporary name beside a file, for this process only: others may write the same file.
-    At the end remove it, and leftovers: those of processes of this machine that no longer exist,
-    and those of other machines after a day."""
+    """Yield a temporary name beside a file, for this process only, since others may write the same
+    file. Remove it at the end. At the start, remove leftovers: temporary files of processes of this
+    machine that no longer exist, and files of other machines after a day."""
     own = f"{file.name}.{platform.node()}-"
     partial = file.with_name(f"{own}{os.getpid()}.partial")
     for left in file.parent.glob(f"{escape(file.name)}.*-*.partial"):
@@ -141,14 +141,14 @@ def sync_folder(folder: Path) -> None:
 
 
 COUNT = range(2**63)
-"""The whole numbers that a record may count with."""
+"""Allowed values of counts in a record."""
 LARGEST_HEADER = 2**24
-"""Largest number of bytes of a header that are read; those that this program writes are smaller."""
+"""Largest number of bytes read from a header. Headers that this program writes are smaller."""
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
     """Return the object in a JSON text. Raise ValueError if it is not an object, or contains a
-    number that is not finite, or an integer of more than 64 bits."""
+    number that is not finite or an integer of more than 64 bits."""
     try:
         found = json.loads(
             text, parse_float=_finite, parse_constant=_finite, parse_int=whole_number
@@ -159,9 +159,9 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def expect(value: Any, kind: Any) -> Any:
-    """Return a value of a stored record. Raise ValueError if it is not of ``kind``: a type, where
-    float accepts int; a range of whole numbers; ``[kind]``, a list of such values; or
-    ``(kind, ...)``, a list with one value of each."""
+    """Return a value of a stored record. Raise ValueError if it is not of this ``kind``. A kind is
+    a type (float also accepts int); a range of whole numbers; ``[kind]``, a list of such values; or
+    ``(kind, ...)``, a list with one value of each kind."""
     if isinstance(kind, list | tuple):
         parts = expect(value, list)
         kinds = kind * len(parts) if isinstance(kind, list) else kind

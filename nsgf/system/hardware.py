@@ -25,8 +25,8 @@ def pick_device(name: str) -> torch.device:
     """Return the device that ``name`` (auto, cpu, cuda, cuda:N) selects.
 
     A selected card becomes torch's current card. auto and cuda select the current card; with
-    several processes each has its own. auto skips a card that torch cannot use. Raise UserError if
-    the device does not exist, or if this build of torch has no code for it."""
+    several processes, each process has its own. auto does not select a card that torch cannot use.
+    Raise UserError if the device does not exist, or if this build of torch has no code for it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and not _unusable_card() else "cpu"
     device = torch.device(name)
@@ -43,8 +43,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def _kernel_problem(device: torch.device) -> str | None:
-    """Return why this build of torch cannot use a card; None if it can: it has code for the card's
-    generation, or code that the driver can translate (``compute_``)."""
+    """Return why this build of torch cannot use a card; None if it can, because it has code for the
+    card's generation, or code that the driver can translate (``compute_``)."""
     major, minor = torch.cuda.get_device_capability(device)
     built = " ".join(torch.cuda.get_arch_list())
     codes = re.findall(r"(sm|compute)_(\d+)", built)  # builds for AMD have other names
@@ -70,8 +70,8 @@ def _unusable_card() -> str | None:
 
 
 def cgroup_folders() -> list[Path]:
-    """Return the folders of this process's control groups: its own groups and all above them, in
-    version 2 and 1. Each of them may limit the process."""
+    """Return the folders of this process's control groups, version 2 and 1: its own groups and all
+    groups above them. Each may limit the process."""
     found = [CGROUPS, CGROUPS / "memory"]
     with suppress(OSError):  # not on Linux
         for line in OWN_GROUPS.read_text().splitlines():
@@ -84,7 +84,7 @@ def cgroup_folders() -> list[Path]:
 
 def available_bytes() -> int:
     """Return the free main memory in bytes, within the limits of containers and jobs. Cached files
-    count as free: the system drops them when it needs memory."""
+    count as free, because the system drops them when it needs memory."""
     available = psutil.virtual_memory().available
     for folder in cgroup_folders():
         for limit, usage, cached in (
@@ -114,7 +114,7 @@ def available_cores() -> int:
 
 
 def existing_folder(path: Path) -> Path:
-    """Return the first of ``path`` and the folders above it that exists."""
+    """Return ``path`` if it exists, otherwise the nearest existing folder above it."""
     while not path.exists():
         path = path.absolute().parent
     return path
@@ -133,7 +133,7 @@ def release_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of a card since the last reset, or of the process."""
+    """Return the peak memory in bytes: of a card since its last reset, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

@@ -13,11 +13,11 @@ from typing import TextIO
 from nsgf.system.errors import printable
 
 Log = Callable[[str], None]
-"""Takes a line for the user."""
+"""Function that takes a line for the user."""
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Print a text to ``stream``, or to stdout, at once and above a progress bar."""
+    """Print a text to ``stream``, or to stdout, immediately and above a progress bar."""
     from tqdm import tqdm
 
     stream = stream or sys.stdout
@@ -40,13 +40,13 @@ def show_error(text: str) -> None:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Context without any output of this process."""
+    """Context in which this process prints nothing."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
 
 
 STARTED_BY = os.getppid()
-"""Id of the parent process at the start. If the parent's id changes, the parent has ended."""
+"""Id of the parent process at the start. If the id changes later, the parent has ended."""
 
 
 def is_launched() -> bool:

@@ -1,6 +1,6 @@
 """Torch's global state: random numbers and default settings.
 
-Named random streams: the run's seed and a name determine every random number. Public Python
+Random streams have names: the run's seed and a name determine every random number. Public Python
 functions run with torch's defaults, whatever the caller has set.
 """
 
@@ -40,8 +40,8 @@ def make_generator(seed: int, *names: str | int) -> torch.Generator:
 
 @contextmanager
 def from_python(names: Mapping[str, str]) -> Iterator[None]:
-    """Context, or decorator, of a public Python function: messages use the ``names`` of its
-    arguments for settings, and the caller's settings of torch have no effect."""
+    """Context or decorator of a public Python function. Messages call settings by the ``names`` of
+    its arguments, and the caller's settings of torch have no effect."""
     with naming(names), torch_defaults(), torch.inference_mode(False):
         yield
 

@@ -28,10 +28,10 @@ from nsgf.training.task import Batch, Session, Task, load_batches
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""
 LOSS_POINTS = 50
-"""Smallest number of lines of metrics.jsonl for each phase. Loss curves show these lines."""
+"""Smallest number of lines in metrics.jsonl for each phase. Loss curves show these lines."""
 MAX_SKIPPED = 20
-"""Number of successive updates with a non-finite loss or gradient after which training stops. The
-fp16 loss scale needs fewer to settle."""
+"""Training stops after so many successive updates with a non-finite loss or gradient. The loss
+scale of fp16 needs fewer to settle."""
 
 
 class Diverged(UserError):
@@ -197,7 +197,7 @@ class PhaseLoop:
             ) from error
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
-        """Read the result of a queued update; raise UserError after too many skipped updates."""
+        """Read the result of a queued update. Raise Diverged after too many skipped updates."""
         if outcome is None:
             return
         reading = outcome.read()
@@ -250,7 +250,7 @@ class PhaseLoop:
         self.prepare_seconds = 0.0
 
     def _save_once(self) -> Path:
-        """Save a checkpoint, unless this step has one, and return the run folder."""
+        """Save a checkpoint, unless this step already has one, and return the run folder."""
         if self.saved_step != self.state.step:
             self._save()
         return self.session.run.path

@@ -48,8 +48,8 @@ def pick_precision(config: Config, device: torch.device) -> Precision:
 
 def sampling_precision(config: Config, device: torch.device, trained: object = None) -> Precision:
     """Return the precision for sampling: ``train.precision`` if the device supports it, else fp32.
-    For auto: fp32 for a network ``trained`` in fp32, else what auto selects. dopri5 always uses
-    fp32, because it would treat rounding as integration error."""
+    With auto, a network ``trained`` in fp32 uses fp32, and others use what auto selects. dopri5
+    always uses fp32, because it would treat rounding as integration error."""
     wanted = config.train.precision
     if config.sampling.solver == "dopri5" or (wanted, trained) == ("auto", "fp32"):
         return "fp32"
@@ -75,9 +75,9 @@ def precision_context(precision: Precision, device: torch.device) -> AbstractCon
 
 
 def prepare_compiler() -> str:
-    """Set the cache folder of torch's compiler before its first use, and return it: the user's
-    setting, or the user's cache. The compiler executes code from there, so the folder is never in a
-    run folder or a shared folder. Raise UserError if there is neither."""
+    """Choose the cache folder of torch's compiler before its first use, and return it: the user's
+    setting, or a folder in the user's cache. The compiler executes code from it, so it is never in
+    a run folder or a shared folder. Raise UserError if the user has neither."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.path.expanduser(os.environ.get(COMPILED) or f"{caches}/nsgf/compiled")
     if chosen.startswith("~"):

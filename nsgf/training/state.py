@@ -45,7 +45,7 @@ class PendingStats(NamedTuple):
     values: Tensor
     """The two scalars, on the CPU."""
     copied: torch.cuda.Event | None
-    """The event after the copy from a card; None: other devices have no events."""
+    """Event after the copy from a card; None on other devices, which have no events."""
 
     def read(self) -> StepStats:
         """Wait until the update is done, and return its statistics."""
@@ -68,8 +68,8 @@ class TrainState:
     """The state of a training phase: weights, average, Adam, learning rate, loss scale, step.
 
     Checkpoints and averages use the task's own network, not its compiled or distributed form. An
-    update does not wait for the device. If loss or gradient norm are not finite, weights and
-    Adam's moments do not change; the device decides this.
+    update does not wait for the device. If loss or gradient norm are not finite, the device itself
+    leaves weights and Adam's moments unchanged.
     """
 
     task: Task
@@ -79,9 +79,9 @@ class TrainState:
     world: World = ALONE
     precision: Precision = "fp32"
     seed: int = 0
-    """Determines dropout, with the step."""
+    """Together with the step, it determines dropout."""
     log: Callable[[str], None] = show
-    """Gets a line if batches are split."""
+    """Function that takes a line if batches are split."""
     step: int = 0
 
     def __post_init__(self, train: TrainConfig) -> None:
@@ -141,8 +141,8 @@ class TrainState:
         return PendingStats(self.step, values, copied)
 
     def gradient(self, batch: Batch) -> Tensor:
-        """Compute the gradient of a batch, in as many parts as memory needs, and return the
-        loss. Raise the errors of :meth:`update`."""
+        """Compute the gradient of a batch, split it if the memory is full, and return the loss.
+        Raise the errors of :meth:`update`."""
         before = self.accumulate
         size = batch.size
         while (loss := self._try_gradient(batch)) is None:
@@ -191,7 +191,7 @@ class TrainState:
                         self.scaler.scale(loss).backward()
                 total += loss.detach()
         except torch.cuda.OutOfMemoryError:
-            return None  # frees the exception and its graph before the next try
+            return None  # this frees the exception and its graph before the next try
         return total
 
     def state_dict(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class TrainState:
         for moments in self.adam.state.values():  # fused Adam needs the memory layout of weights
             moments |= {name: moments[name].contiguous() for name in ("exp_avg", "exp_avg_sq")}
         for group in self.adam.param_groups:
-            group["fused"] = True  # only this Adam skips updates, and the file may have another
+            group["fused"] = True  # only fused Adam skips updates; the file may say False
         self.accumulate = max(self.accumulate, int(state["accumulate"]))  # fewer parts did not fit
         if state["scaler"] and self.scaler.is_enabled():  # the precision may have changed
             self.scaler.load_state_dict(state["scaler"])
@@ -223,8 +223,8 @@ class TrainState:
 def lr_factor(step: int, config: OptimConfig) -> float:
     """Return the learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
 
-    The factor grows linearly from 1/warmup_steps to 1, then is constant or follows half a cosine,
-    which reaches 0 one update after the last.
+    The factor grows linearly from 1/warmup_steps to 1. Then it is constant, or follows half a
+    cosine that would reach 0 one update after the last.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps

@@ -1,8 +1,8 @@
-"""The task of a phase: a network, its batches and its loss; and what all phases need.
+"""The task of a phase (a network, its batches and its loss), and the session of a training run.
 
 Every phase is a regression: the network learns to map the inputs of a :class:`Batch` to the target.
 Sample i of a phase depends only on the run's seed and on i. So a range of positions identifies a
-batch. It can be drawn in advance, again, or in parts.
+batch, which can be drawn in advance, again, or in parts.
 
 Shapes: B batch.
 """
@@ -74,8 +74,8 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, *drawn: Tensor) -> Batch:
-        """Return the regression problem for the tensors from :meth:`draw`, which are on the
-        network's device by now."""
+        """Return the regression problem for the tensors from :meth:`draw`, now on the network's
+        device."""
 
     def remarks(self) -> tuple[str, ...]:
         """Return lines that are logged after the last update of this process."""
@@ -87,7 +87,7 @@ class Task(ABC):
 
 
 Loaded = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
-"""Tensors of a batch, and the event after their copies to a card; None: they are complete."""
+"""Tensors of a batch, and the event after their copies to a card; None: they are already copied."""
 DEPTH = 2
 """Number of batches drawn ahead: one is ready while the next is being made."""
 
@@ -101,10 +101,10 @@ def load_batches(
     *,
     prefetch: bool = False,
 ) -> Generator[Batch, None, None]:
-    """Yield the batches of the updates ``start``, ``start`` + 1, ... without end. Batch k has the
+    """Yield the batches of the updates ``start``, ``start`` + 1, ..., endlessly. Batch k has the
     samples k B to (k + 1) B - 1, divided among the processes.
 
-    With ``prefetch`` a thread draws batches until the generator is closed; for a card it also
+    With ``prefetch``, a thread draws batches until the generator is closed. For a card, it also
     copies them from pinned memory on a separate stream."""
     stream = torch.cuda.Stream(device) if prefetch and device.type == "cuda" else None
 
@@ -121,7 +121,7 @@ def load_batches(
     def arrived(tensors: tuple[Tensor, ...], event: Any) -> tuple[Tensor, ...]:
         """Let the computation wait for the copies of a batch, and return its tensors."""
         if event is not None:
-            with record_function("transfer"):  # the time that computation does not hide
+            with record_function("transfer"):  # the time of copies that computation does not hide
                 current = torch.cuda.current_stream(device)
                 current.wait_event(event)
                 for tensor in tensors:
