@@ -267,7 +267,8 @@ def chosen(place: str, method: str) -> str:
         name, _, settings = line["method"].partition(": ")
         if (line["target"], name) == (place, method):
             means.setdefault(settings, []).append(float(line["1000 energy_standardised"]))
-    best = dict(part.split(" ") for part in min(means, key=lambda key: mean(means[key])).split(", "))
+    least = min(means, key=lambda key: mean(means[key]))
+    best = dict(part.split(" ") for part in least.split(", "))
     rate = f"{float(best['lr']):.0e}".replace("e-0", "e-")
     blur, sigma = best.get("sinkhorn.blur"), best.get("peer.sigma")
     return f"{rate}, blur {blur}" if blur else f"{rate}, sigma {float(sigma or 0):g}"
