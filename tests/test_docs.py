@@ -1,12 +1,18 @@
-"""The documentation names files and tests that exist."""
+"""The documentation names files and tests that exist, and its commands work."""
 
 import pydoc
 import re
+import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from nsgf.cli import main
+from nsgf.cli.arguments import parse
+
 ROOT = Path(__file__).parents[1]
+FIRST_STEPS = ROOT / "docs" / "first-steps.md"
 DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
 
@@ -35,3 +41,45 @@ def test_docstrings_of_the_api_page_are_markdown():
         named = pydoc.locate(place)
         for text in [part.__doc__ or "" for part in (named, *vars(named).values())]:
             assert not re.search(r":\w+:`|::$", text, re.M), place
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The words after ``nsgf`` of each command in a code block or a table."""
+    found = re.findall(r"(?:^ {4}python -m |`)nsgf (\w+.*?)(?:$|`)", page.read_text(), re.M)
+    return [shlex.split(words, comments=True) for words in found]
+
+
+@pytest.fixture
+def blocks(tmp_path, monkeypatch):
+    """The code blocks of the first steps. The first one was run in the working folder: it writes a
+    table and pictures."""
+    monkeypatch.chdir(tmp_path)
+    found = re.findall(r"(?:^ {4}.*\n+)+", FIRST_STEPS.read_text(), re.M)
+    exec(textwrap.dedent(found[0]), {})
+    return found
+
+
+def test_commands_that_train_are_accepted(blocks):
+    """As the pages show them, with the data of the first steps."""
+    others = {"--resume", "--resume-phase", "N1,N2,N3"}
+    for words in [words for page in DOCS for words in commands_of(page)]:
+        if "--data.path" in words:
+            own = "flowers.csv" if "points" in words else "pictures"
+            words[words.index("--data.path") + 1] = own
+        if words[0] in ("train", "compare") and "--exp" in words and not others & {*words}:
+            parse([word.removesuffix(",mine.yaml") for word in words])
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_commands_of_the_first_steps_run(blocks):
+    """As they stand there, with fewer updates."""
+    small = "--train-iters 4 --batch-size 8 --pool-batches 2 --model.mlp.width 16"
+    for words in commands_of(FIRST_STEPS):
+        if "--minutes" in words:
+            starts = ["--nsf.starts", "40"] if "images" in words else []
+            words = [*words[: words.index("--minutes")], *small.split(), *starts]
+        assert main([word.replace("20000", "6") for word in words]) == 0
+    assert len(Path("more-flowers.csv").read_text().splitlines()) == 1001
+    exec(textwrap.dedent(blocks[-1]), {})
+    assert Path("flowers.png").exists()
