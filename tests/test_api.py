@@ -226,5 +226,6 @@ def test_lines_of_the_readme_run(tmp_path, monkeypatch):
     names: dict[str, torch.Tensor] = {}
     exec(textwrap.dedent(code), names)
     assert names["points"].shape == (64, 2)
-    assert names["ut"].shape == names["x"].shape
+    assert names["ut"].shape == (256, 2)
+    assert (tmp_path / "ring.png").exists()
     assert (tmp_path / "my-model" / "config.json").exists()

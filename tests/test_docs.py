@@ -35,6 +35,14 @@ def test_only_pyproject_names_the_address_of_the_repository():
     assert not [file for file in texts if address in file.read_text()]
 
 
+def test_badges_are_true():
+    settings = (ROOT / "pyproject.toml").read_text()
+    versions = re.findall(r"Python :: (3\.\d+)", settings)
+    badge = (ROOT / "docs/results/badge-python.svg").read_text()
+    assert f">{versions[0]} to {versions[-1]}<" in badge
+    assert 'license = { text = "MIT" }' in settings
+
+
 def test_docstrings_of_the_api_page_are_markdown():
     """Roles of Sphinx, such as :func:, would be shown as they are."""
     for place in re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), re.M):
