@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Installs nsgf, trains NSGF++ on scikit-learn's 8x8 digits with a short recipe (half as many
-# updates of half the batch; `train --exp digits` is the full one), and names the page of the
-# results last.
+# Installs nsgf, trains on scikit-learn's 8x8 digits with a short recipe (half as many updates of
+# half the batch; `train --exp digits` is the full one), and names the page of the results last.
 set -euo pipefail
 echo "quickstart: installs nsgf (2 to 7 GB, once), trains on 1,797 images for about five minutes on
 two cores, and ends with the path of a page, report.html. Run it again at any time."

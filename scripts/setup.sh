@@ -20,15 +20,14 @@ find_python() {
     exit 2
 }
 
-cpu_index=https://download.pytorch.org/whl/cpu
-
-wants_cpu_build() {  # torch for Linux has CUDA libraries of 5 GB, except at this index
-    [ "$(uname)" = Linux ] && ! nvidia-smi >/dev/null 2>&1 && "$PYTHON_VENV" -c \
-        "from urllib.request import urlopen; urlopen('$cpu_index/torch/', timeout=10)" 2>/dev/null
-}
-
 pip_install() {
     "$PYTHON_VENV" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+wants_cpu_build() {  # torch for Linux has CUDA libraries of 5 GB, except at this index
+    cpu_index=https://download.pytorch.org/whl/cpu
+    [ "$(uname)" = Linux ] && ! nvidia-smi >/dev/null 2>&1 && "$PYTHON_VENV" -c \
+        "from urllib.request import urlopen; urlopen('$cpu_index/torch/', timeout=10)" 2>/dev/null
 }
 
 if [ ! -x "$PYTHON_VENV" ]; then
@@ -36,15 +35,10 @@ if [ ! -x "$PYTHON_VENV" ]; then
     "$base" -m venv .venv
 fi
 if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
-    if wants_cpu_build; then
-        echo "installing into .venv: 2 GB, with torch for a CPU; a few minutes"
-        pip_install --index-url "$cpu_index" torch torchvision
-    else
-        echo "installing into .venv: 7 GB, with torch for a card or a CPU; a few minutes"
-    fi
+    echo "installing into .venv: a few minutes; 7 GB, or 2 GB where torch's CPU build can be used"
+    if wants_cpu_build; then pip_install --index-url "$cpu_index" torch torchvision; fi
     pip_install --editable ".${extra:+[$extra]}"
-    if [ "$extra" = test ]; then  # torchcfm's matchers need none of the 45 packages it asks for
-        pip_install --no-deps "torchcfm>=1.0.7"
-    fi
+    # torchcfm's matchers need none of the 45 packages it asks for
+    if [ "$extra" = test ]; then pip_install --no-deps "torchcfm>=1.0.7"; fi
     touch "$stamp"
 fi
