@@ -30,9 +30,13 @@ def main() -> int:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     configure_allocator()
-    from nsgf.cli import main as run
+    try:
+        from nsgf.cli import main as run
 
-    code = run()
+        code = run()
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"nsgf: error: {error.name} is not installed; pip install -e .\n")
+        return 2
     gc.freeze()  # else Python spends half a second on torch's objects before it exits
     return code
 

@@ -145,7 +145,10 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     for name in ("root", "source", "fake", "flip", *files):
         usual = SETTINGS[f"data.{name}"].default
         if name not in target.uses and getattr(data, name) != usual:
-            yield f"data.{name}", f"must be {format_value(usual)} for {data.name}"
+            must = f"must be {format_value(usual)} for {data.name}"
+            if name == "path":
+                must += f"; for your own data use {suggest('exp')} points or images"
+            yield f"data.{name}", must
     if config.evaluation.features not in ("auto", "none") and not isinstance(target, ImageSet):
         yield "evaluation.features", f"must be auto or none for {data.name}, which are points"
 

@@ -23,7 +23,7 @@ from nsgf.config.files import (
     method_layers,
     read_experiment,
 )
-from nsgf.config.schema import OF_PHASES, Config, OwnName
+from nsgf.config.schema import OF_PHASES, Config, OwnName, PointName
 from nsgf.config.settings import Layer, build, change, spread_optim
 from nsgf.config.values import expand_path, format_value
 from nsgf.system.errors import UserError, list_names, suggest
@@ -115,9 +115,6 @@ def resolve(
         given = {"compare.targets": [], **given}
     options = dict(options)
     if shipped := options.pop("pretrained", None):
-        if shipped not in PRETRAINED:
-            must = f"must be one of {', '.join(PRETRAINED)}"
-            raise UserError(f"pretrained = {shipped}: {must}")
         options["run"] = PRETRAINED[shipped]
     for key in {"run", "config", "compare", "to"} & options.keys():
         options[key] = expand_path(key, options[key])
@@ -130,6 +127,10 @@ def resolve(
     named = on_top.get("exp")
     exp = given.get("exp", named)
     own = top
+    meant = given.get("data.name", exp)
+    hint = ""
+    if meant in get_args(PointName):
+        hint = f"; for {meant} use {suggest('exp', '2d')} and {suggest('data.name', meant)}"
     if run is None and "run" not in options:
         if named not in (None, exp):
             raise UserError(f"exp = {exp}: the file of config has exp {named}; leave one out")
@@ -141,7 +142,7 @@ def resolve(
                 sections[name] = {**section, **on_top, **sections.get(name, {})}
             own = Experiment({**spread_optim(below.settings), **on_top}, sections, {})
         elif exp and not on_top:
-            raise UserError(f"exp = {exp}: must be one of {', '.join(EXPERIMENTS)}")
+            raise UserError(f"exp = {exp}: must be one of {', '.join(EXPERIMENTS)}{hint}")
 
     # the run that the command uses, or the data of a new run
     run = run or _find_run(command, options, given, own.settings, notes)
@@ -155,7 +156,7 @@ def resolve(
         file = suggest("config", "FILE")
         names = ", ".join(EXPERIMENTS)
         own_name = "has one of these as exp, or its own exp and data.name"
-        raise UserError(f"use {flag} ({names}), or {file} that {own_name}")
+        raise UserError(f"use {flag} ({names}), or {file} that {own_name}{hint}")
 
     # one checked configuration, and for a comparison one for each method
     from nsgf.checks import check_training
@@ -202,7 +203,8 @@ def _find_run(
             raise UserError(f"run = {run.path}: an exported run, for {allowed} only")
         return run
     if "exp" not in {**own, **given}:
-        raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
+        more = ", or --pretrained NAME" if command in ON_EXPORTS else ""
+        raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run{more}")
     config = build({**spread_optim(own), **given})
     check_values(config)
     run, line = newest_run(

@@ -46,6 +46,7 @@ def test_notebook_trains_and_goes_on_from_a_read_only_input(tmp_path, monkeypatc
     first = printed(tmp_path)
     assert "continues" not in first
     assert "nsf: done" in first
+    assert "step/s" not in first  # of a bar
     assert "report.html" in first
     assert first.count("a picture") == 3  # after both phases, and the moving one
     (run,) = (tmp_path / "runs").glob("digits-smoke-*")

@@ -35,7 +35,6 @@ from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
 from nsgf.share import export_run, find_folder, open_run
 from nsgf.sinkhorn.base import to_array
 from nsgf.system.errors import UserError, one_line
-from nsgf.system.files import ensure_writable, write_text
 from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 
@@ -150,17 +149,12 @@ class Run:
         Raise UserError for the same reasons as the command."""
         return evaluate_run(self.config, self.folder)[1]
 
-    @from_python({})
+    @from_python({"out": "file"})
     def report(self, file: Place) -> Path:
         """Write the page of ``nsgf report`` to a file, and return its path. Raise the errors of the
         command, and UserError if the file does not end in .html."""
-        copy = expand_path("file", file)
-        if copy.suffix.lower() != ".html" or copy.is_dir():
-            raise UserError(f"file = {file}: must end in .html, and be no folder")
-        ensure_writable(copy.parent, "file")
-        page, *_ = report_run(self.config, self._checkpoints("report"))
-        write_text(copy, Path(page).read_text("utf-8"))
-        return copy
+        page, *_ = report_run(self.config, self._checkpoints("report"), out=file)
+        return Path(page)
 
     @from_python({})
     def export(self, to: Place) -> Path:

@@ -4,7 +4,7 @@ from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Collection
 from typing import Any, Literal, NoReturn
 
-from nsgf.config.files import refuse_unknown
+from nsgf.config.files import PRETRAINED, refuse_unknown
 from nsgf.config.settings import KEYS, Layer, spread_optim
 from nsgf.config.values import read_value
 from nsgf.resolve import ON_EXPORTS, WITHOUT_RUN, Request, resolve
@@ -52,14 +52,21 @@ OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
 HAS_SETTINGS = COMMANDS.keys() - {"list"}
 WITH_RUN = HAS_SETTINGS - {*WITHOUT_RUN}
+SHIPPED: Any = Literal[tuple(PRETRAINED)]
 OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "help": (COMMANDS, str, "KEY", "Explain a flag, a setting or a section; all: every setting."),
     "config": (HAS_SETTINGS, str, "FILE", "YAML file instead of --exp, or on top of --run."),
     "print-config": (HAS_SETTINGS, bool, "", "Print the settings that hold, and stop."),
     "run": (WITH_RUN, str, "DIR", "Run folder. Without it, the newest run of --exp is used."),
-    "pretrained": (ON_EXPORTS, str, "NAME", "Run that comes with the program."),
+    "pretrained": (ON_EXPORTS, SHIPPED, "NAME", "Run that comes with the program."),
     "nfe": (["sample"], int, "N", "Largest number of network calls for each sample."),
-    "out": (["sample"], str, "PATH", "Write only a new .csv, .npz, .gif, .webp or DIR/ of PNGs."),
+    "out": (
+        ["sample", "report"],
+        str,
+        "PATH",
+        "sample: write only a new .csv, .npz, .gif, .webp or DIR/ of PNGs. report: write the page "
+        "also to FILE.html.",
+    ),
     "resume": (["train"], bool, "", "Resume the run from its newest checkpoint."),
     "resume-phase": (["train"], int, "N", "Resume at phase N, or repeat it if it is finished."),
     "minutes": (["train"], float, "N", "Choose as many updates as fit into N minutes here."),
@@ -81,7 +88,7 @@ USES = {
     "compare": f"{_TRAINING} evaluation compare".replace("tracking", ""),
     **{"sample": f"{_RUN} sampling", "evaluate": f"{_RUN} sampling evaluation"},
     "report": f"{_RUN} sampling",
-    "report --compare": "compare figures out_dir print-config",
+    "report --compare": "compare figures out out_dir print-config",
     "export": "exp out_dir smoke sampling run config print-config to half",
     "list": "out_dir",
 }
@@ -149,7 +156,8 @@ def parse(argv: list[str]) -> Request:
     given = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     for name in given:
         if name not in flags:
-            refuse_unknown(f"--{name}", used_flags(command), command)
+            owners = sorted(OPTIONS[name][0]) if name in OPTIONS else ()
+            refuse_unknown(f"--{name}", used_flags(command), owners)
         if given.count(name) > 1:
             raise UserError(f"--{name}: given twice")
         parser.add_argument(f"--{name}", dest=name, **form_of(name, flags[name]))

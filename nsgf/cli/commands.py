@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
         who = f" (process {launched_rank()})" if is_launched() else ""
         show_error(f"nsgf: error{who}: {error}")
         return 2
+    except ModuleNotFoundError:  # the caller names it
+        raise
     except Exception:
         show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
         return 1
@@ -158,12 +160,12 @@ def _report(request: Request) -> list[str]:
     from nsgf.report.page import report_run
 
     config = request.config
-    kind = request.options.get("figures", "png")
+    how = request.options.get("figures", "png"), request.options.get("out")
     if "compare" in request.options:
-        page, *figures = report_comparison(request.options["compare"], config.out_dir, kind)
+        page, *others = report_comparison(request.options["compare"], config.out_dir, *how)
     else:
-        page, *figures = report_run(config, request.opened, kind)
-    return [*figures, page]
+        page, *others = report_run(config, request.opened, *how)
+    return [*others, page]
 
 
 def _list(request: Request) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, Keys, flags_of, form_of, used_flags
 from nsgf.config import schema
-from nsgf.config.files import EXPERIMENTS, METHODS, PRETRAINED, refuse_unknown
+from nsgf.config.files import EXPERIMENTS, METHODS, refuse_unknown
 from nsgf.config.settings import KEYS, SECTIONS, is_inherited
 from nsgf.config.values import describe_type, format_value
 from nsgf.system.errors import UserError
@@ -25,7 +25,7 @@ ON_RUNS = (
     "inception-weights data-root seed device out out-dir"
 )
 """The most used flags of commands on a trained run."""
-CHOICES = {"exp": EXPERIMENTS, "method": METHODS, "methods": METHODS, "pretrained": [*PRETRAINED]}
+CHOICES = {"exp": EXPERIMENTS, "method": METHODS, "methods": METHODS}
 """Choices for flags whose value is text."""
 METAVARS = {"an integer": "N", "a number": "X", "true or false": "BOOL", "a list": "LIST"}
 """Placeholders for values, by the beginning of the description of their type."""
@@ -61,7 +61,7 @@ def help_parser(command: str, topic: str = "") -> ArgumentParser:
         begin = f"{topic}."
         shown = [name for name in flags if topic in (name, *flags[name]) or name.startswith(begin)]
         if not shown:
-            refuse_unknown(f"--{topic}", flags, command)
+            refuse_unknown(f"--{topic}", flags)
     form = partial(_Formatter, max_help_position=30)
     parser = ArgumentParser(prog="", formatter_class=form, add_help=False, **about)
     groups: dict[str, Any] = {}

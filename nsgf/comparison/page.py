@@ -1,6 +1,7 @@
 """The page about a comparison, finished or not."""
 
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from itertools import product
@@ -25,11 +26,12 @@ from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
 from nsgf.comparison.tuning import SEARCH
 from nsgf.config.schema import Config
 from nsgf.config.settings import build, drop_machine_settings
+from nsgf.config.values import Place
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report import progress_of
-from nsgf.report.page import Album, write_page
+from nsgf.report.page import Album, chosen_settings
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.system.errors import UserError
 from nsgf.system.files import read_object
@@ -38,20 +40,22 @@ MARKERS = "osD^vP*X<>hp"
 
 
 @figure_defaults()
-def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str]:
+def report_comparison(
+    folder: Path, out_dir: str, kind: str = "png", out: Place | None = None
+) -> list[str]:
     """Write ``report.html`` and ``report/`` into the folder of a comparison, or into
     ``OUT_DIR/NAME`` if that folder does not lie directly in ``out_dir``.
 
     The measures come from ``table.csv``; nothing is sampled or measured.
 
-    ``kind`` svg or pdf: also write the figure in that format. Return the files. Raise UserError if
-    the folder holds no comparison, nothing is measured yet, or the files cannot be written."""
+    ``kind`` and ``out``: see :func:`nsgf.report.page.report_run`. Return the files. Raise UserError
+    if the folder holds no comparison, nothing is measured yet, or the files cannot be written."""
     rows = measured_rows(folder)
     comparison = Comparison.stored(folder)
     search = folder / SEARCH
     targets = list(dict.fromkeys(row.target for row in rows))
     home = results_folder(Config(out_dir=out_dir), RunFolder(folder))
-    album = Album(home / "report", kind)
+    album = Album(home, kind, out)
     text = "Means over training runs and their standard deviation; dashed: samples of the data."
     album.draw("quality", draw_quality(rows), "At equal NFE", text)
     for name in targets:
@@ -68,21 +72,20 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         runs.append((str(place.relative_to(folder)), done, *about))
     shared = {name: drop_machine_settings(own) for name, own in comparison.methods.items()}
     settings = Comparison(drop_machine_settings(comparison.config), shared)
-    file = write_page(
-        home,
+    return album.write_page(
         Path(__file__).with_name("page.html.j2"),
         title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
         config=comparison.config,
         targets=targets,
-        methods=[method_title(method) for method in methods_of(rows)],
+        methods=[
+            (method_title(name), chosen_settings(own)) for name, own in comparison.methods.items()
+        ],
         tables=all_tables(rows, read_rows(search) if search.exists() else ()),
         legends=(LEGEND, COST_LEGEND, SEARCH_LEGEND),
-        pictures=album.pictures,
-        place=shlex.quote(folder.resolve().name),
+        place=shlex.quote(os.path.relpath(folder)),
         runs=runs,
         settings=settings.settings_text,
     )
-    return [file, *album.files]
 
 
 def measured_rows(folder: Path) -> list[Row]:

@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -158,9 +158,10 @@ def from_arguments(
     return read_layer(plain)
 
 
-def refuse_unknown(name: str, known: Collection[str], command: str = "train") -> NoReturn:
+def refuse_unknown(name: str, known: Collection[str], owners: Sequence[str] = ()) -> NoReturn:
     """Raise UserError for an unknown flag, which begins with dashes, or an unknown key of a file.
-    ``known``: the flags of ``command`` without dashes, or all keys."""
+    ``known``: the flags that a command uses, without dashes, or all keys. ``owners``: the commands
+    that have this flag."""
     key = name.removeprefix("--")
     section = key.rpartition(".")[0]
     begin = f"{section}." if section else ""
@@ -170,7 +171,7 @@ def refuse_unknown(name: str, known: Collection[str], command: str = "train") ->
     others = read_plain(Path(__file__).with_name("other_names.yaml"))
     for ours, theirs in reversed(others.items()):
         meant = [begin + each.rpartition(".")[2] if section else each for each in ours.split()]
-        if meant := [each for each in meant if each in known]:
+        if {*meant} <= {*known}:
             spelled |= {_letters(begin + each): meant for each in theirs.split()}
     parts: dict[str, list[str]] = {}
     for each in sorted(known, key=lambda each: not each.startswith("optim.")):
@@ -182,9 +183,11 @@ def refuse_unknown(name: str, known: Collection[str], command: str = "train") ->
         raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")
     close = difflib.get_close_matches(_letters(key), spelled, 1, 0.82)
     shown = [each if name == key else suggest(each) for match in close for each in spelled[match]]
-    hint = (
-        f"did you mean {' or '.join(shown)}?" if shown else f"nsgf {command} --help all lists them"
-    )
+    hint = "nsgf COMMAND --help all lists them"
+    if shown:
+        hint = f"did you mean {' or '.join(shown)}?"
+    elif owners:
+        hint = f"it belongs to {', '.join(owners)}"
     kind = "key" if name == key else "flag"
     raise UserError(f"{name}: unknown {kind}; {hint}")
 

@@ -362,8 +362,7 @@ def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
         for one in layouts
         if one.ndim == 4 and one.shape[1] in CHANNELS and min(one.shape[2:]) >= LEAST_SIDE
     ]
-    is_known = images.dtype == np.uint8 or images.dtype.kind == "f"
-    if not fitting or not is_known or len(images) < least:
+    if not fitting or images.dtype.kind not in "iuf" or len(images) < least:
         raise ValueError(
             f"images {images.shape} of {images.dtype}, must be (N, C, H, W) or (N, H, W, C), "
             f"N >= {least}, C 1 to 4, H and W >= {LEAST_SIDE}, of uint8 or floats in [-1, 1]"
@@ -373,10 +372,11 @@ def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
         return images
     low = images.min()
     high = images.max()
-    if not (-1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
+    is_float = images.dtype.kind == "f"
+    if not (is_float and -1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
         raise ValueError(
-            f"values from {low:g} to {high:g}, floats must be in [-1, 1] with some below 0; for "
-            "values in [0, 1] use 2 * images - 1"
+            f"{images.dtype} from {low:g} to {high:g}, must be uint8, or floats in [-1, 1] with "
+            "some below 0; use images.to(torch.uint8) for 0 to 255, or 2.0 * images - 1 for [0, 1]"
         )
     return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
 
@@ -386,13 +386,21 @@ def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray
     K - 1, int64, (N,). Raise ValueError for invalid labels, or if a class has too few images."""
     if labels.shape == (count, 1):  # as in MedMNIST
         labels = labels[:, 0]
-    is_wrong = labels.shape != (count,) or labels.dtype.kind not in "iuU"
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    has_gaps = labels.dtype.kind != "U" and values.tolist() != list(range(len(values)))
-    if is_wrong or has_gaps or len(values) < 2 or counts.min() < LEAST_OF_CLASS:
-        raise ValueError(
-            f"labels: {labels.dtype} of shape {labels.shape} with {len(values)} classes, must be "
-            f"one for each of {count} images: whole numbers from 0 on without gaps, or names, of 2 "
-            f"or more classes with {LEAST_OF_CLASS} or more images each"
-        )
+    wrong = ""
+    if labels.ndim == 2 and len(labels) == count:
+        wrong = f"{labels.shape}, perhaps one-hot; use labels.argmax(1)"
+    elif labels.shape != (count,):
+        wrong = f"{labels.shape}, must be one for each of {count} images"
+    elif labels.dtype.kind not in "iuU":
+        wrong = f"{labels.dtype}, must be whole numbers or names"
+    elif labels.dtype.kind != "U" and values.tolist() != list(range(len(values))):
+        wrong = f"{list_names([*map(str, values)])}, must be whole numbers from 0 on without gaps"
+    elif len(values) < 2:
+        wrong = "one class only; leave them out"
+    elif (least := counts.min()) < LEAST_OF_CLASS:
+        rare = values[counts.argmin()]
+        wrong = f"{least} images of class {rare}, must be {LEAST_OF_CLASS} or more"
+    if wrong:
+        raise ValueError(f"labels: {wrong}")
     return [repr(str(name))[1:-1] for name in values], numbers.astype(np.int64)

@@ -35,7 +35,8 @@ MAX_BYTES = 1_000_000
 Curve = list[tuple[int, float, float]]
 """Step, loss and gradient norm of each logged update of a phase."""
 Field = tuple[str, Tensor, Tensor, Tensor]
-"""Title; then points, velocities of the network and of the flow at one time, each (N, 2)."""
+"""Title; then points, velocities of the network and of the flow at one time, each (N, 2), in the
+units of the data."""
 
 
 def draw_curves(curves: Mapping[str, Curve]) -> Any:
@@ -78,17 +79,18 @@ def draw_entry_times(tau: Tensor) -> Any:
     return figure
 
 
-def draw_fields(fields: Sequence[Field]) -> Any:
-    """Draw the learned velocity and the velocity of the flow, one panel for each time."""
+def draw_fields(fields: Sequence[Field], axes: tuple[str, ...] | None = None) -> Any:
+    """Draw the learned velocity and the velocity of the flow, one panel for each time. ``axes``:
+    names of the coordinates."""
     figure = new_figure(4 * len(fields), 4.4)
-    axes = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
-    for panel, (title, x, learned, sinkhorn) in zip(axes, fields, strict=True):
+    panels = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
+    for panel, (title, x, learned, sinkhorn) in zip(panels, fields, strict=True):
         _show_arrows(panel, x, sinkhorn, "0.6", "flow")
         _show_arrows(panel, x, learned, "tab:red", "network")
         panel.set_title(title)
-        panel.set_aspect("equal")
+        name_axes(panel, axes)
         panel.tick_params(labelleft=True)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import mimetypes
+import os
 import shlex
 from dataclasses import replace
 from datetime import datetime
@@ -12,13 +13,22 @@ from typing import Any
 import torch
 from PIL import Image
 
+from nsgf.config.files import (
+    CONFIGS,
+    EXPERIMENTS,
+    METHODS,
+    Experiment,
+    method_layers,
+    read_experiment,
+)
 from nsgf.config.schema import Config
-from nsgf.config.settings import drop_machine_settings
+from nsgf.config.settings import build, drop_machine_settings, fixed_values, values
+from nsgf.config.values import Place, expand_path, format_value
 from nsgf.data import Data, class_names
 from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.metrics.distances import nearest_images
 from nsgf.metrics.measures import describe, is_measure, name_of
-from nsgf.phases import PHASES, load_sampler
+from nsgf.phases import PHASES, get_phases, load_sampler
 from nsgf.plots.figures import Field, draw_curves, draw_entry_times, draw_fields, save_animation
 from nsgf.plots.samples import compare_images, cut_panels, draw_rows, figure_defaults, save_figure
 from nsgf.report import curves, render, trained_updates
@@ -28,7 +38,7 @@ from nsgf.samples import count_samples, draw_path, part_of_way
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_flow
-from nsgf.system.errors import UserError, list_names
+from nsgf.system.errors import UserError, list_names, name_setting
 from nsgf.system.files import Plain, ensure_writable, read_object, replacing
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import format_bytes, show
@@ -41,31 +51,57 @@ NEIGHBOURS = 16
 class Album:
     """The pictures of a page, and their files, perhaps also in another format."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        """``folder``: for figures, which are written as PNG and as ``kind`` (png, svg or pdf).
-        Raise UserError if the folder cannot be written."""
-        self.folder = ensure_writable(folder)
-        self._kinds = dict.fromkeys(("png", kind))
+    def __init__(self, home: Path, kind: str, out: Place | None) -> None:
+        """Prepare a page in the folder ``home``, with a copy at ``out`` if given. Figures go into
+        ``home/report``, as PNG and as ``kind`` (png, svg or pdf). Raise UserError if files cannot
+        be written there, or ``out`` does not end in .html."""
+        self._pages = [home / "report.html"]
+        if out is not None:
+            copy = expand_path("out", out)
+            if copy.suffix.lower() != ".html" or copy.is_dir():
+                raise UserError(f"{name_setting('out', out)}: must end in .html, and be no folder")
+            ensure_writable(copy.parent, "out")
+            self._pages.insert(0, copy)
+        self.folder = ensure_writable(home / "report")
+        self._kinds = dict.fromkeys((kind, "png"))
         self.pictures: list[Plain] = []
         self.files: list[str] = []
 
     def draw(self, name: str, figure: Any, title: str, text: str) -> None:
         """Write a figure to ``NAME.png`` and ``NAME.KIND``, and add it to the page."""
         for kind in self._kinds:
-            save_figure(figure, self.folder / f"{name}.{kind}")
-        self.add(self.folder / f"{name}.png", title, text)
+            file = self.folder / f"{name}.{kind}"
+            save_figure(figure, file)
+            self.files.append(str(file))
+        self.files.pop()  # the PNG, which follows
+        self.add(file, title, text)
         if len(figure.axes) > 1:
             panels = [(_as_link(part, "image/png"), width) for part, width in cut_panels(figure)]
             self.pictures[-1] |= {"panels": panels, "is_broad": False}
-        self.files += [str(self.folder / f"{name}.{kind}") for kind in self._kinds if kind != "png"]
 
     def add(self, file: Path, title: str, text: str) -> None:
         """Add an existing picture to the page."""
         source = _as_link(file.read_bytes(), mimetypes.guess_type(file.name)[0])
         with Image.open(file) as image:
-            picture = {"title": title, "text": text, "is_broad": image.width > BROAD}
-        self.pictures.append(picture | {"panels": [(source, 100)]})
+            is_broad = image.width > BROAD
+        panels = [(source, 100)]
+        self.pictures.append({"title": title, "text": text, "is_broad": is_broad, "panels": panels})
         self.files.append(str(file))
+
+    def write_page(self, template: Path, **values: Any) -> list[str]:
+        """Write the page from a template, values escaped, paths shortened. Return all files: first
+        the copy, if any, then the page."""
+        here = f"{os.getcwd()}/"
+        home = f"{os.path.expanduser('~')}/"  # may have the user's name
+        shown = shlex.quote(here.removeprefix(home))
+        if here.startswith(home):
+            shown = f"~/{shown}"
+        made = f"{datetime.now():%Y-%m-%d %H:%M}"
+        page = render(template, made=made, here=shown, pictures=self.pictures, **values)
+        for file in self._pages:
+            with replacing(file) as stream:
+                stream.write(page.encode(errors="replace"))
+        return [*map(str, self._pages), *self.files]
 
 
 def _as_link(content: bytes, kind: str | None) -> str:
@@ -87,6 +123,11 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     if data.images is not None:
         figure = compare_images(samples.x, data.reference("report").sample(count), "Samples")
         album.draw("samples", figure, "Samples beside real images", calls)
+        some = samples.x[:NEIGHBOURS]
+        nearest = nearest_images(some, data.images, flip=config.data.flip)
+        figure = draw_rows(torch.cat([some, nearest]), ["sample", "nearest"])
+        text = "By the distance of all pixels: equal pairs would be copies."
+        album.draw("nearest", figure, "The nearest training images", text)
     figure = draw_path(samples, config.data, data, "report")
     album.draw("way", figure, "The way of a batch", calls)
     in_plane = data.shape == (2,)
@@ -95,19 +136,13 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         path = [data.in_units(state) for state in samples.path]
         save_animation(replace(samples, path=path), file, data.axes)
         album.add(file, "The same, moving", "One picture for each state on the way.")
-    if data.images is not None:
-        some = samples.x[:NEIGHBOURS]
-        nearest = nearest_images(some, data.images, flip=config.data.flip)
-        figure = draw_rows(torch.cat([some, nearest]), ["sample", "nearest"])
-        text = "By the distance of all pixels: equal pairs would be copies."
-        album.draw("nearest", figure, "The nearest training images", text)
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
         text = "Both at points of a flow that was not trained on, with their true lengths."
-        album.draw("field", draw_fields(fields), "The learned velocity on top of the flow's", text)
+        figure = draw_fields(fields, data.axes)
+        album.draw("field", figure, "The learned velocity on top of the flow's", text)
     if samples.tau is not None:
-        album.draw(
-            "tau", draw_entry_times(samples.tau), "Where samples enter the straight flow", calls
-        )
+        figure = draw_entry_times(samples.tau)
+        album.draw("tau", figure, "Where samples enter the straight flow", calls)
     return samples.nfe
 
 
@@ -124,13 +159,15 @@ def velocity_fields(
     y = data.target("report", "field").sample(config.sinkhorn.targets).to(device)
     etas = step_sizes(flow.steps, flow.step_size)
     positions = run_flow(build_flow(config), x[None], y[None], etas)[0]
+    shown = data.in_units(positions.cpu())
     fields = []
     for step in sorted({0, flow.steps // 2, flow.steps - 1}):
-        here, after = positions[:, step], positions[:, step + 1]
+        here = positions[:, step]
         learned = network(here, torch.full((len(here),), step / flow.steps, device=device))
-        velocity = (after - here) / time_step(flow.steps, flow.step_size)
+        end = data.in_units((here + learned).cpu())
+        velocity = (shown[:, step + 1] - shown[:, step]) / time_step(flow.steps, flow.step_size)
         title = f"Step {step + 1} of {flow.steps}"
-        fields.append((title, here.cpu(), learned.cpu(), velocity.cpu()))
+        fields.append((title, shown[:, step], end - shown[:, step], velocity))
     return fields
 
 
@@ -144,24 +181,19 @@ REPORTED = {
 """The paper's results, by data set and measure."""
 
 
-def write_page(folder: Path, template: Path, **values: Any) -> str:
-    """Write ``report.html`` from a template, values escaped, paths shortened. Return its path."""
-    page = render(template, made=f"{datetime.now():%Y-%m-%d %H:%M}", **values)
-    with replacing(folder / "report.html") as stream:
-        stream.write(page.encode(errors="replace"))
-    return str(folder / "report.html")
-
-
 @figure_defaults()
-def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
+def report_run(
+    config: Config, run: RunFolder, kind: str = "png", out: Place | None = None
+) -> list[str]:
     """Write ``report.html``, and its figures in ``report/``, into the run folder, or into
     ``OUT_DIR/RUN`` if the run does not lie directly in ``out_dir``.
 
-    If ``kind`` is svg or pdf, also write each figure in that format. Return the files. Raise
+    If ``kind`` is svg or pdf, also write each figure in that format; if ``out`` is given, also
+    write the page to that file .html. Return the files: first the page, at ``out`` if given. Raise
     UserError if nothing is trained, or the files cannot be written."""
     phases = phase_rows(config, run)
     home = results_folder(config, run)
-    album = Album(home / "report", kind)
+    album = Album(home, kind, out)
     missing = ""
     calls = "not known"
     try:
@@ -182,25 +214,39 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     log = run.path / "log.txt"
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
-    page = write_page(
-        home,
+    return album.write_page(
         Path(__file__).with_name("page.html.j2"),
         title=f"{config.exp}: {run.path.name}",
         config=config,
+        chosen=chosen_settings(config),
         phases=phases,
         calls=calls,
         classes=list_names(class_names(config.data)),
-        pictures=album.pictures,
         missing=missing,
         measures=measure_rows(config, metrics),
         metrics=metrics,
         described=json.dumps(metrics, indent=2, ensure_ascii=False),
-        place=shlex.quote(run.path.resolve().name),
+        place=shlex.quote(os.path.relpath(run.path)),
         log=lines[-LOG_LINES:],
         settings=dump_config(drop_machine_settings(config)),
         versions=json.dumps(read_object(run.path / "versions.json"), indent=2),
     )
-    return [page, *album.files]
+
+
+def chosen_settings(config: Config) -> str:
+    """Return, as text, the settings of training and sampling that differ from the shipped files of
+    experiment and method."""
+    shipped = Experiment({}, {}, {})
+    if config.exp in EXPERIMENTS:
+        shipped = read_experiment(CONFIGS / f"{config.exp}.yaml")
+    below, own = method_layers(shipped, config.method if config.method in METHODS else None)
+    recipe = values(build({**below, **own}))
+    parts = {"seed", "model", "sampling", "train.precision"}
+    for phase in get_phases(config.phases):
+        parts |= {phase.name, *phase.reads}
+    used = fixed_values(config, parts)
+    texts = [f"{key} {format_value(used[key])}" for key in used if used[key] != recipe[key]]
+    return ", ".join(texts) or "as in the recipe"
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:

@@ -135,6 +135,15 @@ def test_errors_of_a_command_have_their_exit_code(error, code, told, monkeypatch
     assert text.count("\n") == 1 or code == 1
 
 
+@pytest.mark.parametrize("name", ["torch", "yaml"])
+def test_missing_package_is_named_in_one_line(name):
+    code = f"import sys; sys.modules[{name!r}] = None; from nsgf.__main__ import main; exit(main())"
+    words = [sys.executable, "-c", code, "train", "--exp", "2d"]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == f"nsgf: error: {name} is not installed; pip install -e .\n"
+
+
 @pytest.mark.parametrize("words", ["Connection closed by peer", "Timed out waiting"])
 def test_process_that_waits_for_one_that_is_gone_reports_no_bug(words, monkeypatch, capsys, launch):
     lost = RuntimeError(f"[/gloo/transport/tcp/pair.cc:561] {words}")

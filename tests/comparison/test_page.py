@@ -1,4 +1,5 @@
 import math
+import os
 from pathlib import Path
 
 import matplotlib
@@ -29,12 +30,14 @@ def folder(tmp_path) -> Path:
 
 
 def test_command_writes_a_page_with_everything_in_it(folder, capsys):
-    assert main(["report", "--compare", str(folder), "--figures", "pdf"]) == 0
+    copy = folder.parent / "copy.html"
+    words = ["report", "--compare", str(folder), "--figures", "pdf", "--out", str(copy)]
+    assert main(words) == 0
     files = capsys.readouterr().out.splitlines()
     page = Page(Path(files[-1]))
     assert page.open == []
     assert {Path(file).name for file in files} == {
-        *("report.html", "quality.png", "quality.pdf", "moons.png")
+        *("report.html", "quality.png", "quality.pdf", "moons.png", copy.name)
     }
     assert (folder / "report" / "quality.pdf").read_bytes().startswith(b"%PDF")
     quality = (folder / "report" / "quality.png").read_bytes()
@@ -43,10 +46,11 @@ def test_command_writes_a_page_with_everything_in_it(folder, capsys):
     assert (folder / "report" / "quality.png").read_bytes() == quality
     assert len(page.links) == 2
     assert all(link.startswith("data:image/png") for link in page.links)
-    for words in ("NSGF, I-CFM", "0.303 ± 0.105", "0.050", "-0.103 ± 0.003 ahead"):
+    for words in ("I-CFMas in the recipe", "0.303 ± 0.105", "0.050", "-0.103 ± 0.003 ahead"):
         assert words in page.text
     assert "<strong>0.200 ± 0.100</strong>" in Path(files[-1]).read_text()
-    assert "compare --config compare-2d/comparison.yaml --out-dir . " in page.text
+    place = os.path.relpath(folder)
+    assert f"compare --config {place}/comparison.yaml --out-dir {place}/.. " in page.text
     assert str(folder.parent) not in page.text
 
 

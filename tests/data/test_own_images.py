@@ -19,7 +19,14 @@ from nsgf.data import own_images as module
 from nsgf.data.choices import for_images
 from nsgf.data.images import to_unit_range
 from nsgf.data.own import split_rows
-from nsgf.data.own_images import find_images, inspect_images, read_images, read_labels
+from nsgf.data.own_images import (
+    class_numbers,
+    find_images,
+    image_bytes,
+    inspect_images,
+    read_images,
+    read_labels,
+)
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.run import checkpoint
@@ -471,3 +478,23 @@ def unusable(tmp_path) -> Path:
 def test_what_is_no_set_of_images_is_refused(place, how, words, unusable):
     with pytest.raises(UserError, match=words):
         inspect_images(replace(settings(unusable / place), **how))
+
+
+@pytest.mark.parametrize(
+    ("read", "values", "words"),
+    [
+        (image_bytes, PIXELS.astype("f4"), r"float32 from 0 to 255.* images\.to\(torch\.uint8\)"),
+        (image_bytes, PIXELS.astype(int), r"int64 from 0 to 255.* images\.to\(torch\.uint8\)"),
+        (image_bytes, PIXELS / 255, r"float64 from 0 to 1.* 2\.0 \* images - 1"),
+        (image_bytes, PIXELS > 9, "of bool, must be .* of uint8"),
+        (class_numbers, np.eye(3)[LABELS], r"use labels\.argmax\(1\)"),
+        (class_numbers, LABELS[:9], "one for each of 40 images"),
+        (class_numbers, LABELS / 1, "float64, must be whole numbers or names"),
+        (class_numbers, LABELS + 1, "1, 2, 3, must be whole numbers from 0 on"),
+        (class_numbers, 0 * LABELS, "one class only"),
+        (class_numbers, np.arange(40) // 39, "1 images of class 1, must be 10"),
+    ],
+)
+def test_each_cause_has_its_own_words(read, values, words):
+    with pytest.raises(ValueError, match=words):
+        read(values, *[40] * (read is class_numbers))

@@ -179,6 +179,7 @@ def test_tables_are_drawn_whatever_the_samples_are(dim, tmp_path):
     names = ("US$_$", "n" * 5000, "年齢", "\\frac", "a\nb")[:dim]
     for axes in (None, names):
         figure = draw_table(drawn, target, "t", axes)
+        assert figure.axes[-1].get_xlabel().startswith("US$_$") == bool(axes)
         save_figure(figure, tmp_path / "t.png")
         assert max(map(abs, figure.axes[0].get_xlim())) < 10
         save_figure(draw_points([start], target, "t", axes), tmp_path / "s.png")

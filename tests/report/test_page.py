@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,7 +11,14 @@ import torch
 from nsgf.cli import main
 from nsgf.data import Data
 from nsgf.phases import PHASES
-from nsgf.report.page import measure_rows, phase_rows, report_run, velocity_fields
+from nsgf.plots.figures import draw_fields
+from nsgf.report.page import (
+    chosen_settings,
+    measure_rows,
+    phase_rows,
+    report_run,
+    velocity_fields,
+)
 from nsgf.run.checkpoint import load, previous_file, save
 from nsgf.run.log import RunLog
 from nsgf.samples import sample_run, show_preview
@@ -44,10 +52,19 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_page_of_points_has_everything_in_it(small_run, capsys):
-    assert main(["report", "--run", str(small_run.path), "--figures", "pdf"]) == 0
+def test_page_of_points_has_everything_in_it(small_run, tmp_path, capsys, monkeypatch):
+    here = tmp_path / "my files"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["report", "--run", str(small_run.path)]
+    assert main([*words, "--out", "page.pdf"]) == 2
+    assert "out = page.pdf: must end in .html" in capsys.readouterr().err
+    assert main([*words, "--figures", "pdf", "--out", "page.html"]) == 0
     files = capsys.readouterr().out.splitlines()
-    assert files[-1] == str(small_run.path / "report.html")  # where a terminal shows it
+    assert files[-1] == "page.html"  # where a terminal shows it
+    assert files[0] == str(small_run.path / "report.html")
+    assert Path(files[0]).read_bytes() == Path(files[-1]).read_bytes()
     page = Page(Path(files[-1]))
     assert page.open == []
     assert page.links
@@ -57,8 +74,27 @@ def test_page_of_points_has_everything_in_it(small_run, capsys):
     for stem in ("curves", "way", "field", "tau"):
         assert (small_run.path / "report" / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
     assert "12 of 12" in page.text
-    assert f"train --run {small_run.path.name} --resume" in page.text
+    assert "cd ~/'my files/'\n" in page.text
+    assert f"train --run {os.path.relpath(small_run.path)} --resume" in page.text
+    assert "nsf.iterations 12" in page.text
     assert "(NFE)8" in page.text
+
+
+@pytest.mark.parametrize(
+    ("command", "chosen"),
+    [
+        ("2d --peer.lr 1 --max-hours 1 --device cpu --dataset moons", "as in the recipe"),
+        ("2d --seed 3 --lr 3e-3", "seed 3, nsgf.lr 0.003"),
+        ("mnist/otcfm --sinkhorn.blur 1 --peer.sigma 0.2", "peer.sigma 0.2"),
+    ],
+)
+def test_settings_that_differ_from_the_recipe_are_shown(command, chosen):
+    config = shipped(*command.split())
+    assert chosen_settings(config) == chosen
+    if config.exp == "mnist":  # without files of this name
+        text = chosen_settings(replace(config, exp="mine", method="own"))
+        assert "peer.sigma 0.2" in text.split(", ")
+        assert "model.unet.mult [1, 2, 2]" in text
 
 
 def test_page_of_images_shows_the_nearest(digits_run, tmp_path):
@@ -160,10 +196,17 @@ def test_fields_are_the_flow_s_and_the_network_s(tiny):
     steps = tiny.flow.steps
     assert [title for title, *_ in fields] == [f"Step {k} of {steps}" for k in (1, 2, 3)]
     for (_, _, learned, _), time in zip(fields, (0, 1 / 3, 2 / 3), strict=True):
-        assert (learned == torch.tensor(time)).all()
+        torch.testing.assert_close(learned, torch.full_like(learned, time), atol=1e-5, rtol=0)
     target = Data(tiny.data, tiny.seed).target("report", "field").sample(tiny.sinkhorn.targets)
     _, x, _, velocity = fields[0]
     expected = first_velocity(build_flow(tiny), x, target)
     torch.testing.assert_close(velocity, expected, rtol=1e-3, atol=1e-4)
+    data.in_units = lambda x: 3 * x + 7
+    _, *scaled = velocity_fields(tiny, sampler, data, CPU)[0]
+    wanted = (3 * x + 7, 3 * fields[0][2], 3 * velocity)
+    for part, other in zip(scaled, wanted, strict=True):
+        torch.testing.assert_close(part, other, rtol=1e-3, atol=1e-4)
+    panel = draw_fields(fields, ("age", "width")).axes[0]
+    assert (panel.get_xlabel(), panel.get_aspect()) == ("age", "auto")
     straight = FlowSampler([StraightFlow(tiny, lambda x, t: x)])
     assert velocity_fields(tiny, straight, data, CPU) == []
