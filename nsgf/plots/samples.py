@@ -322,8 +322,8 @@ def draw_table(
         row[0].set_ylabel(text, **letters)
         _show_samples(row[-1], target, target, "tab:green")
     if axes:
-        name_axes(panels[-1][-1], axes)
-        panels[-1][-1].yaxis.set_label_position("right")
+        name_axes(figure.axes[-1], axes)
+        figure.axes[-1].yaxis.set_label_position("right")
     if not is_image:
         panels[0][0].set_xlim(low[0], high[0])
         if not on_line:

@@ -91,13 +91,10 @@ class Album:
     def write_page(self, template: Path, **values: Any) -> list[str]:
         """Write the page from a template, values escaped, paths shortened. Return all files: first
         the copy, if any, then the page."""
-        here = f"{os.getcwd()}/"
-        home = f"{os.path.expanduser('~')}/"  # may have the user's name
-        shown = shlex.quote(here.removeprefix(home))
-        if here.startswith(home):
-            shown = f"~/{shown}"
+        # from the home folder, whose path may have the user's name
+        here = shlex.quote(os.path.relpath(os.curdir, os.path.expanduser("~")))
         made = f"{datetime.now():%Y-%m-%d %H:%M}"
-        page = render(template, made=made, here=shown, pictures=self.pictures, **values)
+        page = render(template, made=made, here=here, pictures=self.pictures, **values)
         for file in self._pages:
             with replacing(file) as stream:
                 stream.write(page.encode(errors="replace"))

@@ -74,7 +74,7 @@ def test_page_of_points_has_everything_in_it(small_run, tmp_path, capsys, monkey
     for stem in ("curves", "way", "field", "tau"):
         assert (small_run.path / "report" / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
     assert "12 of 12" in page.text
-    assert "cd ~/'my files/'\n" in page.text
+    assert "cd ~/'my files'\n" in page.text
     assert f"train --run {os.path.relpath(small_run.path)} --resume" in page.text
     assert "nsf.iterations 12" in page.text
     assert "(NFE)8" in page.text
