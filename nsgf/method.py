@@ -19,6 +19,7 @@ from nsgf.sinkhorn import BatchedSolver, Flow
 from nsgf.sinkhorn.base import as_clouds, full_precision, positive_number
 
 Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
+Observer = Callable[[Tensor], None] | None  # called with the states after each step
 
 
 def step_sizes(steps: int, eta: float | None) -> list[float]:
@@ -80,9 +81,7 @@ def line_pairs(start: Tensor, end: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     return (1 - weight) * start + weight * end, end - start
 
 
-def nsgf_steps(
-    velocity: Velocity, x: Tensor, steps: int, h: float, observe: Callable[[Tensor], None] | None
-) -> Tensor:
+def nsgf_steps(velocity: Velocity, x: Tensor, steps: int, h: float, observe: Observer) -> Tensor:
     """Algorithm 2: x <- x + h v_theta(x, s/S), s = 0 .. S-1, for samples x of mu0 (B, *shape); h
     is :func:`time_step` if S = T. ``observe`` is called with the states after each step."""
     for step in range(steps):

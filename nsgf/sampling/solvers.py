@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
-from nsgf.method import Velocity, straight_times
+from nsgf.method import Observer, Velocity, straight_times
 from nsgf.system.errors import UserError, one_line
 
-Observer = Callable[[Tensor], None]
 Step = Callable[[Velocity, Tensor, Tensor, Any], Tensor]
 """Maps velocity, states x (B, *shape), times t (B,) and step sizes h to the states at t + h. h is
 one number, or a tensor (B, 1, ..., 1) with as many dimensions as x."""
@@ -72,7 +71,7 @@ def integrate(
     x: Tensor,
     start: Tensor,
     config: SamplingConfig,
-    observe: Observer | None = None,
+    observe: Observer = None,
 ) -> Tensor:
     """Integrate dx/dt = velocity(x, t) from each sample's start time to 1, without gradients.
 
@@ -113,7 +112,7 @@ def integrate(
 
 
 def _solve_adaptively(
-    velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
+    velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer
 ) -> Tensor:
     """Solve with dopri5 over s from 0 to 1 for all samples: t = start + s (1 - start)."""
     odeint = load_odeint(config.solver)
