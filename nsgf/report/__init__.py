@@ -33,8 +33,7 @@ def trained_updates(run: RunFolder, phase: PhaseName) -> int:
     """Return the number of updates in a phase's checkpoint; 0 without a checkpoint."""
     if not run.has_checkpoint(phase):
         return 0
-    step: int = read_good_header(run.checkpoint_file(phase))["step"]
-    return step
+    return read_good_header(run.checkpoint_file(phase))["step"]
 
 
 def render(template: Path, **values: Any) -> str:
