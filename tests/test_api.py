@@ -223,7 +223,7 @@ def test_lines_of_the_readme_run(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nsgf, "train", short_train, raising=False)
-    names: dict[str, torch.Tensor] = {}
+    names = {}
     exec(textwrap.dedent(code), names)
     assert names["points"].shape == (64, 2)
     assert names["ut"].shape == (256, 2)

@@ -152,7 +152,7 @@ def test_columns_have_the_names_of_the_data(own_data, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="--out FILE"):
         sample_run(config, run)
     assert next(csv.reader((tmp_path / "x.csv").open())) == ["a, b", "c", "d"]
-    drawn: list = []
+    drawn = []
     monkeypatch.setattr("nsgf.samples.save_figure", lambda figure, file: drawn.append(figure))
     sample_run(replace(config, data=replace(config.data, path=None)), run)  # as in an export
     ((panel,),) = (figure.axes for figure in drawn)
@@ -197,7 +197,7 @@ def test_folder_of_images_is_written_whole_or_not_at_all(digits_run, tmp_path, m
     (tmp_path / "images.my.partial").mkdir()
     (tmp_path / "images").mkdir()
     with monkeypatch.context() as patch:
-        written: list[Path] = []
+        written = []
 
         def full(_, file):
             written.append(file)

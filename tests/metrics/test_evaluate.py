@@ -107,7 +107,7 @@ def test_without_the_package_pixels_are_compared_and_a_line_says_what_to_install
 ):
     config, run = digits_run
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    said: list[str] = []
+    said = []
     _, found = evaluate_run(with_features(config, "auto"), run, said.append)
     (line,) = (text for text in said if "pip install efficientnet-lite-pytorch" in text)
     assert "W2" in line
@@ -141,7 +141,7 @@ def test_inception_measures_are_saved_with_their_conditions(digits_run, monkeypa
     monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
     config, run = digits_run
     config = with_features(config, "inception")
-    said: list[str] = []
+    said = []
     file, found = evaluate_run(config, run, said.append)
     assert json.loads(file.read_text()) == found
     assert found["w2"] > found["w2_floor"] > 0

@@ -16,9 +16,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def compared(monkeypatch) -> list:
+def compared(monkeypatch):
     """What exact W2 is asked for."""
-    asked: list = []
+    asked = []
     watched = [
         replace(one, compute=lambda x, y: asked.append((x, y)) or 1.0) if one.is_slow else one
         for one in measures.MEASURES

@@ -27,7 +27,7 @@ def one_call(tiny):
     return replace(tiny, phases=["generator"], evaluation=replace(tiny.evaluation, num_samples=64))
 
 
-def task_of(config) -> GeneratorTask:
+def task_of(config):
     model = new_network("generator", config)
     return GeneratorTask(model, Data(config.data, config.seed), config)
 

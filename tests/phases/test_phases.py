@@ -33,11 +33,11 @@ STEPS, TIME, STRAIGHT = ["NSGFSteps nsgf"], ["EntryTimes predictor"], ["Straight
 ALGORITHM_4 = (NSGFSteps, EntryTimes, StraightFlow)
 
 
-def names(phases) -> list[str]:
+def names(phases):
     return [phase.name for phase in phases]
 
 
-def legs(way: Way) -> list[str]:
+def legs(way):
     return [" ".join([leg.__name__, *names([phase] if phase else [])]) for leg, phase in way.legs]
 
 

@@ -33,7 +33,7 @@ from tests.sinkhorn.reference import first_velocity
 class Page(HTMLParser):
     """Where a page points to, and what it says."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file):
         super().__init__()
         self.links: list[str] = []
         self.text = ""
@@ -170,7 +170,7 @@ def test_a_style_of_the_user_changes_no_picture(small, small_run):
     session = Session(small, small_run, RunLog(small_run.path), torch.device("cpu"))
     session.config = replace(small, train=replace(small.train, preview=True))
 
-    def pictures() -> dict[Path, bytes]:
+    def pictures():
         for file in small_run.path.rglob("*.png"):
             file.unlink()
         show_preview(session, Data(small.data, small.seed), PHASES["nsgf"])

@@ -1,7 +1,6 @@
 import os
 import re
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -24,7 +23,7 @@ from nsgf.system.hardware import (
 CPU = torch.device("cpu")
 
 
-def pretend(monkeypatch, cards: int = 1, **fakes) -> None:
+def pretend(monkeypatch, cards=1, **fakes):
     """Let torch.cuda answer as on a machine with cards."""
     known = {
         "is_available": lambda: cards > 0,
@@ -39,7 +38,7 @@ def pretend(monkeypatch, cards: int = 1, **fakes) -> None:
         monkeypatch.setattr(torch.cuda, name, fake)
 
 
-def write_cgroup(folder: Path, **texts: str) -> None:
+def write_cgroup(folder, **texts):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name.replace("__", ".")).write_text(text)
