@@ -42,6 +42,7 @@ class Range:
 
 
 Shape = tuple[int, ...]
+Names = tuple[str, ...]
 Count = Annotated[int, Range(1)]
 CountOrNull = Annotated[int | None, Range(1)]
 Counts = Annotated[list[int], Range(1)]

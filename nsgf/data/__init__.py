@@ -11,7 +11,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, ImageName, Shape
+from nsgf.config.schema import DataConfig, ImageName, Names, Shape
 from nsgf.data.images import IMAGE_SETS, ImageSet
 from nsgf.data.points import INDICES, POINT_SETS, TIMES, PointSet, Target, gaussian
 from nsgf.data.samplers import (
@@ -58,7 +58,7 @@ def data_shape(config: DataConfig) -> Shape:
     return target_set(config).shape
 
 
-def class_names(config: DataConfig) -> tuple[str, ...]:
+def class_names(config: DataConfig) -> Names:
     """Return the names of the classes that networks get as labels, without loading images."""
     return target_set(config).class_names if config.conditional else ()
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig
+from nsgf.config.schema import DataConfig, Names
 from nsgf.data.points import Target
 from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.seeding import make_generator
@@ -37,7 +37,7 @@ class ImageSet(Target):
     """The same for their classes, integers (N,) in [0, classes - 1]."""
     has_test: bool = False
     """Whether there are test images."""
-    class_names: tuple[str, ...] = ()
+    class_names: Names = ()
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Includes ``root`` if the set reads files, and ``download`` if they can be downloaded."""
     mapped: Path | None = None

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import Config, Names, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.data import Data, data_classes, data_shape
 from nsgf.models import OwnNetwork, VelocityMLP, make_own
@@ -44,9 +44,9 @@ class Phase(ABC):
     title: ClassVar[str]
     """Title of the network in pictures and pages."""
 
-    reads: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[Names] = ()
     """Sections, besides the phase's own, that affect only its training."""
-    follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
+    follows: ClassVar[Names] = ("seed", "data", "model")
     """Sections and dotted settings that determine training samples and network. They must match
     when a checkpoint is reused. Optimizer settings are not included."""
 

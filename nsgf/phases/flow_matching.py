@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, PeerConfig
 from nsgf.config.settings import change
 from nsgf.data import INDICES, Data, PointSampler, class_labels, data_classes, gaussian
-from nsgf.method import line_pairs
+from nsgf.method import line_pairs, pad_t_like_x
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.lines import LineTask, Pairs, load_euler_steps
 from nsgf.run.progress import count_progress
@@ -57,7 +57,7 @@ class PeerTask(LineTask):
         x, velocity = line_pairs(start, end, t)
         width = noise * (0.0 if self._config.method == "rf" else self._config.sigma)
         if self._config.method == "sbcfm":
-            s = t.view(-1, *[1] * (start.ndim - 1))
+            s = pad_t_like_x(t, start)
             width = width * (s * (1 - s)).sqrt()
             velocity = velocity + (1 - 2 * s) / (2 * s * (1 - s) + 1e-8) * width
         return Batch((x + width, t, *labels), velocity)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from nsgf.config.schema import Names
 from nsgf.plots.samples import join_images, name_axes, new_figure, point_box
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
@@ -112,7 +113,7 @@ def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str
     panel.autoscale_view()
 
 
-def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
+def save_animation(samples: Samples, file: Path, axes: Names | None = None) -> None:
     """Write a GIF or WebP, by the file's suffix, with a frame for each state of ``samples.path``.
 
     Images (N, C, H, W) form a grid. Points (N, D) are drawn by their first two coordinates; in the

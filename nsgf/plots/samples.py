@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nsgf.config.schema import Names
 from nsgf.data.images import to_bytes, to_colour
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
@@ -94,7 +95,7 @@ def to_pictures(images: Tensor) -> Iterator[Any]:
 
 
 @figure_defaults()
-def draw_samples(samples: Tensor, axes: tuple[str, ...] | None = None) -> Any:
+def draw_samples(samples: Tensor, axes: Names | None = None) -> Any:
     """Return a PIL image: a nearly square grid of images (N, C, H, W) in [-1, 1], or a plot of
     points (N, D), whose coordinates have the names ``axes``."""
     from PIL import Image
@@ -221,7 +222,7 @@ def draw_points(
     path: list[Tensor],
     target: Tensor | None,
     title: str,
-    axes: tuple[str, ...] | None = None,
+    axes: Names | None = None,
     marks: Sequence[str] = (),
 ) -> Any:
     """Draw source, path and samples beside the target, with the same axes. Points with more than
@@ -290,7 +291,7 @@ def draw_table(
     drawn: Mapping[str, Mapping[int, Samples]],
     target: Tensor,
     title: str,
-    axes: tuple[str, ...] | None = None,
+    axes: Names | None = None,
 ) -> Any:
     """Draw a table of samples: a column for each method, a row for each NFE, and the target
     (M, *shape) at the right. For points, the first row has the paths at the smallest NFE.

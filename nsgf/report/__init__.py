@@ -13,9 +13,12 @@ RECORD = {"phase": str, "step": int, "loss": float, "grad_norm": float}
 """Fields of a line of ``metrics.jsonl``."""
 
 
-def curves(run: RunFolder) -> dict[str, list[tuple[int, float, float]]]:
+Curves = dict[str, list[tuple[int, float, float]]]
+
+
+def curves(run: RunFolder) -> Curves:
     """Return (step, loss, gradient norm) of each line of ``metrics.jsonl``, by phase in order."""
-    found: dict[str, list[tuple[int, float, float]]] = {}
+    found: Curves = {}
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
         found.setdefault(phase, []).append((step, loss, norm))
     return found
