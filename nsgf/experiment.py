@@ -197,7 +197,7 @@ def training_plan(
     if config.train.compile:
         lines.append(f"train.compile = true: compiled code is kept in {prepare_compiler()}")
     plans = [phase.plan(config, device, run, world) for phase in pending]
-    home = run or RunFolder(Path(config.out_dir).expanduser())
+    home = run or RunFolder(config.out_path)
     check_space(weights, sum(size for _, size in plans), home, restarts)
     return [*lines, *(line for line, _ in plans if line)]
 

@@ -210,7 +210,7 @@ def _find_run(
     config = build({**spread_optim(own), **given})
     check_values(config)
     run, line = newest_run(
-        Path(config.out_dir),
+        config.out_path,
         config.exp,
         smoke=config.smoke,
         method=given.get("method"),

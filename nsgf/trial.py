@@ -63,7 +63,7 @@ def try_phases(
     started = time.perf_counter()
     data = Data(config.data, config.seed)
     stop = stop or StopRequest()
-    place = ensure_writable(existing_folder(Path(config.out_dir).expanduser()))
+    place = ensure_writable(existing_folder(config.out_path))
     with tempfile.TemporaryDirectory(prefix=".nsgf-preflight-", dir=place) as folder:
         run = RunFolder.prepare(Path(folder) / "run")
         run.network = network

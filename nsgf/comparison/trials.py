@@ -164,7 +164,7 @@ class Comparison:
     def folder(self) -> Path:
         """Folder of the comparison. A smoke comparison has a different folder."""
         name = folder_stem(self.config.exp, self.config.smoke)
-        return Path(self.config.out_dir).expanduser() / f"compare-{name}"
+        return self.config.out_path / f"compare-{name}"
 
     @cached_property
     def settings_text(self) -> str:

@@ -6,6 +6,7 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
 MANY = 10**9
@@ -425,6 +426,11 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+
+    @property
+    def out_path(self) -> Path:
+        """The path ``out_dir``, with ``~`` replaced by the home folder."""
+        return Path(self.out_dir).expanduser()
 
 
 OF_PHASES: tuple[PhaseName, ...] = get_args(PhaseName)

@@ -82,7 +82,7 @@ class Yardstick:
             self.network,
             self.config.data,
             data.images,
-            Path(self.config.out_dir),
+            self.config.out_path,
             self.device,
             self.log,
             data.labels,
@@ -197,7 +197,7 @@ def evaluate_run(
     evaluation = config.evaluation
     is_images = is_image_set(config.data.name)
     if is_images and evaluation.features != "none":
-        check_links(ensure_writable(Path(config.out_dir).expanduser() / ".features"))
+        check_links(ensure_writable(config.out_path / ".features"))
     device = pick_device(config.device)
     sampler, progress = load_sampler(config, run, device)
     nfe = sampler.expected_nfe

@@ -225,7 +225,7 @@ class FeatureMetrics:
         self._network = network
         self._device = device
         self._log = log
-        self._folder = ensure_writable(out_dir.expanduser() / ".features")
+        self._folder = ensure_writable(out_dir / ".features")
         is_published = network.is_published
         self._names = class_names(config) if labels is not None and not is_published else ()
         test = None if config.fake else kind.load(config, SEED, held_out=True)

@@ -136,7 +136,7 @@ def plan_pool(
     taken = 0
     if on_disk := config.pool.storage == "disk":
         taken = sum(file.stat().st_size for file in run.pool.rglob(POSITIONS)) if run else 0
-        free = free_disk_bytes(run.path if run else Path(config.out_dir).expanduser())
+        free = free_disk_bytes(run.path if run else config.out_path)
         budget = generous = int(DISK_SHARE * free) + taken
         free += taken
     else:

@@ -14,6 +14,7 @@ RECORD = {"phase": str, "step": int, "loss": float, "grad_norm": float}
 
 
 Curves = dict[str, list[tuple[int, float, float]]]
+"""Step, loss and gradient norm of each line of ``metrics.jsonl``, by phase."""
 
 
 def curves(run: RunFolder) -> Curves:

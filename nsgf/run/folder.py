@@ -124,7 +124,7 @@ class RunFolder:
 
         The name of the new run is never older than that of an existing run, even if the clock went
         back. Raise UserError if the folder cannot be written."""
-        base = ensure_writable(Path(config.out_dir).expanduser())
+        base = ensure_writable(config.out_path)
         times = [time for time, *_ in dated_folders(base, config.exp, config.smoke)]
         times.append(f"{datetime.now():%Y%m%d_%H%M%S}")
         stem = f"{folder_stem(config.exp, config.smoke)}-{max(times)}"
@@ -176,7 +176,7 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     """Return the folder for a run's results: the run folder, or ``OUT_DIR/RUN`` if the run lies
     elsewhere. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
     home = run.path.resolve()
-    out = Path(config.out_dir).expanduser()
+    out = config.out_path
     if run.results_name:
         return out / run.results_name
     parents = {home.parent, run.path.parent.resolve()}  # these differ for a link
@@ -211,7 +211,6 @@ def newest_run(
 
     With ``resume``, a run that has only a pool also counts; if there is none, a run that has only
     settings. ``method`` None: any method. Raise UserError if there is no such run."""
-    out_dir = out_dir.expanduser()
     begun = []
     skipped = ""
     for _, _, path in reversed(dated_folders(out_dir, exp, smoke)):

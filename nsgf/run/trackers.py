@@ -116,7 +116,7 @@ class WandbTracker:
         mode: Any = env.get("WANDB_MODE", "online")
         if config.tracking.tracker == "wandb-offline":
             mode = "offline"
-        home = Path(config.out_dir).expanduser().resolve()
+        home = config.out_path.resolve()
         path = run.path.resolve()
         # silence before init also prevents its prompts
         wandb.setup(settings=wandb.Settings(silent=True))
