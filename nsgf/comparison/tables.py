@@ -83,9 +83,9 @@ def by_draw(cell: Rows, metric: str) -> dict[tuple[int, int], float]:
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
     """Return the mean over the draws of each seed; for a single seed, return its draws. Draws of
     one network share its errors, so they are not independent runs."""
-    draws: dict[int, list[float]] = {}
+    draws = defaultdict(list)
     for (seed, _), value in sorted(found.items()):
-        draws.setdefault(seed, []).append(value)
+        draws[seed].append(value)
     return list(found.values()) if len(draws) < 2 else [*map(mean, draws.values())]
 
 

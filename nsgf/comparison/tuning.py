@@ -92,10 +92,10 @@ def selecting_measure(row: Row) -> str:
 def ranking(rows: Iterable[Row]) -> dict[tuple[str, str], list[str]]:
     """Return the tried combinations by (target, method), from the best to the worst mean of the
     selecting measure. ``rows``: rows of the search, whose methods are ``METHOD: SETTINGS``."""
-    losses = defaultdict[tuple[str, str], list[float]](list)
+    losses = defaultdict(list)
     for row in rows:
         losses[row.target, row.method].append(row.values[selecting_measure(row)])
-    ranked = defaultdict[tuple[str, str], list[str]](list)
+    ranked = defaultdict(list)
     for target, label in sorted(losses, key=lambda place: mean(losses[place])):
         method, _, settings = label.partition(": ")
         ranked[target, method].append(settings)

@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -176,10 +177,10 @@ def refuse_unknown(name: str, known: Collection[str], owners: Sequence[str] = ()
         meant = [begin + each.rpartition(".")[2] if section else each for each in ours.split()]
         if {*meant} <= {*known}:
             spelled |= {_letters(begin + each): meant for each in theirs.split()}
-    parts: dict[str, list[str]] = {}
+    parts = defaultdict(list)
     for each in sorted(known, key=lambda each: not each.startswith("optim.")):
         if not section and not is_inherited(each):
-            parts.setdefault(_letters(each.rpartition(".")[2]), []).append(each)
+            parts[_letters(each.rpartition(".")[2])].append(each)
     spelled |= parts | {_letters(each): [each] for each in known}
 
     if _letters(key) not in spelled and any(each.startswith(f"{key}.") for each in known):

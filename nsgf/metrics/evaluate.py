@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -285,14 +286,14 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> Pl
     that a column with large units does not dominate the result."""
     most = yardstick.at_most(len(samples[0]))
     measures = [one for one in yardstick.distances if one.is_evaluated]
-    scores: dict[str, list[float]] = {}
+    scores = defaultdict(list)
     for number, part in enumerate(count_progress(samples, "distances", "repeat")):
         place = config.seed, str(number)
         own = yardstick.distance(measures, part[:most], *place, "evaluate")
         floors = yardstick.distance(measures, most, *place, "evaluate floor")
         for key in own:
-            scores.setdefault(key, []).append(own[key])
-            scores.setdefault(f"{key}_floor", []).append(floors[key])
+            scores[key].append(own[key])
+            scores[f"{key}_floor"].append(floors[key])
     found: Plain = {}
     for key, values in scores.items():
         found |= _mean_and_spread(key, values)

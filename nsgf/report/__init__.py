@@ -1,5 +1,6 @@
 """HTML pages. This file has functions for pages and ``nsgf list``; it does not load torch."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ Curves = dict[str, list[tuple[int, float, float]]]
 
 def curves(run: RunFolder) -> Curves:
     """Return (step, loss, gradient norm) of each line of ``metrics.jsonl``, by phase in order."""
-    found: Curves = {}
+    found: Curves = defaultdict(list)
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
-        found.setdefault(phase, []).append((step, loss, norm))
+        found[phase].append((step, loss, norm))
     return found
 
 
