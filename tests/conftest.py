@@ -36,6 +36,7 @@ for _name, _examples in (("quick", 10), ("all", 200)):  # scripts/test.sh --all 
     )
 settings.load_profile("quick")
 
+CPU = torch.device("cpu")
 STYLE = {"text.usetex": True, "axes.facecolor": "black"}
 """Settings of matplotlib that a user may have."""
 
@@ -60,7 +61,7 @@ def compared(name, *flags):
 
 def new_network(phase, config):
     """A phase's network on the CPU before its first update."""
-    session = Session(config, RunFolder(Path()), RunLog(Path()), torch.device("cpu"))
+    session = Session(config, RunFolder(Path()), RunLog(Path()), CPU)
     return starting_network(PHASES[phase], session)
 
 

@@ -28,6 +28,7 @@ from nsgf.run.log import RunLog
 from nsgf.system.errors import UserError
 from nsgf.training.precision import BFLOAT16_CHECKS
 from nsgf.training.task import Session
+from tests.conftest import CPU
 
 
 def with_phases(config, count):
@@ -228,11 +229,11 @@ def test_half_done_phase_starts_anew_with_the_one_it_stands_on(tiny):
 def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, tiny_run):
     """The transport of phase 2 covers the flow time T eta in T steps."""
     config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
-    lab = Session(config, tiny_run, RunLog(tiny_run.path), torch.device("cpu"))
+    lab = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
     data = Data(tiny.data, tiny.seed)
     pairs = NSF().pairs(lab, data)
     x = data.source("nsf").at(range(5))
-    network = load_network(PHASES["nsgf"], tiny, tiny_run, torch.device("cpu")).network
+    network = load_network(PHASES["nsgf"], tiny, tiny_run, CPU).network
     average = weights(tiny_run)["nsgf"]["ema"]
     assert torch.equal(network.layers[0].weight, average["layers.0.weight"])
     expected = x

@@ -19,11 +19,10 @@ from nsgf.run.folder import RunFolder, results_folder
 from nsgf.samples import _write_output, changed_settings, part_of_way, preview_samples, sample_run
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
+from tests.conftest import CPU, shipped
 
 OF_METHOD = OF_PHASES[:3]
 LINE = {"samples": 16, "shape": [1], "checksum": "x", "names": ["a"], "mean": [0.0], "scale": [1.0]}
-CPU = torch.device("cpu")
 
 
 def test_points_are_sampled_to_files(small, small_run):

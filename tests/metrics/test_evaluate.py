@@ -20,7 +20,7 @@ from nsgf.report.page import report_run
 from nsgf.run.folder import results_folder
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
+from tests.conftest import CPU, shipped
 from tests.metrics.test_inception import Tiny
 
 
@@ -234,7 +234,7 @@ def test_standardised_w2_does_not_depend_on_the_unit_of_a_column(tmp_path):
     for unit in (1.0, 1000.0):
         np.save(file := tmp_path / f"{unit}.npy", rows * [unit, 1.0])
         config = shipped("points", f"--data.path={file}")
-        yardstick = Yardstick(config, torch.device("cpu"), print)
+        yardstick = Yardstick(config, CPU, print)
         found.append(evaluate.distances(config, yardstick, [torch.full((30, 2), 0.5)]))
     for key in ("w2_standardised", "w2_standardised_floor"):
         assert found[1][key] == pytest.approx(found[0][key], rel=1e-5)

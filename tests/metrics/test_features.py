@@ -16,8 +16,8 @@ from nsgf.metrics import features, measures
 from nsgf.metrics.features import FeatureMetrics, ImageNet
 from nsgf.metrics.measures import CLASS_KID, Measure, keys_of, measures_in
 from nsgf.system.errors import UserError
+from tests.conftest import CPU
 
-CPU = torch.device("cpu")
 CONFIG = DataConfig(name="digits")
 WITHIN_CLASS = 2e7
 """Between the KID of images of one class and of two, in the features of :class:`Pixels`."""

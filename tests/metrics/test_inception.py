@@ -9,9 +9,9 @@ from nsgf.config.schema import DataConfig
 from nsgf.metrics import features
 from nsgf.metrics.features import PUBLISHED, FeatureMetrics, Inception
 from nsgf.system.errors import UserError
+from tests.conftest import CPU
 from tests.run.test_checkpoint import Malicious
 
-CPU = torch.device("cpu")
 FAKE = DataConfig(name="mnist", fake=True)
 """MNIST's shape, without files."""
 

@@ -8,11 +8,9 @@ import torch
 from nsgf.data import Data
 from nsgf.metrics import evaluate, measures
 from nsgf.metrics.evaluate import Yardstick
-from tests.conftest import shipped
+from tests.conftest import CPU, shipped
 from tests.data.own_files import write_images, write_points
 from tests.metrics.test_features import Pixels
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture

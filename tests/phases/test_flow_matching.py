@@ -16,9 +16,7 @@ from nsgf.phases.lines import LineTask, Pairs
 from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.training.task import Session
-from tests.conftest import shipped
-
-CPU = torch.device("cpu")
+from tests.conftest import CPU, shipped
 
 
 class Grid:

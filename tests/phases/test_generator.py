@@ -15,10 +15,8 @@ from nsgf.phases.generator import GeneratorTask, drift, mean_cost, nearest_multi
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from tests.conftest import new_network, shipped
+from tests.conftest import CPU, new_network, shipped
 from tests.sinkhorn.reference import plan
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture

@@ -25,9 +25,8 @@ from nsgf.sampling.sampler import (
 )
 from nsgf.system.errors import UserError
 from nsgf.training.task import Session
-from tests.conftest import new_network, shipped
+from tests.conftest import CPU, new_network, shipped
 
-CPU = torch.device("cpu")
 OF_METHOD = OF_PHASES[:3]
 STEPS, TIME, STRAIGHT = ["NSGFSteps nsgf"], ["EntryTimes predictor"], ["StraightFlow nsf"]
 ALGORITHM_4 = (NSGFSteps, EntryTimes, StraightFlow)

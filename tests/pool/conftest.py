@@ -16,9 +16,7 @@ from nsgf.run.stop import StopRequest
 from nsgf.sinkhorn import Flow
 from nsgf.system.distributed import World
 from nsgf.training.task import Session
-from tests.conftest import shipped
-
-CPU = torch.device("cpu")
+from tests.conftest import CPU, shipped
 
 
 class Killed(BaseException):

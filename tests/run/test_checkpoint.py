@@ -17,10 +17,10 @@ from nsgf.phases.resume import pending_phases
 from nsgf.run import checkpoint, store
 from nsgf.run.checkpoint import previous_file
 from nsgf.system.errors import UserError
+from tests.conftest import CPU
 
 START = {"phase": "nsgf", "config": {}}
 """Parts of every checkpoint besides its step."""
-CPU = torch.device("cpu")
 
 
 class Malicious:

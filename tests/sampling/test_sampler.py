@@ -28,7 +28,7 @@ from nsgf.sampling.sampler import (
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision
 from nsgf.training.task import Session
-from tests.conftest import new_network, shipped
+from tests.conftest import CPU, new_network, shipped
 
 WAY = (NSGFSteps, EntryTimes, StraightFlow)
 
@@ -182,9 +182,6 @@ def test_wrong_labels_are_a_one_line_error(labels):
     assert without(torch.ones(3, 1, 8, 8)).labels is None
     with pytest.raises(UserError, match=r"^labels: have no effect without data\.conditional"):
         without(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 2]))
-
-
-CPU = torch.device("cpu")
 
 
 class Full(nn.Module):

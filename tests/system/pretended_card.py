@@ -35,7 +35,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
+from tests.conftest import CPU
+
+CARD = torch.device("cuda", 0)
 
 
 class MixedDevices(RuntimeError):

@@ -27,7 +27,6 @@ from nsgf.system.errors import UserError
 from nsgf.system.output import is_launched, launched_rank
 from tests.conftest import new_network, records, shipped
 
-CPU = torch.device("cpu")
 FLAGS = (
     *("--exp=2d", "--phases=[nsgf,nsf,predictor]", "--steps=3", "--train-iters=3"),
     *("--batch-size=17", "--pool-batches=5", "--sinkhorn-batch=16", "--device=cpu"),

@@ -19,8 +19,7 @@ from nsgf.system.hardware import (
     peak_memory,
     pick_device,
 )
-
-CPU = torch.device("cpu")
+from tests.conftest import CPU
 
 
 def pretend(monkeypatch, cards=1, **fakes):

@@ -10,8 +10,7 @@ from nsgf.config.schema import TrainConfig
 from nsgf.data import PointSampler, gaussian
 from nsgf.training.state import TrainState
 from nsgf.training.task import Batch, Task
-
-CPU = torch.device("cpu")
+from tests.conftest import CPU
 
 
 class Scale(nn.Module):
