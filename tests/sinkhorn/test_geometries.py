@@ -11,7 +11,7 @@ from tests.sinkhorn import reference
 
 BLURS = [0.01, 0.03, 0.1, 0.3, 1.0, 9.0, 30.0]
 LARGEST = 10.0
-ALMOST_EQUAL = ["equal", "permuted", "moved-by-a-thousandth", "moved-by-a-hundredth"]
+ALMOST_EQUAL = ["equal", "moved-by-a-thousandth", "moved-by-a-hundredth"]
 """Geometries with so small a velocity or value that rounding counts: errors may be absolute."""
 
 
@@ -29,9 +29,6 @@ def clusters(left, right, seed):
 
 def geometries():
     x, y = noise(12, 2), noise(12, 2, seed=1)
-    line = torch.linspace(-1, 1, 12, dtype=torch.float64)
-    flat = torch.stack([line, 0 * line], 1)
-    grid = torch.cartesian_prod(*2 * [torch.arange(3, dtype=torch.float64)])
     outlier = torch.cat([x[:11], torch.full((1, 2), 1000.0)])
     wide = noise(12, 784)
     thin = torch.tensor([1.0, 1e-4])
@@ -42,7 +39,6 @@ def geometries():
         "translated": (x, x + torch.tensor([1.5, -2.0])),
         "moved-by-a-hundredth": (x, x + 0.01 * y),
         "moved-by-a-thousandth": (x, x + 0.001 * y),
-        "permuted": (x, x.flip(0)),
         "equal": (x, x),
         "single-points": (x[:1], y[:1]),
         "one-to-many": (x[:1], y),
@@ -51,9 +47,7 @@ def geometries():
         "repeated-particles": (x[:4].repeat(3, 1), y),
         "repeated-targets": (x, y[:2].repeat(6, 1)),
         "all-in-one-point": (torch.zeros_like(x), y),
-        "collinear": (flat, flat + torch.tensor([0.1, 0.0])),
         "one-dimension": (x[:, :1], y[:, :1]),
-        "grid": (grid, grid + 0.5),
         "clusters": (clusters(6, 6, 2), clusters(6, 6, 3)),
         "clusters-of-other-sizes": (clusters(3, 9, 2), clusters(9, 3, 3)),
         "outlier": (outlier, y),
