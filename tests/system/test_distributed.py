@@ -21,6 +21,7 @@ from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
+from nsgf.run.lock import lock_folder
 from nsgf.system.distributed import World, join
 from nsgf.system.errors import UserError
 from nsgf.system.output import is_launched, launched_rank
@@ -260,6 +261,19 @@ distributed.PATIENCE = timedelta(seconds=10)
 raise SystemExit(main(sys.argv[1:]))
 """
 """The command, with less patience."""
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_processes_end_soon_after_a_torchrun_that_was_killed(tmp_path):
+    process, workers = begun(tmp_path, "nsgf: step", *LONG)
+    process.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+    process.communicate()
+    run = only_run(tmp_path)
+    with lock_folder(run.path):  # the lock is free
+        assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] > 0
 
 
 @contextmanager
