@@ -52,14 +52,16 @@ def check_training(config: Config) -> None:
     """Raise UserError if ``phases`` has a phase that the method does not train. Call :func:`check`
     first."""
     if unused := config.phases[len(find_way(config).trains) :]:
-        remedy = f"{suggest('nsf.source', 'nsgf')} or {suggest('sampling.tau', 'T')}"
-        shown = f"{name_setting('phases', format_value(config.phases))}: no sample uses"
-        raise UserError(f"{shown} {list_names(unused)}; add phase predictor, or use {remedy}")
+        raise UserError(
+            f"{name_setting('phases', format_value(config.phases))}: no sample uses "
+            f"{list_names(unused)}; add phase predictor, or use {suggest('nsf.source', 'nsgf')} or "
+            f"{suggest('sampling.tau', 'T')}"
+        )
 
 
 def check_values(config: Config) -> None:
     """Raise UserError if a value is outside of its range, whatever other settings are."""
-    wrong: list[Rule] = []
+    wrong = []
     for key, item in SETTINGS.items():
         value = item.get(config)
         for number in value if isinstance(value, list) else (value,):
@@ -82,8 +84,7 @@ def _refuse(config: Config, wrong: list[Rule]) -> NoReturn:
         section, _, name = key.partition(".")
         # --lr sets every phase: do not repeat the same error for those that are not trained
         if section not in OF_PHASES or section in config.phases or name not in trained:
-            value = format_value(SETTINGS[key].get(config))
-            lines.append(f"{name_setting(key, value)}: {must}")
+            lines.append(f"{name_setting(key, format_value(SETTINGS[key].get(config)))}: {must}")
     raise UserError("; ".join(lines))
 
 
@@ -110,8 +111,8 @@ def _general_rules(config: Config) -> Iterator[Rule]:
             yield "nsf.source", f"must not be affine with data.source {config.data.source}"
         size = math.prod(data_shape(config.data))
         if size > MOST_VALUES:
-            few = f"samples of {size} values, more than {MOST_VALUES}"
-            yield "nsf.source", f"must not be affine for {few}"
+            must = f"must not be affine for samples of {size} values, more than {MOST_VALUES}"
+            yield "nsf.source", must
     if config.peer.method == "sbcfm" and config.peer.sigma == 0:
         yield "peer.sigma", "must be > 0 for sbcfm"
     compare = config.compare
@@ -137,8 +138,8 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     target = target_set(data)
     source = DATA_SETS.get(data.source)
     if "source" in target.uses and source and source.shape != target.shape:
-        other = "which has another number of coordinates"
-        yield "data.source", f"must be {NOISE} for {target.name}, {other}"
+        must = f"must be {NOISE} for {target.name}, which has another number of coordinates"
+        yield "data.source", must
     if data.source == data.name:
         yield "data.source", "must differ from data.name"
     files = ("path", "size", "skip_broken", "header", "columns", "held_out", "key")
@@ -198,9 +199,11 @@ def _class_rules(config: Config) -> Iterator[Rule]:
     if sampling.omega is not None:
         yield "sampling.omega", "must be null with data.conditional"
     if classes and sampling.label is not None and class_number(data, sampling.label) is None:
-        number = f"if no name is a number, its number, 0 to {classes - 1}"
-        names = list_names(class_names(data))
-        yield "sampling.label", f"must be a class ({names}) or, {number}; null: all"
+        yield (
+            "sampling.label",
+            f"must be a class ({list_names(class_names(data))}) or, if no name is a number, its "
+            f"number, 0 to {classes - 1}; null: all",
+        )
     if "nsgf" in config.phases and config.pool.num_batches < classes and not config.smoke:
         yield "pool.num_batches", f"must be >= {classes}, a flow for each class"
     for key, value in fit_to_classes(config).items():
@@ -224,8 +227,7 @@ def fit_to_classes(config: Config) -> Layer:
     if "reflow" in phases:
         wanted["reflow.pairs"] = nearest_multiple(config.reflow.pairs, classes)
     if "generator" in phases:
-        unit = 2 * (classes + 1)
         for name in ("batch_size", "targets"):
             count = getattr(config.generator, name)
-            wanted[f"generator.{name}"] = count and nearest_multiple(count, unit)
+            wanted[f"generator.{name}"] = count and nearest_multiple(count, 2 * (classes + 1))
     return {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}

@@ -79,13 +79,14 @@ def train(
     """
     stop = stop or StopRequest(config.train.max_hours)
     device = pick_device(config.device)
-    fitted = []
+    fitted: list[str] = []
     if minutes is not None:
         if run or config.smoke or world.size > 1 or not 0 < minutes <= MOST_MINUTES:
-            must = f"must be > 0 and <= {MOST_MINUTES}, for a new run in one process without smoke"
-            raise UserError(f"minutes = {minutes:g}: {must}")
-        config, line = fit_minutes(config, minutes, device, stop, network)
-        fitted = [line]
+            raise UserError(
+                f"minutes = {minutes:g}: must be > 0 and <= {MOST_MINUTES}, for a new run in one "
+                "process without smoke"
+            )
+        config, *fitted = fit_minutes(config, minutes, device, stop, network)
     with ExitStack() as held:
         # complete a restart that a killed process began
         if run and world.is_main:
@@ -106,8 +107,9 @@ def train(
         plan = training_plan(settings, names, device, run, world, restarts, network)
         if run and not names:
             sections = {"train", "sampling", *config.phases}  # other sections cannot differ
-            ignored = find_contradictions(nest(run.read_settings()), config, sections)
-            plan += ["nothing is left to train", *(f"ignored: {text}" for text in ignored)]
+            plan.append("nothing is left to train")
+            for text in find_contradictions(nest(run.read_settings()), config, sections):
+                plan.append(f"ignored: {text}")
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = Data(config.data, config.seed) if names else None
         # the run folder, the same for all processes
@@ -195,7 +197,7 @@ def training_plan(
     if config.train.compile:
         lines.append(f"train.compile = true: compiled code is kept in {prepare_compiler()}")
     plans = [phase.plan(config, device, run, world) for phase in pending]
-    home = run or RunFolder(Path(config.out_dir).expanduser())
+    home = run or RunFolder(config.out_path)
     check_space(weights, sum(size for _, size in plans), home, restarts)
     return [*lines, *(line for line, _ in plans if line)]
 

@@ -19,6 +19,7 @@ from nsgf.sinkhorn import BatchedSolver, Flow
 from nsgf.sinkhorn.base import as_clouds, full_precision, positive_number
 
 Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
+Observer = Callable[[Tensor], None] | None  # called with the states after each step
 
 
 def step_sizes(steps: int, eta: float | None) -> list[float]:
@@ -76,13 +77,16 @@ def line_pairs(start: Tensor, end: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 
     X0 and X1 (B, *shape), t (B,) in [0, 1] -> x and velocity, each (B, *shape).
     """
-    weight = t.view(-1, *[1] * (start.ndim - 1))
+    weight = pad_t_like_x(t, start)
     return (1 - weight) * start + weight * end, end - start
 
 
-def nsgf_steps(
-    velocity: Velocity, x: Tensor, steps: int, h: float, observe: Callable[[Tensor], None] | None
-) -> Tensor:
+def pad_t_like_x(t: Tensor, x: Tensor) -> Tensor:
+    """Return t (B,) as (B, 1, ..., 1) with as many dimensions as x (B, *shape)."""
+    return t.view(-1, *[1] * (x.ndim - 1))
+
+
+def nsgf_steps(velocity: Velocity, x: Tensor, steps: int, h: float, observe: Observer) -> Tensor:
     """Algorithm 2: x <- x + h v_theta(x, s/S), s = 0 .. S-1, for samples x of mu0 (B, *shape); h
     is :func:`time_step` if S = T. ``observe`` is called with the states after each step."""
     for step in range(steps):
@@ -120,7 +124,7 @@ def sample(
     if straight is not None:
         tau = predictor(x) if predictor else torch.zeros(len(x), device=x.device)
         for t, size in straight_times(tau, straight_steps, spacing):
-            x = x + size.view(-1, *[1] * (x.ndim - 1)) * straight(x, t)
+            x = x + pad_t_like_x(size, x) * straight(x, t)
     return x
 
 

@@ -149,14 +149,13 @@ def resolve(
     if run:
         own = Experiment(_settings_of_run(command, run, options, given, on_top, notes), {}, {})
     elif "compare" in options:
-        out_dir = os.path.dirname(os.path.abspath(options["compare"]))
-        own = Experiment({"out_dir": out_dir}, {}, {})
+        own = Experiment({"out_dir": os.path.dirname(os.path.abspath(options["compare"]))}, {}, {})
     elif not {"exp", "data.name"} <= {**own.settings, **given}.keys():
-        flag = suggest("exp", "NAME")
-        file = suggest("config", "FILE")
-        names = ", ".join(EXPERIMENTS)
-        own_name = "has one of these as exp, or its own exp and data.name"
-        raise UserError(f"use {flag} ({names}), or {file} that {own_name}{hint}")
+        raise UserError(
+            f"use {suggest('exp', 'NAME')} ({', '.join(EXPERIMENTS)}), or "
+            f"{suggest('config', 'FILE')} that has one of these as exp, or its own exp and "
+            f"data.name{hint}"
+        )
 
     # one checked configuration, and for a comparison one for each method
     from nsgf.checks import check_training
@@ -166,7 +165,7 @@ def resolve(
     config = _configure(own, method, given, run is None, keeps_total, notes, fits_pool)
     if command in ("train", "preflight"):
         check_training(config)
-    methods: list[Config] = []
+    methods = []
     for name in config.compare.methods if command == "compare" else ():
         lines: list[str] = []
         try:
@@ -179,8 +178,10 @@ def resolve(
     tracks = command in ("train", "compare") and config.tracking.tracker == "tensorboard"
     is_chosen = run is None or "tracking.tracker" in {**on_top, **given}
     if tracks and is_chosen and find_spec("tensorboard") is None:
-        must = "needs tensorboard; pip install tensorboard, or use none"
-        raise UserError(f"tracking.tracker = tensorboard: {must}")
+        raise UserError(
+            "tracking.tracker = tensorboard: needs tensorboard; pip install tensorboard, or use "
+            "none"
+        )
     return Request(command, config, run, methods, notes, options)
 
 
@@ -199,8 +200,9 @@ def _find_run(
     if "run" in options:
         run = open_run(options["run"])
         if run.results_name and command not in ON_EXPORTS:
-            allowed = " and ".join(ON_EXPORTS)
-            raise UserError(f"run = {run.path}: an exported run, for {allowed} only")
+            raise UserError(
+                f"run = {run.path}: an exported run, for {' and '.join(ON_EXPORTS)} only"
+            )
         return run
     if "exp" not in {**own, **given}:
         more = ", or --pretrained NAME" if command in ON_EXPORTS else ""
@@ -208,7 +210,7 @@ def _find_run(
     config = build({**spread_optim(own), **given})
     check_values(config)
     run, line = newest_run(
-        Path(config.out_dir),
+        config.out_path,
         config.exp,
         smoke=config.smoke,
         method=given.get("method"),
@@ -241,8 +243,9 @@ def _settings_of_run(
     tracker = saved.get(key)
     safe = {**drop_unsafe_settings(saved, by_user), **on_top}
     if command == "train" and key not in by_user and safe.get(key) != tracker:
-        add = suggest(key, tracker)
-        notes.append(f"the run's tracker {tracker} is not used: add {add} to use it")
+        notes.append(
+            f"the run's tracker {tracker} is not used: add {suggest(key, tracker)} to use it"
+        )
     home = (run.path.resolve() if run.path.name == ".." else run.path).parent
     if run.results_name is None:  # the run's current place
         safe["out_dir"] = str(home)
@@ -299,8 +302,9 @@ def _configure(
     fits = is_new and config.data.conditional and (smoke or "data.conditional" in given)
     if fits and (fitted := fit_to_classes(config)):
         shown = ", ".join(f"{key} {format_value(value)}" for key, value in fitted.items())
-        classes = data_classes(config.data)
-        notes.append(f"method {config.method}: chosen for {classes} classes: {shown}")
+        notes.append(
+            f"method {config.method}: chosen for {data_classes(config.data)} classes: {shown}"
+        )
         config = change(config, {**fitted, **given})
     if not (smoke or pool in given):
         before = build(base)

@@ -132,16 +132,16 @@ def sample_run(
         return [about, str(place)]
     _save_arrays(config, samples, arrays)
     if not is_images:
-        start = build_source(config.data, config.seed, "path").sample(POINT_SAMPLES).to(device)
-        samples = sampler(start, keep_path=True)
+        source = build_source(config.data, config.seed, "path")
+        samples = sampler(source.sample(POINT_SAMPLES).to(device), keep_path=True)
     save_figure(draw_path(samples, config.data, data, "path"), trajectory)
     if not is_images:
         return [about, str(arrays), str(trajectory)]
     classes = class_names(config.data) if config.sampling.label is None else ()
     columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
     if columns:  # a row for each class; sample i has class i mod K
-        rows = np.arange(columns * len(classes)).reshape(columns, len(classes)).T
-        save_figure(draw_rows(samples.x[rows.flatten()], classes), grid)
+        rows = np.arange(columns * len(classes)).reshape(columns, len(classes)).T.flatten()
+        save_figure(draw_rows(samples.x[rows], classes), grid)
     else:
         save_grid(samples.x, grid)
     return [about, str(arrays), str(grid), str(trajectory)]
@@ -203,10 +203,13 @@ def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: s
     """Draw the path of samples: images beside the names of classes, points beside the target."""
     if is_image_set(config.name):
         return draw_image_path(samples, class_names(config))
-    states = [in_units(config, state.cpu()) for state in samples.path]
-    target = data.reference(stream).sample(len(samples.x)) if data else None
-    title = f"Samples after {words_of_calls(samples.nfe)}"
-    return draw_points(states, target, title, target_set(config).axes, samples.marks)
+    return draw_points(
+        [in_units(config, state.cpu()) for state in samples.path],
+        data.reference(stream).sample(len(samples.x)) if data else None,
+        f"Samples after {words_of_calls(samples.nfe)}",
+        target_set(config).axes,
+        samples.marks,
+    )
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:
@@ -236,8 +239,7 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
     """
     run = session.run
     log = session.log
-    wanted = session.config.train.preview and session.world.is_main
-    if not wanted or session.stop.reason is not None:
+    if not (session.config.train.preview and session.world.is_main) or session.stop.reason:
         return
     file = run.samples / f"{phase_stem(phase.name)}.png"
     title = f"After training: {phase.title}{part_of_way(session.config, phase)}"

@@ -63,10 +63,8 @@ def try_phases(
     started = time.perf_counter()
     data = Data(config.data, config.seed)
     stop = stop or StopRequest()
-    place = existing_folder(Path(config.out_dir).expanduser())
-    with tempfile.TemporaryDirectory(
-        prefix=".nsgf-preflight-", dir=ensure_writable(place)
-    ) as folder:
+    place = ensure_writable(existing_folder(config.out_path))
+    with tempfile.TemporaryDirectory(prefix=".nsgf-preflight-", dir=place) as folder:
         run = RunFolder.prepare(Path(folder) / "run")
         run.network = network
         for phase in get_phases(config.phases):

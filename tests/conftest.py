@@ -5,20 +5,17 @@ import functools
 import gc
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from torch import nn
 
 from nsgf import resolve
 from nsgf.cli.arguments import parse
 from nsgf.comparison.trials import Comparison
-from nsgf.config.files import CONFIGS, Experiment
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.files import CONFIGS
 from nsgf.experiment import train
 from nsgf.phases import PHASES
 from nsgf.phases.base import starting_network
@@ -39,41 +36,42 @@ for _name, _examples in (("quick", 10), ("all", 200)):  # scripts/test.sh --all 
     )
 settings.load_profile("quick")
 
+CPU = torch.device("cpu")
 STYLE = {"text.usetex": True, "axes.facecolor": "black"}
 """Settings of matplotlib that a user may have."""
 
 
 @functools.cache  # parsing takes longer than most tests
-def shipped(name: str, *flags: str) -> Config:
+def shipped(name, *flags):
     """The configuration of ``--exp NAME`` with flags; ``NAME/METHOD`` names the method too."""
     return parse(["train", *experiment(name), *flags]).config
 
 
-def experiment(name: str) -> list[str]:
+def experiment(name):
     """``NAME`` or ``NAME/METHOD`` as flags."""
     exp, _, method = name.partition("/")
     return ["--exp", exp, *(["--method", method] if method else [])]
 
 
-def compared(name: str, *flags: str) -> Comparison:
+def compared(name, *flags):
     """The comparison of ``compare --exp NAME`` with flags."""
     request = parse(["compare", *experiment(name), *flags])
     return Comparison.of(request.config, request.methods)
 
 
-def new_network(phase: PhaseName, config: Config) -> nn.Module:
+def new_network(phase, config):
     """A phase's network on the CPU before its first update."""
-    session = Session(config, RunFolder(Path()), RunLog(Path()), torch.device("cpu"))
+    session = Session(config, RunFolder(Path()), RunLog(Path()), CPU)
     return starting_network(PHASES[phase], session)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _shipped_files_are_read_once() -> Iterator[None]:
+def _shipped_files_are_read_once():
     """Every command line begins with one."""
     real = resolve.read_experiment
     once = functools.cache(real)
 
-    def read(file: Path) -> Experiment:
+    def read(file):
         return copy.deepcopy(once(file)) if file.parent == CONFIGS else real(file)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +80,7 @@ def _shipped_files_are_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _processor_has_no_bfloat16() -> Iterator[None]:
+def _processor_has_no_bfloat16():
     """``auto`` means fp32 on every machine."""
     with pytest.MonkeyPatch.context() as patch:
         for name in BFLOAT16_CHECKS:
@@ -91,12 +89,12 @@ def _processor_has_no_bfloat16() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def config_names() -> list[str]:
+def config_names():
     return sorted(file.stem for file in CONFIGS.glob("*.yaml"))
 
 
 @pytest.fixture(scope="session")
-def own_data(tmp_path_factory) -> dict[str, tuple[str, ...]]:
+def own_data(tmp_path_factory):
     """By name of experiment the flag that names a user's own images or points."""
     folder = tmp_path_factory.mktemp("own")
     write_images(folder / "images")
@@ -105,12 +103,12 @@ def own_data(tmp_path_factory) -> dict[str, tuple[str, ...]]:
     return {name: (f"--data.path={place}",) for name, place in places.items()}
 
 
-def records(run: RunFolder, file: str = "metrics") -> list[dict]:
+def records(run, file="metrics"):
     """The lines of a run's file of records."""
     return [json.loads(line) for line in (run.path / f"{file}.jsonl").read_text().splitlines()]
 
 
-def tiny_config(out_dir: Path) -> Config:
+def tiny_config(out_dir):
     """NSGF++ on points with small networks: all three phases in a second."""
     base = shipped(
         "2d",
@@ -132,25 +130,25 @@ def tiny_config(out_dir: Path) -> Config:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Config:
+def tiny(tmp_path):
     return tiny_config(tmp_path / "runs")
 
 
 @pytest.fixture(scope="session")
-def trained_once(tmp_path_factory) -> Path:
+def trained_once(tmp_path_factory):
     """A finished run of the tiny experiment; never written to."""
     torch.set_num_threads(1)
     return train(tiny_config(tmp_path_factory.mktemp("tiny"))).path
 
 
 @pytest.fixture
-def tiny_run(tiny: Config, trained_once: Path) -> RunFolder:
+def tiny_run(tiny, trained_once):
     """This test's own copy of a finished run of ``tiny``."""
     return RunFolder(Path(shutil.copytree(trained_once, Path(tiny.out_dir) / trained_once.name)))
 
 
 @pytest.fixture
-def small(tiny: Config) -> Config:
+def small(tiny):
     """``tiny``, with few samples to draw and to measure."""
     return replace(
         tiny,
@@ -160,14 +158,14 @@ def small(tiny: Config) -> Config:
 
 
 @pytest.fixture
-def small_run(small: Config, tiny_run: RunFolder) -> RunFolder:
+def small_run(small, tiny_run):
     """The finished run, with ``small`` as its own settings."""
     tiny_run.write_config(small)
     return tiny_run
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory) -> tuple[Config, RunFolder]:
+def digits_run(tmp_path_factory):
     """A smoke run of NSGF++ on images; its samples and measures may be written anew."""
     config = shipped(
         "digits/nsgf++",
@@ -181,7 +179,7 @@ def digits_run(tmp_path_factory) -> tuple[Config, RunFolder]:
 
 
 @pytest.fixture(scope="session")
-def told_run(tmp_path_factory) -> tuple[Config, RunFolder]:
+def told_run(tmp_path_factory):
     """A smoke run of a generator that is given the class; its samples may be written anew."""
     config = shipped(
         "digits/onecall",
@@ -203,7 +201,7 @@ def told_run(tmp_path_factory) -> tuple[Config, RunFolder]:
 def launch(monkeypatch):
     """Set the variables of torchrun, as for the second process of two on this machine."""
 
-    def set_variables(**others) -> None:
+    def set_variables(**others):
         own = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
         for key, value in (own | others).items():
             monkeypatch.setenv(key, value)
@@ -212,7 +210,7 @@ def launch(monkeypatch):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _collections_pass_over_libraries() -> None:
+def _collections_pass_over_libraries():
     """Each takes a quarter of a second otherwise, and every phase ends with one."""
     gc.collect()
     gc.freeze()
@@ -221,7 +219,7 @@ def _collections_pass_over_libraries() -> None:
 _has_card = torch.cuda.is_available
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     """Only tests marked ``gpu`` see a card: others compare runs on the CPU with ``auto``."""
     needs_card = item.get_closest_marker("gpu")
     if needs_card and not _has_card():
@@ -229,12 +227,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch.cuda.is_available = _has_card if needs_card else bool
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish():
     gc.unfreeze()  # else libraries that count their objects at exit report leaks
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers_everywhere() -> None:
+def _same_numbers_everywhere():
     """One thread, so that a busy machine stays fast, and a known state of torch's generator."""
     torch.set_num_threads(1)
     torch.default_generator.manual_seed(123456)  # of every device costs a stack trace each

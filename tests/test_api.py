@@ -16,6 +16,7 @@ import nsgf
 from nsgf import UserError
 from nsgf.data.images import to_bytes
 from nsgf.samples import sample_run
+from tests.conftest import CPU
 
 SMALL = {
     "optim.iterations": 4,
@@ -143,7 +144,7 @@ def test_samples_are_shown(small_run, tmp_path, monkeypatch):
 
 def test_a_run_is_opened_on_another_device(small_run):
     run = nsgf.load(small_run.path, overrides={"sampling.solver": "heun"})
-    other = run.to(torch.device("cpu"))
+    other = run.to(CPU)
     assert torch.equal(other.sample(5, seed=0), run.sample(5, seed=0))
     with pytest.raises(UserError, match="device = cuda:99"):
         run.to("cuda:99")
@@ -223,7 +224,7 @@ def test_lines_of_the_readme_run(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nsgf, "train", short_train, raising=False)
-    names: dict[str, torch.Tensor] = {}
+    names = {}
     exec(textwrap.dedent(code), names)
     assert names["points"].shape == (64, 2)
     assert names["ut"].shape == (256, 2)

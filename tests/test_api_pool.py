@@ -23,7 +23,7 @@ from tests.pool.conftest import CPU, HalfWay
 SMALL = {"num_batches": 3, "batch_size": 8, "steps": 4, "device": "cpu"}
 
 
-def noise(n: int, generator: torch.Generator) -> torch.Tensor:
+def noise(n, generator):
     return torch.randn((n, 2), generator=generator)
 
 

@@ -16,9 +16,7 @@ from nsgf.phases import PHASES, load_sampler
 from nsgf.phases.base import load_network
 from nsgf.samples import sample_run
 from nsgf.sampling.generate import generate
-from tests.conftest import shipped
-
-CPU = torch.device("cpu")
+from tests.conftest import CPU, shipped
 
 
 def sampled(config, **changes):

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 LINES = (ROOT / "Dockerfile").read_text().splitlines()
 
 
-def said(instruction: str) -> list[str]:
+def said(instruction):
     return [line.split(" ", 1)[1] for line in LINES if line.startswith(f"{instruction} ")]
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from nsgf import experiment
-from nsgf.config.schema import Config
 from nsgf.config.settings import build, values
 from nsgf.data import Data
 from nsgf.experiment import train
@@ -29,19 +28,20 @@ from nsgf.run.log import RunLog
 from nsgf.system.errors import UserError
 from nsgf.training.precision import BFLOAT16_CHECKS
 from nsgf.training.task import Session
+from tests.conftest import CPU
 
 
-def with_phases(config: Config, count: int) -> Config:
+def with_phases(config, count):
     return replace(config, phases=config.phases[:count])
 
 
-def weights(run: RunFolder) -> dict[str, dict]:
+def weights(run):
     """The checkpoints that are there, by phase."""
     files = {phase: run.checkpoint_file(phase) for phase in ("nsgf", "nsf", "predictor")}
     return {phase: checkpoint.load(file) for phase, file in files.items() if file.exists()}
 
 
-def assert_equal(one: RunFolder, other: RunFolder) -> None:
+def assert_equal(one, other):
     """Assert the same weights, averages and steps, bit for bit."""
     for phase, payload in weights(one).items():
         counterpart = weights(other)[phase]
@@ -124,7 +124,7 @@ class Killed(BaseException):
     """Ends a process without any cleaning up."""
 
 
-def kill_before(moment: int, patch: pytest.MonkeyPatch) -> None:
+def kill_before(moment, patch):
     """Let the file operation of that number fail, and all after it."""
     numbers = itertools.count(1)
 
@@ -145,7 +145,7 @@ def test_kill_at_any_operation_keeps_the_old_run_or_continues_with_the_new_setti
 ):
     new = replace(tiny, nsgf=replace(tiny.nsgf, lr=0.02))
 
-    def newest(run: RunFolder, kind: str = "") -> dict[str, bytes]:
+    def newest(run, kind=""):
         return {
             phase: file.read_bytes()
             for phase in tiny.phases
@@ -188,7 +188,7 @@ def test_nothing_is_set_aside_when_training_is_refused(tiny, tiny_run, monkeypat
     assert list(Path(tiny.out_dir).iterdir()) == [tiny_run.path]
 
 
-def _files(run: RunFolder) -> dict[str, Path]:
+def _files(run):
     return {file.name: file for file in (run.path / "checkpoints").iterdir()}
 
 
@@ -229,11 +229,11 @@ def test_half_done_phase_starts_anew_with_the_one_it_stands_on(tiny):
 def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, tiny_run):
     """The transport of phase 2 covers the flow time T eta in T steps."""
     config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
-    lab = Session(config, tiny_run, RunLog(tiny_run.path), torch.device("cpu"))
+    lab = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
     data = Data(tiny.data, tiny.seed)
     pairs = NSF().pairs(lab, data)
     x = data.source("nsf").at(range(5))
-    network = load_network(PHASES["nsgf"], tiny, tiny_run, torch.device("cpu")).network
+    network = load_network(PHASES["nsgf"], tiny, tiny_run, CPU).network
     average = weights(tiny_run)["nsgf"]["ema"]
     assert torch.equal(network.layers[0].weight, average["layers.0.weight"])
     expected = x

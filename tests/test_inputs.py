@@ -231,7 +231,7 @@ def raise_at_the_end(update):
 class MyUNet(nn.Module):
     """One level down and up, with the time and perhaps a class, and code that reads a tensor."""
 
-    def __init__(self, width: int = 8, classes: int = 0):
+    def __init__(self, width=8, classes=0):
         super().__init__()
         self.first, self.down = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, width, 2, 2)
         self.time, self.norm = nn.Linear(1, width), nn.GroupNorm(torch.tensor(2).item(), width)

@@ -18,9 +18,9 @@ FILES = {
 }
 
 
-def imported(module: str) -> set[str]:
+def imported(module):
     """Modules of the package that this one imports, at its top or inside a function."""
-    names: set[str] = set()
+    names = set()
     for node in ast.walk(ast.parse(FILES[module].read_text())):
         if isinstance(node, ast.Import):
             names |= {name.name for name in node.names}

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "notebooks" / "nsgf_kaggle.ipynb"
 
 
-def printed(folder: Path) -> str:
+def printed(folder):
     """What the cells say when they run in this folder."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})

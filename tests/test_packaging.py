@@ -20,7 +20,7 @@ PACKAGE = {"PIL": "pillow", "ot": "POT", "sklearn": "scikit-learn", "yaml": "pyy
 """Names of packages where they are not those of their modules."""
 
 
-def listed(name: str) -> list[str]:
+def listed(name):
     """A list of requirements in pyproject.toml (Python 3.10 has no reader of it)."""
     text = (ROOT / "pyproject.toml").read_text()
     inside = re.search(rf"^{name} = \[(.*?)\]$", text, re.DOTALL | re.MULTILINE)
@@ -47,7 +47,7 @@ def test_what_the_package_imports_is_declared():
     assert {PACKAGE.get(name, name) for name in used} == declared
 
 
-def loaded_after(statement: str) -> set[str]:
+def loaded_after(statement):
     """The packages that a fresh process has loaded."""
     code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -76,7 +76,7 @@ def test_training_code_loads_libraries_where_they_are_used():
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory):
     """The wheel of this tree, made by the backend that pyproject.toml names."""
     pytest.importorskip("hatchling", reason="the extra `test` has the build backend")
     folder = tmp_path_factory.mktemp("wheel")
@@ -112,7 +112,7 @@ def test_command_of_a_wheel_works_where_no_checkout_is(wheel, tmp_path):
     site = tmp_path / "site"
     environment = {**os.environ, "PYTHONPATH": str(site)}
 
-    def run(*words: str | Path) -> str:
+    def run(*words):
         done = subprocess.run(
             [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
         )

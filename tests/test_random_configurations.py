@@ -1,7 +1,6 @@
 """Configurations drawn at random: what the command line takes is trained, sampled and measured."""
 
 import random
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -76,7 +75,7 @@ CHEAP = {"model.unet.mult": "[1,1]", "model.unet.channels": 32, "model.unet.res_
 """Architectures keep to these where nothing else is drawn, and no attention of many pixels."""
 
 
-def drawn(source: random.Random) -> Iterator[list[str]]:
+def drawn(source):
     """Command lines without a command, each with about half of the settings."""
     while True:
         exp = source.choice(["2d", "2d", "digits", "digits", "mnist", "cifar10"])

@@ -103,7 +103,7 @@ class Recipe(NamedTuple):
     commands: list[str]
 
 
-def read_recipes() -> list[Recipe]:
+def read_recipes():
     recipes = []
     for section in (ROOT / "docs/extending.md").read_text().split("\n## ")[1:]:
         recipe = Recipe(section.splitlines()[0], [], [])
@@ -120,7 +120,7 @@ def read_recipes() -> list[Recipe]:
     return recipes
 
 
-def apply_code(source: str, code: str) -> str:
+def apply_code(source, code):
     """Return a module with the code of a recipe, where ``...`` stands for the present code."""
     new = ""
     for chunk in re.split(r"\n(?=[\w@])", code):
@@ -137,7 +137,7 @@ def apply_code(source: str, code: str) -> str:
     return source + new
 
 
-def statement(source: str, name: str) -> str:
+def statement(source, name):
     """The text of the top-level class or assignment of this name."""
     for node in ast.parse(source).body:
         targets = getattr(node, "targets", [getattr(node, "target", node)])
@@ -203,7 +203,7 @@ def test_loops_of_the_page_train(loop, line, tmp_path, monkeypatch):
     torch.testing.assert_close(x.std(0), spread, rtol=0.25, atol=0)
 
 
-def images(count: int, size: int) -> np.ndarray:
+def images(count, size):
     return np.random.default_rng(0).integers(256, size=(count, 1, size, size), dtype=np.uint8)
 
 

@@ -2,13 +2,12 @@
 
 import csv
 import re
-from collections.abc import Iterable
 from functools import cache
 from itertools import product
-from math import inf
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 
+import pandas as pd
 import pytest
 from scipy.stats import binomtest, ttest_1samp
 
@@ -52,7 +51,7 @@ Part = tuple[str, dict[str, object]]
 
 
 @cache
-def lines_of(file: str) -> list[dict[str, str]]:
+def lines_of(file):
     """Return the lines of a file in one form: a variant is a method, a set is a target."""
     with (ROOT / f"docs/results/{file}.csv").open() as stream:
         lines = [{"seed": "0", "draw": "0"} | line for line in csv.DictReader(stream)]
@@ -64,7 +63,7 @@ def lines_of(file: str) -> list[dict[str, str]]:
     return lines
 
 
-def found(file: str, method: str, measure: str, where: dict[str, object]) -> dict[tuple, float]:
+def found(file, method, measure, where):
     """Return the values of a measure by seed and draw; a time of 0 was not measured."""
     where = {name: where[name] for name in where if name != "nfe" or method != "floor"}
     return {
@@ -75,14 +74,14 @@ def found(file: str, method: str, measure: str, where: dict[str, object]) -> dic
     }
 
 
-def paired(file: str, pair: tuple, measure: str, where: dict[str, object]) -> list[float]:
+def paired(file, pair, measure, where):
     """Return the differences within the same seed."""
     one, other = (found(file, name, measure, where) for name in pair)
     return by_seed({key: one[key] - other[key] for key in sorted(one.keys() & other.keys())})
 
 
 @cache
-def p_values(file: str) -> dict[tuple, tuple[float, float]]:
+def p_values(file):
     """Return p of each paired t test, before and after Holm's correction over the family."""
     tests, corrected, largest = {}, {}, 0.0
     cells = {(line["target"], line["nfe"]) for line in lines_of(file) if line["nfe"]}
@@ -98,9 +97,7 @@ def p_values(file: str) -> dict[tuple, tuple[float, float]]:
     return corrected
 
 
-def shown(
-    file: str, who: str | tuple, part: Part, *, spread: bool = False, signs: bool = False
-) -> str:
+def shown(file, who, part, *, spread=False, signs=False):
     """Return a mean, or for a pair the difference ± its standard error and sign, as printed."""
     measure, where = part
     if is_pair := isinstance(who, tuple):
@@ -124,25 +121,25 @@ def shown(
     return text
 
 
-def plain(text: str) -> str:
+def plain(text):
     """Return text without marks, separators of values and thousands, and zeros before the point."""
     text = re.sub(r"(?<!\d)0(?=\.\d)|(?<=\d),(?=\d{3})|\*\*", "", text.replace("\u2212", "-"))
     return re.sub(" / |; ", " ", text)
 
 
-def method_of(label: str) -> str:
+def method_of(label):
     name = re.split(r", | \(", label)[0]
     return METHODS.get(name, name.lower().replace("-", "").replace(" ", ""))
 
 
-def rows_of(page: str, head: str) -> list[list[str]]:
+def rows_of(page, head):
     """Return the cells of the table that begins with ``head``, row by row, first its own."""
     table = (ROOT / page).read_text().partition(f"\n| {head}")[2].partition("\n\n")[0]
     lines = plain(head + table).split("\n")
     return [re.split(r" *\| *", line.strip("| ")) for line in (lines[0], *lines[2:])]
 
 
-def expected(file: str, who: str | tuple, parts: list[Part], **how: bool) -> str:
+def expected(file, who, parts, **how):
     """Return a cell; a floor that is the same at all calls, or no measure, is written once."""
     if isinstance(who, str) and who not in {line["method"] for line in lines_of(file)}:
         file = OTHERS.get(file, file)
@@ -152,7 +149,7 @@ def expected(file: str, who: str | tuple, parts: list[Part], **how: bool) -> str
     return plain(texts[0] if is_one else " ".join(texts))
 
 
-def at(measures: Iterable[str], *calls: int, **where: object) -> list[Part]:
+def at(measures, *calls, **where):
     return [(name, where | {"nfe": nfe}) for name in measures for nfe in calls]
 
 
@@ -260,9 +257,9 @@ def test_tables_of_points():
         assert paired_cells == [plain(claim) for claim in claims], place
 
 
-def chosen(place: str, method: str) -> str:
+def chosen(place, method):
     """Return the settings with the least mean energy distance in the search."""
-    means: dict[str, list[float]] = {}
+    means = {}
     for line in lines_of("points_search"):
         name, _, settings = line["method"].partition(": ")
         if (line["target"], name) == (place, method):
@@ -276,34 +273,26 @@ def chosen(place: str, method: str) -> str:
 
 def test_table_of_solvers():
     """A rival's time is that of its fastest setting that is at least as exact as ours."""
-    times: dict[tuple, list[float]] = {}
-    lines = lines_of("solver_work_precision")
-    limits = {
-        line["case"]: float(line["largest_error"]) for line in lines if line["solver"] == "nsgf"
-    }
-    for line in lines:
-        if float(line["largest_error"]) <= limits[line["case"]]:
-            key = line["case"], line["problems"], line["solver"], line["setting"]
-            times.setdefault(key, []).append(float(line["processor_ms"]))
-    least: dict[tuple, float] = {}
-    for setting, repeats in times.items():
-        key = setting[:3]
-        least[key] = min(median(repeats), least.get(key, inf))
-    ratios = {key: ms / least[(*key[:2], "nsgf")] for key, ms in least.items() if key[2] != "nsgf"}
+    measures = ROOT / "docs/results/solver_work_precision.csv"
+    lines = pd.read_csv(measures, dtype={"problems": str}, keep_default_na=False)
+    limits = lines[lines.solver == "nsgf"].groupby("case", sort=False).largest_error.last()
+    exact = lines[lines.largest_error <= lines.case.map(limits)]
+    times = exact.groupby(["case", "problems", "solver", "setting"]).processor_ms.median()
+    least = times.groupby(level=["case", "problems", "solver"]).min().unstack()
+    ratios = least.drop(columns="nsgf").div(least.nsgf, axis=0)
     _, *rows = rows_of("docs/sinkhorn.md", "N x M x D, blur")
-    for case, (_, own, error, _, *cells) in zip(limits, rows, strict=True):
-        assert own == plain(" / ".join(f"{least[case, n, 'nsgf']:.1f}" for n in "18"))
+    for case, (_, own, error, _, *cells) in zip(limits.index, rows, strict=True):
+        assert own == plain(" / ".join(f"{ms:.1f}" for ms in least.nsgf[case]))
         assert error == plain(f"{100 * limits[case]:.2f} %")
         for solver, cell in zip(("POT", "ott-jax", "mdot-tnt"), cells, strict=True):
-            found = " ".join(f"{ratios.get((case, n, solver), inf):.1f}" for n in "18")
-            assert cell == plain(found).replace("inf inf", "not reached"), case
-    best = {n: [min(r for k, r in ratios.items() if k[:2] == (c, n)) for c in limits] for n in "18"}
+            found = " ".join(f"{ratio:.1f}" for ratio in ratios.loc[case, solver])
+            assert cell == plain(found).replace("nan nan", "not reached"), case
+    best = ratios.min(axis=1).unstack()
     said = "takes {} to {} times as long; with one problem a call, {} to {} times."
     said = said.format(*(f"{f(best[n]):.{f(best[n]) < 9.95:d}f}" for n in "81" for f in (min, max)))
     assert_said("docs/sinkhorn.md", said)
     assert min(best["8"]) >= 1, "README: never behind with eight"
-    faster = {key[0] for key, ratio in ratios.items() if key[1] == "1" and ratio < 1}
-    assert (len(faster), len(limits)) == (4, 11), "README: faster on four of eleven shapes"
+    assert (sum(best["1"] < 1), len(best)) == (4, 11), "README: faster on four of eleven shapes"
 
 
 def test_table_of_pictures():
@@ -332,7 +321,7 @@ def test_table_of_known_shares():
         assert float(seconds) == float(f"{float(line['processor_s_a_solve']):.3g}")
 
 
-def assert_said(page: str, sentence: str) -> None:
+def assert_said(page, sentence):
     assert plain(sentence) in " ".join(plain((ROOT / page).read_text()).split())
 
 

@@ -19,11 +19,10 @@ from nsgf.run.folder import RunFolder, results_folder
 from nsgf.samples import _write_output, changed_settings, part_of_way, preview_samples, sample_run
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
+from tests.conftest import CPU, shipped
 
 OF_METHOD = OF_PHASES[:3]
 LINE = {"samples": 16, "shape": [1], "checksum": "x", "names": ["a"], "mean": [0.0], "scale": [1.0]}
-CPU = torch.device("cpu")
 
 
 def test_points_are_sampled_to_files(small, small_run):
@@ -152,7 +151,7 @@ def test_columns_have_the_names_of_the_data(own_data, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="--out FILE"):
         sample_run(config, run)
     assert next(csv.reader((tmp_path / "x.csv").open())) == ["a, b", "c", "d"]
-    drawn: list = []
+    drawn = []
     monkeypatch.setattr("nsgf.samples.save_figure", lambda figure, file: drawn.append(figure))
     sample_run(replace(config, data=replace(config.data, path=None)), run)  # as in an export
     ((panel,),) = (figure.axes for figure in drawn)
@@ -197,7 +196,7 @@ def test_folder_of_images_is_written_whole_or_not_at_all(digits_run, tmp_path, m
     (tmp_path / "images.my.partial").mkdir()
     (tmp_path / "images").mkdir()
     with monkeypatch.context() as patch:
-        written: list[Path] = []
+        written = []
 
         def full(_, file):
             written.append(file)

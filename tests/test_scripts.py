@@ -50,7 +50,7 @@ def script(monkeypatch):
 def run(monkeypatch, capsys):
     """What a script prints, or its error message where it ends with exit code 2."""
 
-    def run(name: str, *flags: str, code: int = 0) -> str:
+    def run(name, *flags, code=0):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags])
         ended = 0
         try:
@@ -64,7 +64,7 @@ def run(monkeypatch, capsys):
     return run
 
 
-def cells(text: str) -> list[list[str]]:
+def cells(text):
     """The rows of all tables, without heads and rules."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     rules = {number for number, line in enumerate(lines) if not re.search(r"\w", line)}
@@ -72,7 +72,7 @@ def cells(text: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for n, line in enumerate(lines) if n not in heads]
 
 
-def assert_finite(numbers: list[str]) -> None:
+def assert_finite(numbers):
     """Each cell begins with a finite number above 0."""
     for cell in numbers:
         assert 0 < float(cell.split()[0].replace(",", "")) < math.inf, cell
@@ -179,7 +179,7 @@ moons,floor,1,0,,0.0,0,0.0,0.0,0.07
 def tables(run, tmp_path):
     """What `bench.py tables` prints of two files with these lines."""
 
-    def tables(*texts: str, flags: str = "", code: int = 0, measure: str = "w2") -> str:
+    def tables(*texts, flags="", code=0, measure="w2"):
         files = []
         for number, text in enumerate(texts):
             files.append(tmp_path / f"{number}.csv")

@@ -95,25 +95,26 @@ def compare(
         "compare.seeds": seeds,
     }
     methods = methods or {}
-    settings = from_arguments(named, overrides)
-    wanted = request_with_data("compare", data, None, {}, settings)
+    wanted = request_with_data("compare", data, None, {}, from_arguments(named, overrides))
     comparison = Comparison.of(wanted.config, wanted.methods)
     taken = [*comparison.methods, *map(method_title, comparison.methods)]
     for name, draw in methods.items():
         if not callable(draw) or not NAME.fullmatch(name) or name in taken:
-            must = f"must be a function draw(noise, nfe), its name {NAMES}, none of {taken}"
-            raise UserError(f'methods["{name}"]: {must}')
-    cards = range(torch.cuda.device_count())
-    max_hours = wanted.config.train.max_hours
+            raise UserError(
+                f'methods["{name}"]: must be a function draw(noise, nfe), its name {NAMES}, none '
+                f"of {taken}"
+            )
     with (
         silence() if quiet else nullcontext(),
-        keep_random_numbers(cards),
-        stop_of_caller(max_hours, lambda _: "the same call continues") as stop,
+        keep_random_numbers(range(torch.cuda.device_count())),
+        stop_of_caller(wanted.config.train.max_hours, lambda _: "the same call continues") as stop,
     ):
         for note in wanted.notes:
             show(note)
         files = comparing.compare(replace(comparison, functions=methods), stop)
         report_comparison(comparison.folder, wanted.config.out_dir)
-    rows = read_rows(comparison.folder / TABLE)
-    cells = [dict(zip(COLUMNS, row, strict=False)) | dict(row.values) for row in rows]
-    return Compared(comparison.folder, files[0].read_text("utf-8"), cells)
+    rows = [
+        dict(zip(COLUMNS, row, strict=False)) | dict(row.values)
+        for row in read_rows(comparison.folder / TABLE)
+    ]
+    return Compared(comparison.folder, files[0].read_text("utf-8"), rows)

@@ -93,8 +93,9 @@ class SinkhornPool:
                 mu0 = _sampler("source", source, config.seed)
                 mu1 = _sampler("target", target, config.seed)
                 if (shape := mu0.shape) != mu1.shape:
-                    must = f"source has points of shape {shape}, target {mu1.shape}: must be equal"
-                    raise UserError(must)
+                    raise UserError(
+                        f"source has points of shape {shape}, target {mu1.shape}: must be equal"
+                    )
                 dtype = getattr(torch, plan_pool(config, shape, self.device).dtype)
                 positions = torch.empty((flows * n, steps + 1, *shape), dtype=dtype)
                 self.time_step = time_step(steps, config.flow.step_size)
@@ -103,8 +104,9 @@ class SinkhornPool:
                 for numbers in flow_groups(config, shape, self.device):
                     self._pool.append(simulate(config, mu0, mu1, solver, self.device, numbers))
         if (report := solver.report).unconverged:
-            more = f"{report}; a larger blur needs fewer updates"
-            warnings.warn(more, RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{report}; a larger blur needs fewer updates", RuntimeWarning, stacklevel=2
+            )
         self.batch_size = n
 
     def __len__(self) -> int:
@@ -143,6 +145,8 @@ def _checked(name: str, points: Array, n: int | None = None) -> Tensor:
     x = to_tensor(name, points).detach()
     is_shape = x.ndim > 1 and x.numel() > 0 and n in (None, len(x))
     if not (is_shape and x.is_floating_point() and x.isfinite().all()):
-        must = f"must be finite, of a floating-point type, ({n or 'N'}, *shape)"
-        raise UserError(f"{name} is {tuple(x.shape)}, {x.dtype}: {must}")
+        raise UserError(
+            f"{name} is {tuple(x.shape)}, {x.dtype}: must be finite, of a floating-point type, "
+            f"({n or 'N'}, *shape)"
+        )
     return x.float()

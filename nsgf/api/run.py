@@ -115,10 +115,12 @@ class Run:
         if nfe is not None:
             way = find_way(config, self.networks.__contains__)
             config = way.choose_calls(config, operator.index(nfe))
-        source = build_source(config.data, config.seed, "sample")
-        sampler = self.sampler.with_settings(config)
         samples = generate(
-            sampler, source, config.sampling.num_samples, self.device, progress=False
+            self.sampler.with_settings(config),
+            build_source(config.data, config.seed, "sample"),
+            config.sampling.num_samples,
+            self.device,
+            progress=False,
         )
         return in_units(config.data, samples.x, raw=raw)
 

@@ -215,11 +215,12 @@ def request_with_data(
             check_same_data(section, INSPECTORS[name](section)[0].checksum)
         place.replace(file)
         sync_folder(folder)
-    config, *methods = [
-        change(one, {"data.path": str(file)}) for one in (wanted.config, *wanted.methods)
-    ]
-    notes = [note.replace(str(place), str(file)) for note in wanted.notes]
-    return replace(wanted, config=config, methods=methods, notes=notes)
+    return replace(
+        wanted,
+        config=change(wanted.config, {"data.path": str(file)}),
+        methods=[change(own, {"data.path": str(file)}) for own in wanted.methods],
+        notes=[note.replace(str(place), str(file)) for note in wanted.notes],
+    )
 
 
 def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:

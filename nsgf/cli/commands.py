@@ -11,11 +11,15 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, parse
 from nsgf.resolve import Request
 from nsgf.system.errors import UserError, naming
 from nsgf.system.output import (
+    format_bytes,
+    format_hours,
     is_launched,
     launched_rank,
     local_processes,
@@ -24,6 +28,9 @@ from nsgf.system.output import (
     silence,
 )
 from nsgf.version import __version__
+
+if TYPE_CHECKING:
+    from nsgf.run.folder import RunFolder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -170,9 +177,63 @@ def _report(request: Request) -> list[str]:
 
 def _list(request: Request) -> list[str]:
     from nsgf.config.values import expand_path
-    from nsgf.listing import run_table
 
     return run_table(expand_path("out_dir", request.config.out_dir))
+
+
+def run_table(folder: Path) -> list[str]:
+    """Return lines about runs and comparisons, newest first. Raise UserError if there are none."""
+    from nsgf.comparison import SETTINGS
+    from nsgf.run.folder import RunFolder
+
+    files = [file for name in ("config.yaml", SETTINGS) for file in folder.glob(f"*/{name}")]
+    runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
+    if not runs:
+        raise UserError(f"out_dir = {folder}: holds no run; train one, or name another folder")
+    head = ("run", "data", "method", "progress", "last loss", "time", "size")
+    rows = [head, *map(_row, map(RunFolder, runs))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _row(run: "RunFolder") -> tuple[str, ...]:
+    """Return the cells of a run or a comparison, or the reason why it cannot be read."""
+    from nsgf.comparison import SETTINGS, TABLE, read_rows
+    from nsgf.config.settings import build
+    from nsgf.report import curves, progress_of
+    from nsgf.run.folder import check_links
+    from nsgf.run.lock import is_locked
+    from nsgf.run.log import read_costs
+    from nsgf.system.errors import cause
+
+    try:
+        check_links(run.path)
+        if (run.path / SETTINGS).exists():
+            from nsgf.comparison.trials import Comparison  # loads torch
+
+            comparison = Comparison.stored(run.path)
+            trials = {
+                (trial.target, trial.method, trial.seed) for trial in comparison.trials if trial.nfe
+            }
+            rows = read_rows(run.path / TABLE)
+            done = {(row.target, row.method, row.seed) for row in rows} & trials
+            targets = dict.fromkeys(trial.target for trial in comparison.trials)
+            progress = f"comparison, {len(done)} of {len(trials)} trials"
+            about = (",".join(targets), ",".join(comparison.methods), progress, "", "")
+        else:
+            config = build(run.read_settings())
+            losses = [loss for curve in curves(run).values() for _, loss, _ in curve]
+            taken = sum(cost.seconds for cost in read_costs(run.path).values())
+            is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)
+            progress = progress_of(run, config) if is_begun else "aborted: no checkpoint"
+            time = format_hours(taken) if taken else ""
+            shown = f"{losses[-1]:.4g}" if losses else ""
+            about = (config.data.name, config.method, progress, shown, time)
+        size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+        return (run.path.name, *about, format_bytes(size))
+    except Exception as error:  # a foreign folder must not hide the others
+        problem = f"cannot be read: {cause(error).removeprefix(f'{run.path}: ')}"
+        return (run.path.name, "", "", problem, "", "", "")
 
 
 def _compare(request: Request) -> Iterator[str]:

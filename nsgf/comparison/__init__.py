@@ -36,6 +36,7 @@ class Row(NamedTuple):
     """Measures by name."""
 
 
+Rows = Sequence[Row]
 SETTINGS = "comparison.yaml"
 TABLE = "table.csv"
 """Files in the folder of a comparison: the settings of its command, and its measures."""
@@ -55,7 +56,7 @@ KINDS: list[Callable[[str], Any]] = [
 """Functions that read the values of COLUMNS."""
 
 
-def table_csv(rows: Sequence[Row]) -> str:
+def table_csv(rows: Rows) -> str:
     """Return the text of ``table.csv``."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -74,8 +75,8 @@ def read_rows(file: Path) -> list[Row]:
         rows = []
         for line in lines:
             facts = [kind(text) for kind, text in zip(KINDS, line, strict=False)]
-            found = map(float, line[len(COLUMNS) :])
-            rows.append(Row._make([*facts, dict(zip(names, found, strict=True))]))
+            values = dict(zip(names, map(float, line[len(COLUMNS) :]), strict=True))
+            rows.append(Row._make([*facts, values]))
         return rows
     except OSError as error:
         raise UserError(f"{file}: {cause(error)}") from error
@@ -107,9 +108,11 @@ def read_measures(file: Path) -> dict[str, Measured]:
 
 def add_measure(file: Path, key: str, measured: Measured) -> None:
     """Append a line to a file of measures. A value that is not finite becomes null."""
-    values = measured.values.items()
-    finite = {name: value if math.isfinite(value) else None for name, value in values}
-    line = json.dumps({"key": json.loads(key)} | measured._asdict() | {"values": finite})
+    content = {"key": json.loads(key), **measured._asdict()}
+    content["values"] = {
+        name: value if math.isfinite(value) else None for name, value in measured.values.items()
+    }
+    line = json.dumps(content)
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists() and not file.read_bytes().endswith(b"\n"):  # cut by a killed process
         line = f"\n{line}"

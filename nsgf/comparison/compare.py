@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from nsgf.config.values import format_value
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
 from nsgf.metrics.evaluate import TUNE, Yardstick
-from nsgf.metrics.measures import Measure, keys_of, name_of, without_classes
+from nsgf.metrics.measures import Measure, Values, keys_of, name_of, without_classes
 from nsgf.phases import PHASES
 from nsgf.report import trained_updates
 from nsgf.run.checkpoint import read_good_header, restore_previous
@@ -87,8 +87,10 @@ def compare(
     if not reports:
         return []
     with wait_for_lock(comparison.folder, work.check_stop):
-        tables = write_report(comparison, work.rows(), work.rows_of(comparison.tuning_trials))
-        return [*tables, *save_pictures(comparison, work.device)]
+        return [
+            *write_report(comparison, work.rows(), work.rows_of(comparison.tuning_trials)),
+            *save_pictures(comparison, work.device),
+        ]
 
 
 def comparison_plan(comparison: Comparison) -> list[str]:
@@ -105,8 +107,10 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         for key, allowed in {"label": None, "guidance": 1}.items():
             value = getattr(own.sampling, key)
             if value != allowed:
-                shown = name_setting(f"sampling.{key}", value)
-                raise UserError(f"{shown}: must be {format_value(allowed)} to compare")
+                raise UserError(
+                    f"{name_setting(f'sampling.{key}', value)}: must be {format_value(allowed)} "
+                    "to compare"
+                )
     todo = [trial for trial in comparison.trials if trial.nfe]
     if not todo:
         raise UserError(
@@ -158,23 +162,24 @@ def _check_trials(trials: Sequence[Trial], device: torch.device) -> None:
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     """Whether all updates of a phase are done."""
-    needed: int = getattr(config, phase).iterations
-    return run.has_checkpoint(phase) and trained_updates(run, phase) >= needed
+    return trained_updates(run, phase) >= getattr(config, phase).iterations
 
 
+@dataclass
 class Work:
     """Trains and measures the trials of one comparison. Arguments: see :func:`compare`."""
 
-    def __init__(self, comparison: Comparison, stop: StopRequest, log: Log) -> None:
-        self.comparison = comparison
-        self._stop = stop
-        self._log = log
-        self.device = pick_device(comparison.config.device)
+    comparison: Comparison
+    stop: StopRequest
+    log: Log
+
+    def __post_init__(self) -> None:
+        self.device = pick_device(self.comparison.config.device)
         self._known = dict[Path, dict[str, Measured]]()
         self._yardsticks = dict[str, Yardstick]()
-        for trial in comparison.trials:
+        for trial in self.comparison.trials:
             if trial.target not in self._yardsticks:
-                yardstick = Yardstick(trial.config, self.device, log)
+                yardstick = Yardstick(trial.config, self.device, self.log)
                 yardstick.check_comparison()
                 self._yardsticks[trial.target] = yardstick
 
@@ -222,16 +227,16 @@ class Work:
         run = RunFolder.prepare(trial.run.path)
         try:
             with lock_folder(run.path):
-                self._log(f"compare: {title}, {trial.target}, seed {trial.seed}")
+                self.log(f"compare: {title}, {trial.target}, seed {trial.seed}")
                 for phase in config.phases:
-                    restore_previous(run.checkpoint_file(phase), self._log)
+                    restore_previous(run.checkpoint_file(phase), self.log)
             if not all(is_trained(config, run, phase) for phase in config.phases):
                 try:
-                    train(config, run, stop=self._stop)
+                    train(config, run, stop=self.stop)
                 except Diverged as error:
                     if not trial.is_tuning:
                         raise
-                    self._log(f"compare: {error}")
+                    self.log(f"compare: {error}")
                     names = keys_of(self._yardsticks[trial.target].compared)
                     worst = Measured(0.0, 0.0, dict.fromkeys(names, math.inf))
                     for key in trial.keys.values():
@@ -266,13 +271,13 @@ class Work:
             stream = TUNE if trial.is_tuning else "compare"
             values = yardstick.measure(measures, samples.x, trial.seed, draw, stream)
         texts = ", ".join(f"{name_of(key)} {values[key]:.4g}" for key in without_classes(values))
-        self._log(f"compare: {method_title(trial.label)}, NFE {samples.nfe:g}: {texts}")
-        measured = Measured(samples.nfe, seconds, values)
-        add_measure(trial.measures, trial.keys[nfe, draw], measured)
+        self.log(f"compare: {method_title(trial.label)}, NFE {samples.nfe:g}: {texts}")
+        key = trial.keys[nfe, draw]
+        add_measure(trial.measures, key, Measured(samples.nfe, seconds, values))
 
     def check_stop(self) -> None:
         """Raise Stopped if a stop was requested."""
-        if self._stop.reason is not None:
+        if self.stop.reason is not None:
             raise Stopped("between two measures")
 
     def rows(self) -> list[Row]:
@@ -283,9 +288,12 @@ class Work:
         saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
         known = {*comparison.functions, *comparison.methods}
         names = [name for name in saved if isinstance(name, str) and name not in known]
-        own = comparison.trials_of(comparison.functions)
-        earlier = comparison.trials_of(dict.fromkeys(names))
-        rows = self.rows_of([*own, *comparison.trials, *earlier])
+        trials = [
+            *comparison.trials_of(comparison.functions),
+            *comparison.trials,
+            *comparison.trials_of(dict.fromkeys(names)),
+        ]
+        rows = self.rows_of(trials)
         # floors, and for images pure noise
         for target in dict.fromkeys(row.target for row in rows):
             yardstick = self._yardsticks[target]
@@ -324,6 +332,6 @@ class Work:
                     rows.append(Row(*place, draw, nfe, calls, updates, *times, values))
         return rows
 
-    def _compared(self, target: str, values: Mapping[str, float]) -> dict[str, float]:
+    def _compared(self, target: str, values: Mapping[str, float]) -> Values:
         """Return the values of the measures that this comparison uses for a target."""
         return {name: values[name] for name in keys_of(self._yardsticks[target].compared)}

@@ -3,17 +3,14 @@
 import math
 import os
 import shlex
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from nsgf.comparison import SETTINGS, TABLE, Row, read_rows
+from nsgf.comparison import SETTINGS, TABLE, Row, Rows, read_rows
 from nsgf.comparison.tables import (
-    COST_LEGEND,
-    LEGEND,
-    SEARCH_LEGEND,
+    LEGENDS,
     all_tables,
     by_draw,
     by_seed,
@@ -64,12 +61,12 @@ def report_comparison(
     runs = []
     for place in (file.parent for file in sorted(folder.glob("*/*/config.yaml"))):
         made = read_object(place / "versions.json")
-        about = [made.get(name, "") for name in ("commit", "torch")]
         try:
             done = progress_of(run := RunFolder(place), build(run.read_settings()))
         except UserError as error:
             done = f"cannot be read: {error}"
-        runs.append((str(place.relative_to(folder)), done, *about))
+        name = str(place.relative_to(folder))
+        runs.append((name, done, made.get("commit", ""), made.get("torch", "")))
     shared = {name: drop_machine_settings(own) for name, own in comparison.methods.items()}
     settings = Comparison(drop_machine_settings(comparison.config), shared)
     return album.write_page(
@@ -81,7 +78,7 @@ def report_comparison(
             (method_title(name), chosen_settings(own)) for name, own in comparison.methods.items()
         ],
         tables=all_tables(rows, read_rows(search) if search.exists() else ()),
-        legends=(LEGEND, COST_LEGEND, SEARCH_LEGEND),
+        legends=LEGENDS,
         place=shlex.quote(os.path.relpath(folder)),
         runs=runs,
         settings=settings.settings_text,
@@ -100,7 +97,7 @@ def measured_rows(folder: Path) -> list[Row]:
     return rows
 
 
-def draw_quality(rows: Sequence[Row]) -> Any:
+def draw_quality(rows: Rows) -> Any:
     """Draw the measures of a comparison against NFE: a row for each target, a column for each
     measure. Each method has a line with standard deviations over seeds; the floor is dashed."""
     targets = list(dict.fromkeys(row.target for row in rows))
@@ -114,12 +111,17 @@ def draw_quality(rows: Sequence[Row]) -> Any:
         shown: list[float] = []
         ticks: set[float] = set()
         for number, method in enumerate(methods_of(rows)):
-            row = [cells[target, nfe, method] for nfe in counts]
-            made = [calls_of(cell, nfe) for cell, nfe in zip(row, counts, strict=True)]
-            found = [by_seed(by_draw(cell, metric)) or [math.nan] for cell in row]
-            # samples that diverged leave a gap
-            means = [mean(own) if all(map(math.isfinite, own)) else math.nan for own in found]
-            spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
+            made = []
+            means = []
+            spreads = []
+            for nfe in counts:
+                cell = cells[target, nfe, method]
+                found = by_seed(by_draw(cell, metric))
+                made.append(calls_of(cell, nfe))
+                # samples that diverged leave a gap
+                is_known = found and all(map(math.isfinite, found))
+                means.append(mean(found) if is_known else math.nan)
+                spreads.append(stdev(found) if len(found) > 1 else 0.0)
             place = known.index(method)
             panel.errorbar(
                 made,

@@ -10,7 +10,7 @@ from statistics import mean, stdev
 
 import torch
 
-from nsgf.comparison import SETTINGS, TABLE, Row, table_csv
+from nsgf.comparison import SETTINGS, TABLE, Row, Rows, table_csv
 from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
 from nsgf.comparison.tuning import SEARCH, ranking, selecting_measure
 from nsgf.data import Data
@@ -21,21 +21,20 @@ from nsgf.run.folder import write_facts
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import write_text
 
-LEGEND = (
+LEGENDS = (
+    # means and differences
     "Mean ± standard deviation over seeds; the value of a seed is the mean of its draws. With one "
     "seed the deviation is over draws; for floors of images it is over splits. Bold: the best "
     "mean. Below: mean difference within the same seed and draw ± its standard error. Ahead or "
     "behind: by a t test at 5 %, which errs in one cell of twenty. With one seed it concerns that "
-    "training run only. A dash: no measure, for example because the method needs more calls."
-)
-COST_LEGEND = (
+    "training run only. A dash: no measure, for example because the method needs more calls.",
+    # costs
     "Training is the time of all networks of a method, with the pool, NSGF steps and pairs; 2-RF "
     "includes 1-RF. To compare at equal time, set compare.updates to the fourth column, in this "
-    "order, with another out_dir."
-)
-SEARCH_LEGEND = (
+    "order, with another out_dir.",
+    # settings
     "Each combination of the settings of compare.tune that a method uses was trained once, with a "
-    "seed and measured on a draw of the target that no table above uses. search.csv has all."
+    "seed and measured on a draw of the target that no table above uses. search.csv has all.",
 )
 IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
 IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}
@@ -50,19 +49,19 @@ Tables = tuple[list[Table], list[Table], list[Table]]
 """Tables of means, and of differences, for each measure; of costs, and in a search settings."""
 
 
-def methods_of(rows: Sequence[Row]) -> list[str]:
+def methods_of(rows: Rows) -> list[str]:
     """Return the methods in the order of the rows. Tables compare the first one with the others."""
     return list(dict.fromkeys(row.method for row in rows if row.nfe is not None))
 
 
-def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
+def columns_of(rows: Rows) -> list[tuple[str, int]]:
     """Return (target, NFE) of each column, by ascending NFE, then by target."""
     targets = dict.fromkeys(row.target for row in rows)
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     return [(target, nfe) for nfe in counts for target in targets]
 
 
-def cells_of(rows: Sequence[Row]) -> Cells:
+def cells_of(rows: Rows) -> Cells:
     """Return the rows that each cell of a table summarizes, one for each seed and draw, by (target,
     NFE, method). Other keys have an empty list."""
     cells = defaultdict(list)
@@ -71,12 +70,12 @@ def cells_of(rows: Sequence[Row]) -> Cells:
     return cells
 
 
-def calls_of(cell: Sequence[Row], nfe: int) -> float:
+def calls_of(cell: Rows, nfe: int) -> float:
     """Return the mean network calls for each sample of a cell; ``nfe`` if the cell is empty."""
     return mean(row.calls for row in cell) if cell else nfe
 
 
-def by_draw(cell: Sequence[Row], metric: str) -> dict[tuple[int, int], float]:
+def by_draw(cell: Rows, metric: str) -> dict[tuple[int, int], float]:
     """Return the values of a cell by seed and draw."""
     return {(row.seed, row.draw): row.values[metric] for row in cell}
 
@@ -84,13 +83,13 @@ def by_draw(cell: Sequence[Row], metric: str) -> dict[tuple[int, int], float]:
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
     """Return the mean over the draws of each seed; for a single seed, return its draws. Draws of
     one network share its errors, so they are not independent runs."""
-    draws: dict[int, list[float]] = {}
+    draws = defaultdict(list)
     for (seed, _), value in sorted(found.items()):
-        draws.setdefault(seed, []).append(value)
+        draws[seed].append(value)
     return list(found.values()) if len(draws) < 2 else [*map(mean, draws.values())]
 
 
-def measure_table(rows: Sequence[Row], metric: str) -> Table:
+def measure_table(rows: Rows, metric: str) -> Table:
     """Return the means of a measure. Rows: methods, floors, and for images pure noise. Columns:
     targets and NFE."""
     methods = methods_of(rows)
@@ -120,7 +119,7 @@ def measure_table(rows: Sequence[Row], metric: str) -> Table:
     return [_head(name_of(metric), rows), *lines.values()]
 
 
-def _head(title: str, rows: Sequence[Row]) -> list[str]:
+def _head(title: str, rows: Rows) -> list[str]:
     return [title, *(f"{target}, NFE {nfe}" for target, nfe in columns_of(rows))]
 
 
@@ -133,7 +132,7 @@ def spread(found: Sequence[float]) -> str:
     return f"{mean(found):.3f} ± {stdev(found):.3f}"
 
 
-def difference_table(rows: Sequence[Row], metric: str) -> Table:
+def difference_table(rows: Rows, metric: str) -> Table:
     """Return the paired differences between the first method and the others."""
     first, *others = methods_of(rows)
     cells = cells_of(rows)
@@ -167,7 +166,7 @@ def verdict(differences: Sequence[float], metric: str) -> str:
     return f"{middle:+.3f} ± {error:.3f} {word}"
 
 
-def cost_table(rows: Sequence[Row]) -> Table:
+def cost_table(rows: Rows) -> Table:
     """Return updates, mean training time and mean sampling times of each method."""
     counts = sorted({nfe for _, nfe in columns_of(rows)})
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
@@ -190,23 +189,22 @@ def cost_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def search_table(rows: Sequence[Row], tried: Sequence[Row]) -> Table:
+def search_table(rows: Rows, tried: Rows) -> Table:
     """Return the settings that the search selected, and the number of combinations that it tried.
     Rows: methods. Columns: targets."""
     ranked = ranking(tried)
     targets = dict.fromkeys(row.target for row in tried)
-    best = f"best by {name_of(selecting_measure(tried[0]))}"
-    table = [[f"settings, {best}, seed {tried[0].seed}", *targets]]
+    measure = name_of(selecting_measure(tried[0]))
+    table = [[f"settings, best by {measure}, seed {tried[0].seed}", *targets]]
     for method in methods_of(rows):
         table.append([method_title(method)])
         for target in targets:
             texts = ranked.get((target, method))
-            chosen = f"{texts[0]} (best of {len(texts)})" if texts else "not searched"
-            table[-1].append(chosen)
+            table[-1].append(f"{texts[0]} (best of {len(texts)})" if texts else "not searched")
     return table
 
 
-def all_tables(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Tables:
+def all_tables(rows: Rows, tried: Rows = ()) -> Tables:
     """Return a table of means and one of differences for each measure, then the table of costs, and
     with the rows ``tried`` of a search the table of selected settings."""
     metrics = without_classes(rows[0].values)
@@ -225,7 +223,7 @@ def tables_text(name: str, tables: Tables) -> str:
         means=means,
         differences=differences,
         others=others,
-        legends=(LEGEND, COST_LEGEND, SEARCH_LEGEND)[: 1 + len(others)],
+        legends=LEGENDS[: 1 + len(others)],
         cell=_latex_cell,
     )
 
@@ -236,9 +234,7 @@ def _latex_cell(text: str) -> str:
     return "--" if text == "-" else re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", text)
 
 
-def write_report(
-    comparison: Comparison, rows: Sequence[Row], tried: Sequence[Row] = ()
-) -> list[Path]:
+def write_report(comparison: Comparison, rows: Rows, tried: Rows = ()) -> list[Path]:
     """Write tables, settings and the rows ``tried`` of a search, and return the table files."""
     folder = comparison.folder
     write_facts(folder, comparison.config)

@@ -24,11 +24,11 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build, change, fixed_values, sections_of
 from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE, target_set
+from nsgf.method import Observer
 from nsgf.metrics.features import SIDE
 from nsgf.phases import find_way, find_ways, load_sampler
 from nsgf.run.folder import RunFolder, folder_stem
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples
-from nsgf.sampling.solvers import Observer
 from nsgf.sinkhorn.base import Array, to_tensor
 from nsgf.system.errors import UserError, name_setting, one_line, suggest
 from nsgf.system.hardware import pick_device
@@ -95,17 +95,22 @@ class Comparison:
         # equal terms
         names = [own.method for own in methods]
         if len(set(map(method_title, names))) < len(names):
-            shown = name_setting("compare.methods", names)
-            raise UserError(f"{shown}: names must differ; rename a file")
+            raise UserError(
+                f"{name_setting('compare.methods', names)}: names must differ; rename a file"
+            )
         terms = fixed_values(methods[0], EQUAL)
         for own in methods:
             if not NAME.fullmatch(own.method):
-                shown = name_setting("compare.methods", repr(own.method))
-                raise UserError(f"{shown}: must be {NAMES}; rename the file")
+                raise UserError(
+                    f"{name_setting('compare.methods', repr(own.method))}: must be {NAMES}; "
+                    "rename the file"
+                )
             for key, value in fixed_values(own, EQUAL).items():
                 if value != terms[key]:
-                    must = f"must be {format_value(terms[key])} as for {names[0]}, on equal terms"
-                    raise UserError(f"{key} = {format_value(value)}: {must} (method {own.method})")
+                    raise UserError(
+                        f"{key} = {format_value(value)}: must be {format_value(terms[key])} as for "
+                        f"{names[0]}, on equal terms (method {own.method})"
+                    )
         # updates of all networks together, divided in proportion to their iterations
         given = config.compare.updates
         if len(given) not in (0, 1, len(methods)):
@@ -122,19 +127,25 @@ class Comparison:
                 shares = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
                 shares.append(total - sum(shares))
             if len(shares) > 1 and min(shares) < 1:
-                must = f"{total} are too few for the networks of {own.method}"
-                raise UserError(f"compare.updates: {must}")
-            keys = [f"{phase}.iterations" for phase in own.phases]
-            trained[own.method] = change(own, dict(zip(keys, shares, strict=True)))
+                raise UserError(
+                    f"compare.updates: {total} are too few for the networks of {own.method}"
+                )
+            layer = {
+                f"{phase}.iterations": share
+                for phase, share in zip(own.phases, shares, strict=True)
+            }
+            trained[own.method] = change(own, layer)
         # phases that are trained once
         first: dict[PhaseName, Config] = {}
         for own in filter(_shares_training, trained.values()):
             for phase in own.phases:
                 other = first.setdefault(phase, own)
                 if getattr(own, phase) != getattr(other, phase):
-                    both = name_setting("compare.methods", [other.method, own.method])
-                    must = f"share phase {phase}, so its settings must be equal"
-                    raise UserError(f"{both}: {must}; or use {suggest('compare.updates', 'N')}")
+                    raise UserError(
+                        f"{name_setting('compare.methods', [other.method, own.method])}: share "
+                        f"phase {phase}, so its settings must be equal; or use "
+                        f"{suggest('compare.updates', 'N')}"
+                    )
         return cls(config, trained)
 
     @classmethod
@@ -153,7 +164,7 @@ class Comparison:
     def folder(self) -> Path:
         """Folder of the comparison. A smoke comparison has a different folder."""
         name = folder_stem(self.config.exp, self.config.smoke)
-        return Path(self.config.out_dir).expanduser() / f"compare-{name}"
+        return self.config.out_path / f"compare-{name}"
 
     @cached_property
     def settings_text(self) -> str:
@@ -190,10 +201,9 @@ class Comparison:
         compare = self.config.compare
         own: Any = data.name if data.source == NOISE else f"{data.source}_{data.name}"
         seeds = seeds or range(self.config.seed, self.config.seed + compare.seeds)
-        places = product(seeds, compare.targets or [own], methods)
         return [
             Trial(self, target, method, seed, self.chosen.get((target, method), AS_GIVEN))
-            for seed, target, method in places
+            for seed, target, method in product(seeds, compare.targets or [own], methods)
         ]
 
 
@@ -229,17 +239,13 @@ class Trial:
     @cached_property
     def nfe(self) -> list[int]:
         """Those values of ``compare.nfe`` that are possible for the trial. In the search: only the
-        largest possible one up to ``compare.tune_nfe``, or else the smallest."""
-        compare = self.comparison.config.compare
+        largest one."""
+        wanted = self.comparison.config.compare.nfe
         if not self.is_trained:
-            return compare.nfe
+            return wanted
         least, most = find_way(self._settings).possible_calls(self._settings)
-        if not self.is_tuning:
-            return [nfe for nfe in compare.nfe if least <= nfe <= most]
-        limit = compare.tune_nfe or max(compare.nfe)
-        possible = [nfe for nfe in (limit, *compare.nfe) if least <= nfe <= most]
-        few = [nfe for nfe in possible if nfe <= limit]
-        return [max(few) if few else min(possible)] if possible else []
+        possible = [nfe for nfe in wanted if least <= nfe <= most]
+        return [max(possible)] if possible and self.is_tuning else possible
 
     @cached_property
     def run(self) -> RunFolder:
@@ -258,8 +264,13 @@ class Trial:
         if self.target in DATA_SETS:  # a name may have an underscore
             source = ""
             name = self.target
-        layer = {"seed": self.seed, "data.name": name, "data.source": source or NOISE}
-        config = change(self._settings, {**layer, "train.preview": False})
+        layer = {
+            "seed": self.seed,
+            "data.name": name,
+            "data.source": source or NOISE,
+            "train.preview": False,
+        }
+        config = change(self._settings, layer)
         precision = pick_precision(config, pick_device(config.device))
         config = change(config, {"train.precision": precision})
         check(config)
@@ -287,18 +298,18 @@ class Trial:
         config = self.comparison.config
         keys = {}
         for nfe in self.nfe:
-            own: dict[str, Any] = {"method": self.method, "nfe": nfe, "seed": self.seed}
+            own = {"method": self.method, "nfe": nfe, "seed": self.seed}
             if self.is_trained:
                 own["updates"] = [
                     getattr(self.config, phase).iterations for phase in self.config.phases
                 ]
                 own["precision"] = self.config.train.precision
-                limited = find_way(self.config).limit_calls(self.config, nfe)
-                own["sampling"] = asdict(limited.sampling)
+                sampling = asdict(find_way(self.config).limit_calls(self.config, nfe).sampling)
                 for unused in ("num_samples", "label", "guidance"):
-                    del own["sampling"][unused]
-                if limited.sampling.spacing == 1:
-                    del own["sampling"]["spacing"]  # rows of earlier versions have none
+                    del sampling[unused]
+                if sampling["spacing"] == 1:
+                    del sampling["spacing"]  # rows of earlier versions have none
+                own["sampling"] = sampling
             for draw in range(config.compare.draws):
                 keys[nfe, draw] = measure_key(config, draw=draw, **own)
         return keys
@@ -307,10 +318,10 @@ class Trial:
 def measure_key(config: Config, **own: Any) -> str:
     """Return the key of a measure: the numbers of samples, and the settings ``own``."""
     counts = {name: getattr(config.evaluation, name) for name in ("num_samples", "w2_samples")}
-    if config.data.found:
-        own["data"] = config.data.found["checksum"]
-    if max(config.data.found.get("shape", ())[1:], default=0) > SIDE:
-        own["is_antialiased"] = True  # earlier versions resized without antialiasing
+    if found := config.data.found:
+        own["data"] = found["checksum"]
+        if max(found["shape"][1:], default=0) > SIDE:
+            own["is_antialiased"] = True  # earlier versions resized without antialiasing
     if config.data.held_out:
         own["held_out"] = config.data.held_out
     return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)
@@ -336,7 +347,7 @@ class FunctionLeg(Leg):
         self._draw = draw
         self._nfe = nfe
 
-    def carry(self, samples: Samples, observe: Observer | None) -> None:
+    def carry(self, samples: Samples, observe: Observer) -> None:
         noise = samples.x
         labels = [] if samples.labels is None else [samples.labels]
         try:

@@ -56,11 +56,14 @@ def choices_of(config: Config) -> list[Choice]:
         section, _, last = key.rpartition(".")
         is_term = section in (*OF_PHASES, "optim") and last in TERMS
         if key != "sampling.spacing" and (section not in SECTIONS or is_term):
-            must = f"must be sampling.spacing, or a setting of {', '.join(SECTIONS)}"
-            raise UserError(f"compare.tune = {name}: {must}, but none of {', '.join(TERMS)}")
-        kind = KEYS[key].kind
-        values = config.compare.tune[name]
-        typed = [read_value(f"compare.tune.{name}", kind, value) for value in values]
+            raise UserError(
+                f"compare.tune = {name}: must be sampling.spacing, or a setting of "
+                f"{', '.join(SECTIONS)}, but none of {', '.join(TERMS)}"
+            )
+        typed = [
+            read_value(f"compare.tune.{name}", KEYS[key].kind, value)
+            for value in config.compare.tune[name]
+        ]
         if len({*map(str, typed)}) < max(2, len(typed)):
             raise UserError(f"compare.tune = {name}: must have two different values or more")
         # whether the method uses the setting
@@ -89,10 +92,10 @@ def selecting_measure(row: Row) -> str:
 def ranking(rows: Iterable[Row]) -> dict[tuple[str, str], list[str]]:
     """Return the tried combinations by (target, method), from the best to the worst mean of the
     selecting measure. ``rows``: rows of the search, whose methods are ``METHOD: SETTINGS``."""
-    losses = defaultdict[tuple[str, str], list[float]](list)
+    losses = defaultdict(list)
     for row in rows:
         losses[row.target, row.method].append(row.values[selecting_measure(row)])
-    ranked = defaultdict[tuple[str, str], list[str]](list)
+    ranked = defaultdict(list)
     for target, label in sorted(losses, key=lambda place: mean(losses[place])):
         method, _, settings = label.partition(": ")
         ranked[target, method].append(settings)

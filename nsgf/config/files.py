@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -63,7 +64,7 @@ def read_experiment(file: Path) -> Experiment:
 def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
     """Return the settings of nested sections, with values of the declared types. Raise UserError if
     a key is unknown, or a value has a wrong type."""
-    layer: Layer = {}
+    layer = {}
     for name, value in sections.items():
         key = f"{prefix}{name}"
         if key == "sinkhorn.solver":  # of earlier versions
@@ -83,9 +84,10 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
 def read_facts(sections: Plain) -> Layer:
     """Return the facts in the nested sections of a file of facts or of an exported run. Raise
     UserError if they are damaged."""
-    facts = {key: look_up(sections, key, item.default) for key, item in FACTS.items()}
-    for key, value in facts.items():
-        if not isinstance(value, FACTS[key].kind):
+    facts = {}
+    for key, item in FACTS.items():
+        facts[key] = look_up(sections, key, item.default)
+        if not isinstance(facts[key], item.kind):
             raise UserError(f"{key}: damaged; train a new run")
     return facts
 
@@ -107,14 +109,15 @@ def method_layers(experiment: Experiment, method: str | None = None) -> tuple[La
     is_file = wanted.endswith((".yaml", ".yml"))
     name = Path(wanted).stem if is_file else wanted
     if "phases" in settings and method and name != settings.get("method"):
-        own = settings.get("method", "no method")
-        raise UserError(f"method = {method}: must be {own}, the method of these settings")
+        raise UserError(
+            f"method = {method}: must be {settings.get('method', 'no method')}, the method of "
+            "these settings"
+        )
     base = {**settings, **experiment.methods.get(name, {}), "method": name}
     if not is_file and name not in METHODS:
         if "phases" in base:
             return {}, spread_optim(base)
-        must = f"must be one of {', '.join(METHODS)}, or a YAML file"
-        raise UserError(f"method = {name}: {must}")
+        raise UserError(f"method = {name}: must be one of {', '.join(METHODS)}, or a YAML file")
     file = Path(wanted).expanduser() if is_file else CONFIGS / "methods" / f"{name}.yaml"
     below = read_layer(read_plain(file))
     if "phases" not in below:
@@ -149,13 +152,14 @@ def from_arguments(
     """Return ``overrides``, and the arguments of a Python call that are not None, by dotted key.
     The arguments win. Raise UserError for an unknown key or a wrong value."""
     given = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
-    plain = {}
     for key, value in given.items():
-        text = os.fspath(value) if isinstance(value, os.PathLike) else value
-        plain[key] = text.tolist() if hasattr(text, "tolist") else text
-    if facts := FACTS.keys() & given.keys():
-        refuse_unknown(min(facts), KEYS)
-    return read_layer(plain)
+        if key in FACTS:
+            refuse_unknown(key, KEYS)
+        if isinstance(value, os.PathLike):
+            given[key] = os.fspath(value)
+        elif hasattr(value, "tolist"):
+            given[key] = value.tolist()
+    return read_layer(given)
 
 
 def refuse_unknown(name: str, known: Collection[str], owners: Sequence[str] = ()) -> NoReturn:
@@ -173,10 +177,10 @@ def refuse_unknown(name: str, known: Collection[str], owners: Sequence[str] = ()
         meant = [begin + each.rpartition(".")[2] if section else each for each in ours.split()]
         if {*meant} <= {*known}:
             spelled |= {_letters(begin + each): meant for each in theirs.split()}
-    parts: dict[str, list[str]] = {}
+    parts = defaultdict(list)
     for each in sorted(known, key=lambda each: not each.startswith("optim.")):
         if not section and not is_inherited(each):
-            parts.setdefault(_letters(each.rpartition(".")[2]), []).append(each)
+            parts[_letters(each.rpartition(".")[2])].append(each)
     spelled |= parts | {_letters(each): [each] for each in known}
 
     if _letters(key) not in spelled and any(each.startswith(f"{key}.") for each in known):

@@ -6,6 +6,7 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
 MANY = 10**9
@@ -42,9 +43,15 @@ class Range:
 
 
 Shape = tuple[int, ...]
+Names = tuple[str, ...]
 Count = Annotated[int, Range(1)]
 CountOrNull = Annotated[int | None, Range(1)]
 Counts = Annotated[list[int], Range(1)]
+Part = Annotated[float, Range(0, below=1)]
+Positive = Annotated[float, Range(above=0)]
+PositiveOrNull = Annotated[float | None, Range(above=0)]
+GroupOrNull = Annotated[int | None, Range(2, 2**14)]
+Repeats = Annotated[int, Range(1, 1000)]
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "generator": 2}
 """Number of each phase in the names of its files; other phases have number 1."""
@@ -88,7 +95,7 @@ class DataConfig:
     true if one of its cells is not a number."""
     columns: str | None = None
     """Columns of points to use, as A,B,C: only names, or only numbers (from 1). null: all."""
-    held_out: Annotated[float, Range(0, below=1)] = 0.0
+    held_out: Part = 0.0
     """Fraction of your own samples that is not trained on; measures compare with these samples.
     They are the same for every seed."""
     key: str | None = None
@@ -110,7 +117,7 @@ class SinkhornConfig:
     """sinkhorn and geomloss: square root of the regularization eps, in units of the data."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
     """geomloss: ratio of successive blurs while annealing; closer to 1 is slower and more exact."""
-    tolerance: Annotated[float, Range(above=0)] = 5e-4
+    tolerance: Positive = 5e-4
     """sinkhorn: largest L1 error of a plan's marginals (total mass 1). If particles move by less
     than the blur, the limit shrinks in proportion."""
 
@@ -178,7 +185,7 @@ class UNetConfig:
     """Heights in pixels of the levels with self-attention."""
     heads: Count = 1
     """Attention heads; must divide the channels of every level with attention."""
-    dropout: Annotated[float, Range(0, below=1)] = 0.0
+    dropout: Part = 0.0
     """Dropout probability inside residual blocks."""
 
 
@@ -212,9 +219,9 @@ class OptimConfig:
     """Number of updates over which the rate grows linearly to lr."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Rate after warm-up: constant, or half a cosine down to 0 at the last update."""
-    clip_norm: Annotated[float | None, Range(above=0)] = 1.0
+    clip_norm: PositiveOrNull = 1.0
     """Largest norm of the gradient; null: no clipping."""
-    ema_decay: Annotated[float, Range(0, below=1)] = 0.999
+    ema_decay: Part = 0.999
     """Decay of the moving average of weights after its warm-up; 0: no average."""
 
 
@@ -228,7 +235,7 @@ class NSFConfig(OptimConfig):
     flow.steps steps go. Without the phase predictor, samples enter the straight flow at time 0."""
     coupling: Literal["independent", "ot"] = "independent"
     """Pairs (X0, X1). independent: as drawn. ot: by exact optimal transport within groups."""
-    coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
+    coupling_batch: GroupOrNull = None
     """Number of samples paired together by ot; null: batch_size. 1024 take 0.15 s on the CPU."""
     starts: CountOrNull = None
     """With source nsgf: number of end points to compute once and reuse; null: always new ones."""
@@ -246,7 +253,7 @@ class PeerConfig(OptimConfig):
     Schroedinger bridge. rf is rectified flow: independent pairs without noise."""
     sigma: Annotated[float, Range(0, 1e6)] = 0.1
     """Standard deviation of the noise around the line of a pair; must be > 0 for sbcfm."""
-    coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
+    coupling_batch: GroupOrNull = None
     """Number of samples paired together by otcfm; null: batch_size."""
 
 
@@ -271,7 +278,7 @@ class GeneratorConfig(OptimConfig):
     )
     """Square roots of eps. The unit is the root of the mean cost between generated and real
     samples: 0.1 makes eps 1 % of that cost. The velocities for several blurs are averaged."""
-    tolerance: Annotated[float, Range(above=0)] = 5e-4
+    tolerance: Positive = 5e-4
     """Same as sinkhorn.tolerance, for this phase."""
 
 
@@ -292,7 +299,7 @@ class TrainConfig:
     number doubles if memory is full."""
     compile: bool = False
     """Compile networks with torch.compile: the first update takes minutes, later ones less."""
-    max_hours: Annotated[float | None, Range(above=0)] = None
+    max_hours: PositiveOrNull = None
     """Hours after which training saves, prints how to resume, and ends. null: no limit."""
     preview: bool = True
     """Save a picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
@@ -369,9 +376,9 @@ class CompareConfig:
     for each (for 2rf including 1rf). Empty: as many as the experiment's method."""
     targets: list[Literal[PointName, "8gaussians_moons"]] = field(default_factory=list)
     """2D sets to compare on. 8gaussians_moons is moons with source 8gaussians. Empty: data.name."""
-    seeds: Annotated[int, Range(1, 1000)] = 5
+    seeds: Repeats = 5
     """Number of runs of each method, with the seeds seed, seed + 1, ..."""
-    draws: Annotated[int, Range(1, 1000)] = 1
+    draws: Repeats = 1
     """Number of times to measure each run, each time with new noise and a new target sample. Tables
     show mean and spread over the seeds, or over these repeats for a single seed."""
     nfe: Counts = field(default_factory=lambda: [10, 100])
@@ -380,10 +387,8 @@ class CompareConfig:
     tune: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Each
     method trains once with every combination of those that it uses, with seed + 1000 as the seed.
-    The comparison uses the best combination, by the energy distance or, if features are compared,
-    by their first measure."""
-    tune_nfe: CountOrNull = None
-    """Network calls per sample in the search of compare.tune; null: the largest of compare.nfe."""
+    The comparison uses the combination that is best at the largest of compare.nfe, by the energy
+    distance or, if features are compared, by their first measure."""
 
 
 @dataclass(frozen=True)
@@ -421,6 +426,11 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+
+    @property
+    def out_path(self) -> Path:
+        """The path ``out_dir``, with ``~`` replaced by the home folder."""
+        return Path(self.out_dir).expanduser()
 
 
 OF_PHASES: tuple[PhaseName, ...] = get_args(PhaseName)

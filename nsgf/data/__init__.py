@@ -11,7 +11,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, ImageName, Shape
+from nsgf.config.schema import DataConfig, ImageName, Names, Shape
 from nsgf.data.images import IMAGE_SETS, ImageSet
 from nsgf.data.points import INDICES, POINT_SETS, TIMES, PointSet, Target, gaussian
 from nsgf.data.samplers import (
@@ -58,7 +58,7 @@ def data_shape(config: DataConfig) -> Shape:
     return target_set(config).shape
 
 
-def class_names(config: DataConfig) -> tuple[str, ...]:
+def class_names(config: DataConfig) -> Names:
     """Return the names of the classes that networks get as labels, without loading images."""
     return target_set(config).class_names if config.conditional else ()
 
@@ -145,10 +145,9 @@ class Data:
         """Return a sampler of the ``chosen`` rows of a finite target (None: all), as networks see
         them."""
         assert self._samples is not None
-        seed = derive_seed(self._seed, "target", *stream)
         return RowSampler(
             self._samples,
-            seed,
+            derive_seed(self._seed, "target", *stream),
             self._target.from_units,
             flip=self._config.flip,
             chosen=chosen,
@@ -173,9 +172,7 @@ class Data:
         if self.labels is None:
             return self.target(*stream)
         rows = self.labels.argsort(stable=True).split(self.labels.bincount().tolist())
-        streams: list[Sampler] = [
-            self._rows(own, *stream, "class", label) for label, own in enumerate(rows)
-        ]
+        streams = [self._rows(own, *stream, "class", label) for label, own in enumerate(rows)]
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
 
     def reference(self, *stream: str) -> Sampler:
@@ -202,7 +199,6 @@ class Data:
 
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
     """Return a sampler of mu0 with its own random stream. It needs no files of the target."""
-    shape = data_shape(config)
-    law = gaussian(shape) if config.source == NOISE else DATA_SETS[config.source]
+    law = gaussian(data_shape(config)) if config.source == NOISE else DATA_SETS[config.source]
     assert isinstance(law, PointSet)
     return PointSampler(law, derive_seed(seed, "source", *stream))

@@ -55,7 +55,7 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     return spread_optim(chosen), facts, notes
 
 
-def for_points(samples: int, dim: int) -> dict[str, Any]:
+def for_points(samples: int, dim: int) -> Layer:
     """Return settings by dotted key for ``samples`` points of ``dim`` standardised coordinates."""
     n = min(1024, samples)
     return {
@@ -68,7 +68,7 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
     }
 
 
-def for_images(samples: int, channels: int, height: int, width: int) -> dict[str, Any]:
+def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
     """Return settings by dotted key for ``samples`` images; raise UserError if a network cannot
     halve their sides often enough."""
     levels = 1  # of the network; each level halves the sides
@@ -88,7 +88,8 @@ def for_images(samples: int, channels: int, height: int, width: int) -> dict[str
     size = max(height, width)
     wide = 32 if size < 32 else 64 if size < 64 else 128
     many = samples >= MANY
-    wide = wide if many else max(32, wide // 2)
+    if not many:
+        wide = max(32, wide // 2)
     return {
         "optim.batch_size": n,
         "sinkhorn.batch_size": n,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig
+from nsgf.config.schema import DataConfig, Names
 from nsgf.data.points import Target
 from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.seeding import make_generator
@@ -37,23 +37,28 @@ class ImageSet(Target):
     """The same for their classes, integers (N,) in [0, classes - 1]."""
     has_test: bool = False
     """Whether there are test images."""
-    class_names: tuple[str, ...] = ()
+    class_names: Names = ()
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Includes ``root`` if the set reads files, and ``download`` if they can be downloaded."""
     mapped: Path | None = None
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:
         if config.fake:
-            shape = (FAKE_IMAGES, *self.shape)
-            generator = make_generator(seed, "fake")
-            return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+            return torch.randint(
+                256,
+                (FAKE_IMAGES, *self.shape),
+                dtype=torch.uint8,
+                generator=make_generator(seed, "fake"),
+            )
         if held_out and not self.has_test:
             return None
         with self._in_one_line(config):
             images = self.read_images(config, held_out)
             if images.shape[1:] != self.shape or images.dtype != torch.uint8 or not len(images):
-                what = f"{tuple(images.shape)} of {images.dtype}"
-                raise ValueError(f"images {what}, must be (N, {self.shape}) of torch.uint8")
+                raise ValueError(
+                    f"images {tuple(images.shape)} of {images.dtype}, must be (N, {self.shape}) of "
+                    "torch.uint8"
+                )
         return images
 
     def from_units(self, samples: Tensor) -> Tensor:

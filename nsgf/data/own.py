@@ -142,9 +142,14 @@ def inspect_points(config: DataConfig) -> Inspection:
                 "leave that column out"
             )
     columns = torch.from_numpy(rows)
-    mean = columns.mean(0).tolist()
-    scale = columns.std(0, correction=0).tolist()
-    found = Found(count, [dim], _checksum(values), 0, names, mean, scale)
+    found = Found(
+        samples=count,
+        shape=[dim],
+        checksum=_checksum(values),
+        names=names,
+        mean=columns.mean(0).tolist(),
+        scale=columns.std(0, correction=0).tolist(),
+    )
     notes = [f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}", note]
     if dim > 1 and not np.ptp(rows[:, 0] - trained):
         notes.append(
@@ -168,8 +173,10 @@ def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
     share = config.held_out
     held = round(share * count)
     if share and not LEAST <= held <= count - LEAST:
-        what = f"{held} of {count} samples, must be {LEAST} or more and leave {LEAST} for training"
-        raise UserError(f"data.held_out = {share:g}: {what}")
+        raise UserError(
+            f"data.held_out = {share:g}: {held} of {count} samples, must be {LEAST} or more and "
+            f"leave {LEAST} for training"
+        )
     order = torch.randperm(count, generator=make_generator(0, "held out"))
     return order[held:].sort().values, order[:held].sort().values
 
@@ -246,7 +253,8 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
         wanted = config.key or (config.name if config.name in content else None)
         keys = [key for key in content.files if wanted in (None, key)]
         if len(keys) != 1:
-            known = list_names(content.files)
-            raise ValueError(f"say {suggest('data.key', 'NAME')}, one of {known}")
+            raise ValueError(
+                f"say {suggest('data.key', 'NAME')}, one of {list_names(content.files)}"
+            )
         beginning = keys[0][: keys[0].rfind("_") + 1]
         return content[keys[0]], content.get(f"{beginning}labels")

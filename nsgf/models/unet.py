@@ -45,11 +45,15 @@ class Norm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> the same shape and type."""
-        weight = self.weight.to(x.dtype)
-        bias = self.bias.to(x.dtype)
         with keep_type(x):
-            cudnn = torch.backends.cudnn.enabled
-            return torch.group_norm(x, self.num_groups, weight, bias, self.eps, cudnn)
+            return torch.group_norm(
+                x,
+                self.num_groups,
+                self.weight.to(x.dtype),
+                self.bias.to(x.dtype),
+                self.eps,
+                torch.backends.cudnn.enabled,
+            )
 
 
 class ResBlock(nn.Module):

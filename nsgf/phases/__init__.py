@@ -36,6 +36,7 @@ from nsgf.sampling.sampler import (
     calls_per_velocity,
 )
 from nsgf.system.errors import UserError, name_setting
+from nsgf.system.files import Plain
 from nsgf.training.precision import sampling_precision
 
 Legs = tuple[tuple[type[Leg], Phase | None], ...]
@@ -106,7 +107,7 @@ class Way:
             UserError: the number is too small, or the settings of sampling determine it already.
         """
         least, _ = self.possible_calls(config)
-        if type(nfe) is not int or not least <= nfe <= MANY:
+        if not least <= nfe <= MANY:
             raise UserError(
                 f"{name_setting('nfe', nfe)}: must be a whole number >= {least} for this run"
             )
@@ -126,7 +127,7 @@ class Way:
         if not legs:
             return config
         calls -= sum(leg.calls_per_step(config) or 0 for leg, _ in self.legs if not leg.steps)
-        settings: dict[str, Any] = {"omega": None}
+        settings: Plain = {"omega": None}
         for leg in legs[:-1]:
             steps = max(1, min(config.flow.steps, calls // 2))
             settings[leg.steps] = steps
@@ -138,12 +139,12 @@ class Way:
 _LINES: When = {"nsf.source": ("prior", "nsgf")}
 _FIXED: When = {**_LINES, "sampling.tau": Range(0, below=1)}
 _STEPS, _STRAIGHT = (NSGFSteps, NSGF()), (StraightFlow, NSF())
-_PEER: dict[str, Any] = {
+_PEER: Plain = {
     "title": "by `{config.peer.method}`",
     "text": f"`{{config.peer.method}}`, compared with {PAPER}",
 }
-_RECTIFIED: dict[str, Any] = {"when": {**_FREE, "peer.method": ("rf",)}, "shares_training": True}
-_ONE_CALL: dict[str, Any] = {
+_RECTIFIED: Plain = {"when": {**_FREE, "peer.method": ("rf",)}, "shares_training": True}
+_ONE_CALL: Plain = {
     "title": "with one network call",
     "text": f"a generator that is called once, trained by the velocity of {PAPER} after the idea "
     "of W-Flow ([arXiv 2605.11755](https://arxiv.org/abs/2605.11755))",
@@ -230,7 +231,8 @@ def load_sampler(
     progress = dict[str, str]()
     for phase in way.networks:
         trained = load_network(phase, config, run, device)
-        precision = sampling_precision(config, device, trained.precision)
-        networks[phase] = InferenceNetwork(trained.network, precision)
+        networks[phase] = InferenceNetwork(
+            trained.network, sampling_precision(config, device, trained.precision)
+        )
         progress[phase.name] = trained.progress
     return FlowSampler([leg(config, networks[phase]) for leg, phase in way.legs]), progress

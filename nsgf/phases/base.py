@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import Config, Names, PhaseName
 from nsgf.config.settings import find_contradictions
 from nsgf.data import Data, data_classes, data_shape
 from nsgf.models import OwnNetwork, VelocityMLP, make_own
@@ -44,9 +44,9 @@ class Phase(ABC):
     title: ClassVar[str]
     """Title of the network in pictures and pages."""
 
-    reads: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[Names] = ()
     """Sections, besides the phase's own, that affect only its training."""
-    follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
+    follows: ClassVar[Names] = ("seed", "data", "model")
     """Sections and dotted settings that determine training samples and network. They must match
     when a checkpoint is reused. Optimizer settings are not included."""
 
@@ -74,15 +74,22 @@ class Phase(ABC):
                 return VelocityMLP(shape[0], shape[0], model.mlp)
             from nsgf.models.unet import UNet
 
-            recompute = model.checkpoint_activations
-            classes = data_classes(config.data)
-            return UNet(shape, model.unet, classes, checkpoint_activations=recompute)
+            return UNet(
+                shape,
+                model.unet,
+                data_classes(config.data),
+                checkpoint_activations=model.checkpoint_activations,
+            )
         if own is None:
             raise UserError(
                 f"model.network = {name}: is your class and not saved; from Python, use "
                 f"nsgf.train(resume=FOLDER, network={name}()), or nsgf.load(FOLDER, network=...)"
             )
         return make_own(own)
+
+    def seed(self, session: Session) -> int:
+        """Return the seed of the phase's batches."""
+        return derive_seed(session.config.seed, self.name)
 
     def uses(self, config: Config, key: str) -> bool:
         """Whether training reads the setting ``key`` of its own section, or of :attr:`reads`."""
@@ -147,11 +154,12 @@ def load_network(
         kept = run.weights(phase.name)
     except checkpoint.Unreadable as error:
         number = [*config.phases, phase.name].index(phase.name) + 1  # phases may lack it now
-        remedy = f"nsgf train --run {run.path} --resume-phase {number}"
-        raise UserError(f"{error} and train that phase anew: {remedy}") from error
-    texts = find_contradictions(kept.config, config, set(phase.follows) - FREE_IN_SAMPLING)
-    if texts:
-        raise UserError(f"cannot use {kept.file}: " + "; ".join(texts))
+        raise UserError(
+            f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "
+            f"{number}"
+        ) from error
+    if texts := find_contradictions(kept.config, config, {*phase.follows} - FREE_IN_SAMPLING):
+        raise UserError(f"cannot use {kept.file}: {'; '.join(texts)}")
     model = outline(phase, config, run.network)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     try:
@@ -163,7 +171,7 @@ def load_network(
         if not checkpoint.is_finite({phase.name: kept.state}):
             raise ValueError("has values that are not finite")
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:
-        why = one_line(error)
-        raise UserError(f"{kept.file} does not fit the network ({why})") from error
-    network = model.to(device).eval().requires_grad_(False)
-    return TrainedNetwork(network, kept.progress, kept.precision)
+        raise UserError(f"{kept.file} does not fit the network ({one_line(error)})") from error
+    return TrainedNetwork(
+        model.to(device).eval().requires_grad_(False), kept.progress, kept.precision
+    )

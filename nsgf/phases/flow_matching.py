@@ -16,20 +16,19 @@ and the network is trained again on the straight lines between them.
 Shapes: B batch, *shape one sample.
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
+from nsgf.config.settings import change
 from nsgf.data import INDICES, Data, PointSampler, class_labels, data_classes, gaussian
-from nsgf.method import line_pairs
+from nsgf.method import line_pairs, pad_t_like_x
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.lines import LineTask, Pairs, load_euler_steps
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import Stopped
 from nsgf.system.seeding import derive_seed
-from nsgf.training.task import Batch, Session, Task
+from nsgf.training.task import Batch, Drawn, Session, Task
 
 
 class PeerTask(LineTask):
@@ -47,7 +46,7 @@ class PeerTask(LineTask):
         self._config = config
         self._noise = PointSampler(gaussian(pairs.source.shape), derive_seed(seed, "noise"))
 
-    def draw(self, positions: range) -> tuple[Tensor, ...]:
+    def draw(self, positions: range) -> Drawn:
         """Return X0, X1 (B, *shape), t (B,), noise (B, *shape), and labels (B,) if there are
         classes."""
         start, end, t, *labels = super().draw(positions)
@@ -58,7 +57,7 @@ class PeerTask(LineTask):
         x, velocity = line_pairs(start, end, t)
         width = noise * (0.0 if self._config.method == "rf" else self._config.sigma)
         if self._config.method == "sbcfm":
-            s = t.view(-1, *[1] * (start.ndim - 1))
+            s = pad_t_like_x(t, start)
             width = width * (s * (1 - s)).sqrt()
             velocity = velocity + (1 - 2 * s) / (2 * s * (1 - s) + 1e-8) * width
         return Batch((x + width, t, *labels), velocity)
@@ -78,15 +77,15 @@ class Peer(Phase):
 
     def task(self, session: Session, data: Data) -> Task:
         config = session.config.peer
-        source = data.source(self.name)
-        target = data.target_by_class(self.name)
         group = None
         if config.method in ("otcfm", "sbcfm"):
             group = config.coupling_batch or config.batch_size
+        source = data.source(self.name)
+        target = data.target_by_class(self.name)
         pairs = Pairs(source, target, session.device, group, data.classes)
-        model = starting_network(self, session)
-        seed = derive_seed(session.config.seed, self.name)
-        return PeerTask(model, pairs, config, seed, data.classes)
+        return PeerTask(
+            starting_network(self, session), pairs, config, self.seed(session), data.classes
+        )
 
 
 STEPS = 100
@@ -141,13 +140,12 @@ class Reflow(Phase):
                 raise Stopped("reflow: before its first step")
             batch = slice(first, first + PATHS)
             ends[batch] = carry(*(part[batch].to(session.device) for part in inputs))
-        seed = derive_seed(session.config.seed, self.name)
+        seed = self.seed(session)
         return LineTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
         pairs = min(config.reflow.pairs, max(TRIAL_PATHS, data_classes(config.data)))
-        short = replace(config, reflow=replace(config.reflow, pairs=pairs))
-        return short, config.reflow.pairs / pairs
+        return change(config, {"reflow.pairs": pairs}), config.reflow.pairs / pairs
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (Peer(),)

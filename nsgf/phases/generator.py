@@ -31,7 +31,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.task import Batch, NetworkCall, Session, Task
+from nsgf.training.task import Batch, Drawn, NetworkCall, Session, Task
 
 
 @torch.no_grad()
@@ -88,12 +88,12 @@ class GeneratorTask(Task):
         self._config = config.generator
         self._is_residual = NSGF.name in config.phases
         self._noise = data.source("generator")
-        tolerance = config.generator.tolerance
-        self.solvers = [BatchedSolver(blur, tolerance) for blur in config.generator.blurs]
+        own = config.generator
+        self.solvers = [BatchedSolver(blur, own.tolerance) for blur in own.blurs]
         self._groups = data_classes(config.data) + 1  # the last one has no class
         self._real = data.target_by_class("generator", mixed=True)
 
-    def draw(self, positions: range) -> tuple[Tensor, ...]:
+    def draw(self, positions: range) -> Drawn:
         """Return z (B, *shape), y (M, *shape), and labels (B,) if there are classes."""
         whole = self._config.batch_size
         targets = self._config.targets or whole

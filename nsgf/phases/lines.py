@@ -30,7 +30,7 @@ from nsgf.system.hardware import available_bytes
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import supported_precision
-from nsgf.training.task import Batch, Session, Task
+from nsgf.training.task import Batch, Drawn, Session, Task
 
 MOMENT_SAMPLES = 65_536
 """Largest number of samples from which the moments of the data are computed."""
@@ -88,11 +88,10 @@ class LineTask(Task):
         self._times = PointSampler(TIMES, derive_seed(seed, "times"))
         self._labels = LabelDropout(classes, derive_seed(seed, "labels"))
 
-    def draw(self, positions: range) -> tuple[Tensor, ...]:
+    def draw(self, positions: range) -> Drawn:
         """Return X0 and X1 (B, *shape), t ~ U[0, 1) (B,), and labels (B,) if there are classes."""
         times = self._times.at(positions)
-        labels = self._labels.at(positions)
-        return *self._pairs.at(positions), times, *labels
+        return *self._pairs.at(positions), times, *self._labels.at(positions)
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, *labels = drawn
@@ -161,8 +160,9 @@ class LinePhase(Phase):
             length = time_step(flow.steps, flow.step_size)
             transport = load_euler_steps(NSGF(), session, flow.steps, length)
         if transport:
-            kept = config.nsf.starts
-            source = CachedStarts(source, transport, session.device, kept, data.classes)
+            source = CachedStarts(
+                source, transport, session.device, config.nsf.starts, data.classes
+            )
         group = None
         if config.nsf.coupling == "ot":
             group = config.nsf.coupling_batch or getattr(config, self.name).batch_size
@@ -188,8 +188,12 @@ class NSF(LinePhase):
             session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
             model.set_map(*measure_moments(data), part)
             transport = model.start
-        seed = derive_seed(config.seed, self.name)
-        return LineTask(model, self.pairs(session, data, transport), seed, data.classes)
+        return LineTask(
+            model,
+            self.pairs(session, data, transport),
+            self.seed(session),
+            data.classes,
+        )
 
     def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
         network = super().network(config, own)
@@ -208,9 +212,12 @@ class Predictor(LinePhase):
     title = "time predictor"
 
     def task(self, session: Session, data: Data) -> Task:
-        seed = derive_seed(session.config.seed, self.name)
-        model = starting_network(self, session)
-        return TimePredictorTask(model, self.pairs(session, data), seed, data.classes)
+        return TimePredictorTask(
+            starting_network(self, session),
+            self.pairs(session, data),
+            self.seed(session),
+            data.classes,
+        )
 
     def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
         """Return the time predictor, which takes no labels and is never the caller's."""
@@ -239,8 +246,11 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Tr
     """Return a function that runs Euler steps of size h with a phase's trained network. Raise
     UserError if the phase is not trained."""
     trained = load_network(phase, session.config, session.run, session.device)
-    precision = supported_precision(trained.precision, session.device)
-    network = InferenceNetwork(trained.network, precision, session.log.write)
+    network = InferenceNetwork(
+        trained.network,
+        supported_precision(trained.precision, session.device),
+        session.log.write,
+    )
 
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:
@@ -268,11 +278,10 @@ class CachedStarts(Sampler):
 
     def at(self, positions: range) -> Tensor:
         if self.kept is None:
-            x = self.source.at(positions).to(self.device)
-            labels = []
+            inputs = [self.source.at(positions)]
             if self.classes:
-                labels = [class_labels(positions, self.classes).to(self.device)]
-            return self.transport(x, *labels)
+                inputs.append(class_labels(positions, self.classes))
+            return self.transport(*(part.to(self.device) for part in inputs))
         parts = []
         for _, epoch in pages(positions, self.kept):
             for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):

@@ -15,7 +15,7 @@ from nsgf.system.distributed import World, check_shares
 from nsgf.system.hardware import release_memory
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
-from nsgf.training.task import Batch, Session, Task
+from nsgf.training.task import Batch, Drawn, Session, Task
 
 
 class NSGFTask(Task):
@@ -36,7 +36,7 @@ class NSGFTask(Task):
         self._labels = labels
         self._dropout = LabelDropout(classes, derive_seed(seed, "nsgf", "labels"))
 
-    def draw(self, positions: range) -> tuple[Tensor, ...]:
+    def draw(self, positions: range) -> Drawn:
         indices = self._indices.at(positions)
         pairs = self.pool.pairs(indices)
         if self._labels is None:
@@ -67,8 +67,7 @@ class NSGF(Phase):
             n = config.sinkhorn.batch_size
             share = session.world.share(range(config.pool.num_batches))
             labels = class_labels(range(share.start * n, share.stop * n), data.classes, n)
-        model = starting_network(self, session)
-        task = NSGFTask(model, pool, config.seed, labels, data.classes)
+        task = NSGFTask(starting_network(self, session), pool, config.seed, labels, data.classes)
         task.reads_disk = config.pool.storage == "disk"
         return task
 

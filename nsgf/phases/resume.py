@@ -1,6 +1,5 @@
 """Decide which phases of a run are left to train, and restart phases."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,6 +11,7 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from nsgf.system.files import write_text
+from nsgf.system.output import Log
 from nsgf.training.precision import supported_precision
 
 RESTART = "# restart:"
@@ -86,18 +86,14 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
         return False
     header = checkpoint.load(file, only_header=True)
     checkpoint.check_phase(file, header, phase)
-    is_done: bool = header["step"] >= getattr(config, phase).iterations
-    follows = PHASES[phase].follows
+    is_done = header["step"] >= getattr(config, phase).iterations
     running = None if is_done else phase
-    texts = find_contradictions(header["config"], config, follows, running)
-    if texts:
-        raise UserError(f"cannot resume {file}: " + "; ".join(texts))
+    if texts := find_contradictions(header["config"], config, PHASES[phase].follows, running):
+        raise UserError(f"cannot resume {file}: {'; '.join(texts)}")
     return is_done
 
 
-def restart(
-    config: Config, run: RunFolder, restarts: list[PhaseName], log: Callable[[str], None]
-) -> None:
+def restart(config: Config, run: RunFolder, restarts: list[PhaseName], log: Log) -> None:
     """Write the settings of a run, and set aside the checkpoints of phases that start again. Until
     this is done, the first line of ``config.yaml`` names these phases. So a single write decides
     about both, and :func:`finish_restart` can complete it after a kill."""
@@ -105,7 +101,7 @@ def restart(
     finish_restart(run, log)
 
 
-def finish_restart(run: RunFolder, log: Callable[[str], None]) -> None:
+def finish_restart(run: RunFolder, log: Log) -> None:
     """Set aside the checkpoints of phases that start again, as ``config.yaml`` names them."""
     text = run.config_file.read_text("utf-8") if run.config_file.exists() else ""
     line, _, settings = text.partition("\n")

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from nsgf.config.schema import Names
 from nsgf.plots.samples import join_images, name_axes, new_figure, point_box
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
@@ -96,14 +97,23 @@ def draw_fields(fields: Sequence[Field], axes: tuple[str, ...] | None = None) ->
 
 def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str = "") -> None:
     """Draw velocities (N, 2) as arrows from points x (N, 2), with lengths in units of the axes."""
-    arrows = (*x[:ARROWS].T.numpy(), *velocity[:ARROWS].T.numpy())
-    how = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.003}
-    panel.quiver(*arrows, color=color, label=label, **how)
-    panel.update_datalim((x + velocity)[:ARROWS].numpy())
+    x = x[:ARROWS]
+    velocity = velocity[:ARROWS]
+    panel.quiver(
+        *x.T.numpy(),
+        *velocity.T.numpy(),
+        color=color,
+        label=label,
+        angles="xy",
+        scale_units="xy",
+        scale=1,
+        width=0.003,
+    )
+    panel.update_datalim((x + velocity).numpy())
     panel.autoscale_view()
 
 
-def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
+def save_animation(samples: Samples, file: Path, axes: Names | None = None) -> None:
     """Write a GIF or WebP, by the file's suffix, with a frame for each state of ``samples.path``.
 
     Images (N, C, H, W) form a grid. Points (N, D) are drawn by their first two coordinates; in the
@@ -146,10 +156,15 @@ def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = 
     kind = file.suffix[1:]
     colors = 256
     while True:
-        times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
         first, *others = (f.quantize(colors) if kind == "gif" else f for f in frames)
-        how = {"save_all": True, "append_images": others, "duration": times, "loop": 0}
-        first.save(stream := BytesIO(), kind, **how)
+        first.save(
+            stream := BytesIO(),
+            kind,
+            save_all=True,
+            append_images=others,
+            duration=[PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)],
+            loop=0,
+        )
         if stream.tell() < MAX_BYTES or len(frames) < 3:
             break
         if kind == "gif" and colors > 16:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nsgf.config.schema import Names
 from nsgf.data.images import to_bytes, to_colour
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
@@ -94,7 +95,7 @@ def to_pictures(images: Tensor) -> Iterator[Any]:
 
 
 @figure_defaults()
-def draw_samples(samples: Tensor, axes: tuple[str, ...] | None = None) -> Any:
+def draw_samples(samples: Tensor, axes: Names | None = None) -> Any:
     """Return a PIL image: a nearly square grid of images (N, C, H, W) in [-1, 1], or a plot of
     points (N, D), whose coordinates have the names ``axes``."""
     from PIL import Image
@@ -115,12 +116,13 @@ def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
 def join_images(images: Tensor, columns: int | None = None, width: int = 0) -> Any:
     """Return a grid of images (N, C, H, W) in [-1, 1], with white lines between them, as bytes
     (H', W', 3). A smaller grid is enlarged by a whole factor to about ``width`` pixels."""
+    from torchvision.utils import make_grid
+
     columns = columns or math.ceil(math.sqrt(len(images)))
-    last = (0, 0, 0, -len(images) % columns)  # empty cells
-    cells = functional.pad(to_colour(images.cpu()), (1, 0, 1, 0, *last), value=1.0)
-    cells = cells.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)  # (rows, H, columns, W, C)
-    grid = cells.flatten(2, 3).flatten(0, 1)
-    grid = to_bytes(functional.pad(grid, (0, 0, 0, 1, 0, 1), value=1.0))
+    grid = make_grid(to_colour(images.cpu()), columns, padding=1, pad_value=1.0)
+    if len(images) == 1:  # which make_grid returns as it is
+        grid = functional.pad(grid, (1, 1, 1, 1), value=1.0)
+    grid = to_bytes(grid).permute(1, 2, 0)
     zoom = max(1, round(width / grid.shape[1]))
     return grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1).numpy()
 
@@ -138,9 +140,12 @@ def draw_rows(images: Tensor, names: Sequence[str]) -> Any:
 
 def show_names(panel: Any, names: Sequence[str], height: int) -> None:
     """Write a name beside each row of a grid of images that are ``height`` pixels high."""
-    places = [(row + 0.5) * (height + 1) for row in range(len(names))]
-    shown = [name[:NAME_LENGTH] for name in names]
-    panel.set_yticks(places, shown, fontsize=MIN_LETTERS, parse_math=False)
+    panel.set_yticks(
+        [(row + 0.5) * (height + 1) for row in range(len(names))],
+        [name[:NAME_LENGTH] for name in names],
+        fontsize=MIN_LETTERS,
+        parse_math=False,
+    )
     panel.tick_params(left=False)
 
 
@@ -176,12 +181,17 @@ def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
     steps = [mark.rpartition(" ")[2] for mark in marks]
     panel.set_xticks([(number + 0.5) * cell for number in range(1, len(steps))], steps[1:])
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    size = min(18, max(MIN_LETTERS, 1.7 * inches))
-    how: dict[str, Any] = {"ha": "center", "textcoords": "offset points", "fontsize": size}
     begin = 0
     for name, leg in groupby(map(leg_of, marks)):
         end = begin + len([*leg])
-        panel.annotate(name, ((begin + end) / 2 * cell, 0), (0, 20), **how)
+        panel.annotate(
+            name,
+            ((begin + end) / 2 * cell, 0),
+            (0, 20),
+            ha="center",
+            textcoords="offset points",
+            fontsize=min(18, max(MIN_LETTERS, 1.7 * inches)),
+        )
         begin = end
     if samples.labels is not None and names:
         show_names(panel, [names[label] for label in samples.labels[:count].tolist()], height)
@@ -212,7 +222,7 @@ def draw_points(
     path: list[Tensor],
     target: Tensor | None,
     title: str,
-    axes: tuple[str, ...] | None = None,
+    axes: Names | None = None,
     marks: Sequence[str] = (),
 ) -> Any:
     """Draw source, path and samples beside the target, with the same axes. Points with more than
@@ -281,7 +291,7 @@ def draw_table(
     drawn: Mapping[str, Mapping[int, Samples]],
     target: Tensor,
     title: str,
-    axes: tuple[str, ...] | None = None,
+    axes: Names | None = None,
 ) -> Any:
     """Draw a table of samples: a column for each method, a row for each NFE, and the target
     (M, *shape) at the right. For points, the first row has the paths at the smallest NFE.
@@ -305,9 +315,14 @@ def draw_table(
     figure = new_figure(width, 0.9 + 2.2 * shape * len(names))
     letters = {"fontsize": max(MIN_LETTERS, width)}
     figure.suptitle(title, **letters)
-    how = {"aspect": "equal" if same_scale else "auto"}
-    share = {"sharex": True, "sharey": not on_line, "squeeze": False}
-    panels = figure.subplots(len(names), len(drawn) + 1, subplot_kw=how, **share)
+    panels = figure.subplots(
+        len(names),
+        len(drawn) + 1,
+        sharex=True,
+        sharey=not on_line,
+        squeeze=False,
+        subplot_kw={"aspect": "equal" if same_scale else "auto"},
+    )
     for column, (name, samples) in zip(panels.T, drawn.items(), strict=False):
         column[0].set_title(name, **letters)
         if not is_image:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, Shape
 from nsgf.data import Sampler
 from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.pool.trajectories import (
@@ -69,14 +69,14 @@ def pool_folder(run: RunFolder, world: World) -> Path:
     return run.pool if world.size == 1 else run.pool / f"part{world.rank + 1}of{world.size}"
 
 
-def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str) -> int:
+def pool_bytes(config: Config, shape: Shape, dtype: str) -> int:
     """Return the bytes of all positions in ``dtype``."""
-    itemsize: int = getattr(torch, dtype).itemsize
     trajectories = config.pool.num_batches * config.sinkhorn.batch_size
-    return trajectories * (config.flow.steps + 1) * math.prod(shape) * itemsize
+    values = trajectories * (config.flow.steps + 1) * math.prod(shape)
+    return values * getattr(torch, dtype).itemsize
 
 
-def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
+def flow_bytes(config: Config, shape: Shape) -> int:
     """Return about twice the peak memory of simulating one flow, in bytes."""
     n = config.sinkhorn.batch_size
     m = config.sinkhorn.targets
@@ -85,7 +85,7 @@ def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
     return 4 * ((positions * n + ALLOCATED * max(n, m)) * math.prod(shape) + ALLOCATED * matrix)
 
 
-def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) -> list[range]:
+def flow_groups(config: Config, shape: Shape, device: torch.device) -> list[range]:
     """Return the numbers of the flows in each group, which is simulated together."""
     flows = range(config.pool.num_batches)
     most = build_batch(config, shape, device)
@@ -96,7 +96,7 @@ def flow_groups(config: Config, shape: tuple[int, ...], device: torch.device) ->
     return [World(number, count).share(flows) for number in range(count)]
 
 
-def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
+def build_batch(config: Config, shape: Shape, device: torch.device) -> int:
     """Return the largest number of flows in a group. Because it affects rounding, it depends on
     settings and device, but not on free memory or the number of processes."""
     if config.pool.build_batch != "auto":
@@ -110,7 +110,7 @@ def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) ->
 
 def plan_pool(
     config: Config,
-    shape: tuple[int, ...],
+    shape: Shape,
     device: torch.device,
     run: RunFolder | None = None,
     world: World = ALONE,
@@ -136,7 +136,7 @@ def plan_pool(
     taken = 0
     if on_disk := config.pool.storage == "disk":
         taken = sum(file.stat().st_size for file in run.pool.rglob(POSITIONS)) if run else 0
-        free = free_disk_bytes(run.path if run else Path(config.out_dir).expanduser())
+        free = free_disk_bytes(run.path if run else config.out_path)
         budget = generous = int(DISK_SHARE * free) + taken
         free += taken
     else:
@@ -159,12 +159,13 @@ def plan_pool(
             f"free {place}; use {fitting}, a smaller {suggest('sinkhorn.batch_size')}, or in a run "
             f"{suggest('pool.storage', 'disk')}"
         )
-    text = (
+    return PoolPlan(
+        dtype,
+        max(0, needed - taken) if on_disk else 0,
         f"{config.pool.num_batches} flows of {config.sinkhorn.batch_size} particles against "
         f"{config.sinkhorn.targets} targets, {config.flow.steps} steps each, {needed:,} bytes "
-        f"({format_bytes(needed)}) of {format_bytes(free)} of {place} free, {dtype}"
+        f"({format_bytes(needed)}) of {format_bytes(free)} of {place} free, {dtype}",
     )
-    return PoolPlan(dtype, max(0, needed - taken) if on_disk else 0, text)
 
 
 def build_pool(session: Session, source: Sampler, target: Sampler) -> TrajectoryPool:
@@ -201,15 +202,13 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
             positions = file.positions
             first = len(header.checksums)
         else:
-            size = len(share) * n, *flow_shape[1:]
-            positions = torch.empty(size, dtype=getattr(torch, dtype))
+            positions = torch.empty((len(share) * n, *flow_shape[1:]), dtype=getattr(torch, dtype))
     except OSError as error:
         raise UserError(
             f"pool.storage = {config.pool.storage}: {folder} cannot be written ({cause(error)}); "
             f"name another folder with {suggest('out_dir', 'DIR')}"
         ) from error
-    length = time_step(config.flow.steps, config.flow.step_size)
-    pool = TrajectoryPool(positions, length, first * n)
+    pool = TrajectoryPool(positions, time_step(config.flow.steps, config.flow.step_size), first * n)
     finished = first
     if not world.any(first < len(share), has_worked=True):
         log.write(f"pool: {dtype} from {folder}; complete")
@@ -260,9 +259,11 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     # report
     done = finished - first
     seconds = max(time.perf_counter() - started, 1e-9)
-    speed = f"{done / seconds:.3g} flows/s, {together} at a time"
     solved = f"; {solver.report}" if solver.report.solves else ""
-    log.write(f"pool: {done} flows in {seconds:.1f} s, {speed}{solved}")
+    log.write(
+        f"pool: {done} flows in {seconds:.1f} s, {done / seconds:.3g} flows/s, {together} at a "
+        f"time{solved}"
+    )
     if session.should_stop():
         kept = f"{finished} of {len(share)} flows" if file else "nothing"
         raise Stopped(f"pool: {kept} kept")
@@ -285,17 +286,21 @@ def simulate(
     Raises:
         UserError: a flow diverges, or the blur is too small for float32.
     """
-    sinkhorn = config.sinkhorn
     flow = config.flow
-    n = sinkhorn.batch_size
-    m = sinkhorn.targets
-    x = source.at(range(numbers.start * n, numbers.stop * n)).to(device).unflatten(0, (-1, n))
-    y = target.at(range(numbers.start * m, numbers.stop * m)).to(device).unflatten(0, (-1, m))
+
+    def clouds_of(stream: Sampler, size: int) -> Tensor:
+        samples = stream.at(range(numbers.start * size, numbers.stop * size))
+        return samples.to(device).unflatten(0, (-1, size))
+
+    x = clouds_of(source, config.sinkhorn.batch_size)
+    y = clouds_of(target, config.sinkhorn.targets)
     try:
         return run_flow(solver, x, y, step_sizes(flow.steps, flow.step_size)).flatten(0, 1)
     except (UserError, ValueError, ArithmeticError) as error:
         remedy = f"with {name_setting('flow.eta', flow.eta)}: try a smaller {suggest('flow.eta')}"
         if "blur" in solver.uses:
             remedy += f" or a larger {suggest('sinkhorn.blur')}"
-        failed = f"flows {numbers.start} to {numbers.stop - 1} of the pool failed"
-        raise UserError(f"{failed} ({one_line(error)}); {remedy}") from error
+        raise UserError(
+            f"flows {numbers.start} to {numbers.stop - 1} of the pool failed ({one_line(error)}); "
+            f"{remedy}"
+        ) from error

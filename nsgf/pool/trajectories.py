@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import Config
-from nsgf.config.settings import fixed_values
+from nsgf.config.schema import Config, Shape
+from nsgf.config.settings import Layer, fixed_values
 from nsgf.method import flow_pairs
 from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, suggest
@@ -49,7 +49,7 @@ class Header:
 
     dtype: str
     """float32 or float16."""
-    settings: dict[str, Any]
+    settings: Layer
     """All settings that determine the values, by dotted key."""
     limits: list[Any] = field(default_factory=list)
     """Pairs (k, n): from flow k on, the card had memory for at most n flows at a time."""
@@ -78,7 +78,7 @@ def write_header(folder: Path, header: Header) -> None:
     write_text(folder / "header.json", json.dumps(asdict(header), allow_nan=False))
 
 
-def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
+def content_settings(config: Config, shape: Shape, dtype: str) -> Layer:
     """Return all settings that determine the values of a pool, by dotted key."""
     return {
         **fixed_values(config, SECTIONS),
@@ -89,7 +89,7 @@ def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict
 
 
 def matching_header(
-    folder: Path, config: Config, shape: tuple[int, ...], dtype: str | None = None
+    folder: Path, config: Config, shape: Shape, dtype: str | None = None
 ) -> Header | None:
     """Return the header in ``folder`` if it has these settings (and ``dtype``, unless None).
 
@@ -123,7 +123,7 @@ class PoolFile:
         folder: Path,
         header: Header,
         flows: int,
-        shape: tuple[int, ...],
+        shape: Shape,
         counter: Callable[[str, int, str], Progress],
     ) -> None:
         """Open or create the file in ``folder``. Each flow has positions (n, T+1, *shape).
@@ -137,7 +137,7 @@ class PoolFile:
         self._header = header
         self._folder = folder
         file = folder / POSITIONS
-        dtype: torch.dtype = getattr(torch, header.dtype)
+        dtype = getattr(torch, header.dtype)
         nbytes = flows * math.prod(shape) * dtype.itemsize
         if not header.checksums:
             with file.open("wb") as stream:
@@ -146,7 +146,7 @@ class PoolFile:
                 stream.truncate(nbytes)
         self._map = np.memmap(file, dtype=np.uint8, mode="r+", shape=(nbytes,))
         self._bytes = self._map.reshape(flows, -1)
-        self.positions: Tensor = torch.from_numpy(self._map).view(dtype).view(-1, *shape[1:])
+        self.positions = torch.from_numpy(self._map).view(dtype).view(-1, *shape[1:])
         self._saved_at = time.monotonic()
         known_flows = count_progress(header.checksums, "pool: checking", "flow", counter)
         for index, known in enumerate(known_flows):

@@ -1,5 +1,6 @@
 """HTML pages. This file has functions for pages and ``nsgf list``; it does not load torch."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ RECORD = {"phase": str, "step": int, "loss": float, "grad_norm": float}
 """Fields of a line of ``metrics.jsonl``."""
 
 
-def curves(run: RunFolder) -> dict[str, list[tuple[int, float, float]]]:
+Curves = dict[str, list[tuple[int, float, float]]]
+"""Step, loss and gradient norm of each line of ``metrics.jsonl``, by phase."""
+
+
+def curves(run: RunFolder) -> Curves:
     """Return (step, loss, gradient norm) of each line of ``metrics.jsonl``, by phase in order."""
-    found: dict[str, list[tuple[int, float, float]]] = {}
+    found: Curves = defaultdict(list)
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
-        found.setdefault(phase, []).append((step, loss, norm))
+        found[phase].append((step, loss, norm))
     return found
 
 
@@ -33,8 +38,7 @@ def trained_updates(run: RunFolder, phase: PhaseName) -> int:
     """Return the number of updates in a phase's checkpoint; 0 without a checkpoint."""
     if not run.has_checkpoint(phase):
         return 0
-    step: int = read_good_header(run.checkpoint_file(phase))["step"]
-    return step
+    return read_good_header(run.checkpoint_file(phase))["step"]
 
 
 def render(template: Path, **values: Any) -> str:

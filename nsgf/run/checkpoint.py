@@ -118,8 +118,12 @@ def is_finite(payload: Mapping[str, Any]) -> bool:
     import torch
 
     states = [state for state in payload.values() if isinstance(state, Mapping)]
-    parts = [part for state in states for part in state.values() if isinstance(part, torch.Tensor)]
-    finite = [part.isfinite().all() for part in parts]
+    finite = [
+        part.isfinite().all()
+        for state in states
+        for part in state.values()
+        if isinstance(part, torch.Tensor)
+    ]
     return not finite or bool(torch.stack(finite).all())  # one result to wait for, not many
 
 

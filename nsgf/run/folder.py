@@ -14,7 +14,6 @@ from collections.abc import Container
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,8 +90,7 @@ class RunFolder:
             saved = read_experiment(self.config_file)
         except UserError as error:
             version = read_object(self.path / "versions.json").get("nsgf", "an unknown version")
-            where = f"{self.config_file}, written by nsgf {version}"
-            raise UserError(f"{where}: {error}") from error
+            raise UserError(f"{self.config_file}, written by nsgf {version}: {error}") from error
         return {**saved.settings, **saved.facts}
 
     def weights(self, phase: PhaseName) -> Weights:
@@ -107,11 +105,17 @@ class RunFolder:
         check_phase(file, payload, phase)
         try:
             config = payload["config"]
-            progress = f"{payload['step']} of {config[phase]['iterations']}{remark}"
-            return Weights(file, payload["ema"], config, progress, payload.get("precision"))
+            return Weights(
+                file,
+                payload["ema"],
+                config,
+                f"{payload['step']} of {config[phase]['iterations']}{remark}",
+                payload.get("precision"),
+            )
         except (KeyError, TypeError) as error:
-            why = one_line(error)
-            raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
+            raise UserError(
+                f"checkpoint {file} does not fit the network ({one_line(error)})"
+            ) from error
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":
@@ -120,10 +124,10 @@ class RunFolder:
 
         The name of the new run is never older than that of an existing run, even if the clock went
         back. Raise UserError if the folder cannot be written."""
-        base = ensure_writable(Path(config.out_dir).expanduser())
-        times = map(itemgetter(0), dated_folders(base, config.exp, config.smoke))
-        now = f"{datetime.now():%Y%m%d_%H%M%S}"
-        stem = f"{folder_stem(config.exp, config.smoke)}-{max([now, *times])}"
+        base = ensure_writable(config.out_path)
+        times = [time for time, *_ in dated_folders(base, config.exp, config.smoke)]
+        times.append(f"{datetime.now():%Y%m%d_%H%M%S}")
+        stem = f"{folder_stem(config.exp, config.smoke)}-{max(times)}"
         for number in count(1):
             path = base / (stem if number == 1 else f"{stem}_{number}")
             with suppress(FileExistsError):  # only one of several processes can make it
@@ -172,7 +176,7 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     """Return the folder for a run's results: the run folder, or ``OUT_DIR/RUN`` if the run lies
     elsewhere. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
     home = run.path.resolve()
-    out = Path(config.out_dir).expanduser()
+    out = config.out_path
     if run.results_name:
         return out / run.results_name
     parents = {home.parent, run.path.parent.resolve()}  # these differ for a link
@@ -207,8 +211,7 @@ def newest_run(
 
     With ``resume``, a run that has only a pool also counts; if there is none, a run that has only
     settings. ``method`` None: any method. Raise UserError if there is no such run."""
-    out_dir = out_dir.expanduser()
-    begun: list[RunFolder] = []
+    begun = []
     skipped = ""
     for _, _, path in reversed(dated_folders(out_dir, exp, smoke)):
         run = RunFolder(path)
@@ -226,8 +229,7 @@ def newest_run(
             elif not (resume and run.pool.exists()):
                 raise UserError("no checkpoint")
         except (UserError, OSError) as error:
-            why = cause(error) if isinstance(error, OSError) else str(error)
-            skipped += f"; skipped {path.name} ({why.removeprefix(f'{path}: ')})"
+            skipped += f"; skipped {path.name} ({cause(error).removeprefix(f'{path}: ')})"
             continue
         return run, f"run {path}{skipped}"
     if resume and begun:
@@ -262,8 +264,7 @@ def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:
     if saved.get("tracking.tracker") not in (None, *IN_FOLDER):
         safe["tracking.tracker"] = "none"
     root = Path(os.path.abspath(os.path.expanduser(saved.get("data.root", DataConfig.root))))
-    is_asked = "data.root" in given or "data.download" in given
-    if not is_asked and not root.is_relative_to(Path.cwd()):
+    if not ("data.root" in given or "data.download" in given or root.is_relative_to(Path.cwd())):
         safe["data.download"] = False
     return safe
 
@@ -282,10 +283,13 @@ def provenance() -> dict[str, object]:
         with suppress(OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
             said = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=10)
             commit = said.decode().strip()
-    machine = {
-        "processor": platform.processor() or platform.machine(),
-        "cores": available_cores(),
-        "memory": format_bytes(psutil.virtual_memory().total),
-        "cards": [*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))],
+    return {
+        **versions(),
+        "commit": commit,
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": available_cores(),
+            "memory": format_bytes(psutil.virtual_memory().total),
+            "cards": [*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))],
+        },
     }
-    return {**versions(), "commit": commit, "machine": machine}

@@ -51,8 +51,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
             raise
         _warn_once("warning: this file system has no locks; let only one process work in a run")
     try:
-        started = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
-        write_text(owner, f"process {os.getpid()} on {platform.node()} since {started}\n")
+        write_text(
+            owner,
+            f"process {os.getpid()} on {platform.node()} since "
+            f"{datetime.now():%Y-%m-%d %H:%M:%S}\n",
+        )
         yield
     finally:
         lock.release()

@@ -58,8 +58,7 @@ class RunLog(AbstractContextManager["RunLog"]):
         has time and memory, which differ from run to run."""
         if self.quiet:
             return
-        line = json.dumps(values, allow_nan=False) + "\n"
-        append_text(self.folder / f"{name}.jsonl", line)
+        append_text(self.folder / f"{name}.jsonl", json.dumps(values, allow_nan=False) + "\n")
         self._send(lambda tracker: tracker.record(values))
 
     def picture(self, name: str, file: Path) -> None:

@@ -113,9 +113,10 @@ class WandbTracker:
                 "settings to ~/.config/wandb/settings and remove this file"
             )
         env = os.environ
-        is_offline = config.tracking.tracker == "wandb-offline"
-        mode: Any = "offline" if is_offline else env.get("WANDB_MODE", "online")
-        home = Path(config.out_dir).expanduser().resolve()
+        mode: Any = env.get("WANDB_MODE", "online")
+        if config.tracking.tracker == "wandb-offline":
+            mode = "offline"
+        home = config.out_path.resolve()
         path = run.path.resolve()
         # silence before init also prevents its prompts
         wandb.setup(settings=wandb.Settings(silent=True))
@@ -142,8 +143,7 @@ class WandbTracker:
         )
         self.place = str(self._run.url or mode)
         if mode in ("offline", "dryrun"):
-            folder = Path(self._run.dir).parent
-            self.place = f"kept offline; upload it with: wandb sync {folder}"
+            self.place = f"kept offline; upload it with: wandb sync {Path(self._run.dir).parent}"
         for phase in OF_PHASES:
             self._run.define_metric(f"{phase}/step")
             self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")

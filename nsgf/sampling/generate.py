@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from nsgf.run.stop import StopRequest
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork, Samples
 from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError
+from nsgf.system.files import Plain
 from nsgf.system.output import show
 from nsgf.version import versions
 
@@ -56,7 +56,7 @@ def generate(
     """
     stop = StopRequest()
     done = dict[int, Batch]()
-    shown: dict[str, Any] = {}
+    shown: Plain = {}
     size = sampler.config.sampling.batch_size
     cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
     # batches of an earlier command with the same weights, settings and noise
@@ -110,13 +110,16 @@ def generate(
     if not world.is_main:
         return Samples(x=torch.empty(0, *source.shape), nfe=0)
     batches = [done[number] for number in range(len(cuts))]
-    whole: dict[str, Any] = {
+    whole: Plain = {
         name: torch.cat([batch[name] for batch in batches])
         for name in {"x", "tau", "labels", "pixels"} & set(batches[0])
     }
-    nfe = sum(float(batch["evaluations"]) for batch in batches) / n
-    finite = all(bool(batch["finite"]) for batch in batches)
-    return Samples(nfe=nfe, finite=finite, **whole, **shown)
+    return Samples(
+        nfe=sum(float(batch["evaluations"]) for batch in batches) / n,
+        finite=all(batch["finite"] for batch in batches),
+        **whole,
+        **shown,
+    )
 
 
 def batch_folder(
@@ -125,7 +128,6 @@ def batch_folder(
     """Return the folder for the batches of an evaluation, ``.drawn-DIGEST`` in a run's folder of
     samples. DIGEST depends on all settings. ``keep``: see :func:`generate`."""
     config = sampler.config
-    settings = fixed_values(config, SECTIONS)
-    wanted = [settings, config.evaluation.num_samples, keep, device.type]
+    wanted = [fixed_values(config, SECTIONS), config.evaluation.num_samples, keep, device.type]
     digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode())
     return samples / f".drawn-{digest.hexdigest()[:16]}"

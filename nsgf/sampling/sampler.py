@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config
 from nsgf.data import class_labels, class_number, data_classes
-from nsgf.method import Velocity, nsgf_steps, time_step
-from nsgf.sampling.solvers import SOLVERS, Observer, integrate
+from nsgf.method import Observer, Velocity, nsgf_steps, time_step
+from nsgf.sampling.solvers import SOLVERS, integrate
 from nsgf.system.errors import UserError, suggest
-from nsgf.system.output import show
+from nsgf.system.output import Log, show
 from nsgf.system.seeding import torch_defaults
 from nsgf.training.precision import DTYPES, Precision, precision_context
 
@@ -36,7 +36,7 @@ class InferenceNetwork(nn.Module):
         self,
         model: nn.Module,
         precision: Precision,
-        log: Callable[[str], None] = show,
+        log: Log = show,
     ) -> None:
         """Wrap ``model`` and cast the weights of its layers in place, as autocast would in each
         call. ``log`` gets a line when a batch is split."""
@@ -118,7 +118,7 @@ class Leg(ABC):
     """Number of samples that went through the network."""
 
     @abstractmethod
-    def carry(self, samples: Samples, observe: Observer | None) -> None:
+    def carry(self, samples: Samples, observe: Observer) -> None:
         """Move the states ``samples.x`` along this leg; call ``observe`` after each step.
 
         ``samples.tau``: times at which they enter the straight flow; None: 0."""
@@ -131,9 +131,9 @@ class Leg(ABC):
     @property
     def count(self) -> int:
         """Number of steps of this leg. The default for NSGF steps is T."""
-        sampling = self.config.sampling
-        flow = self.config.flow
-        return (getattr(sampling, self.steps) or flow.steps) if self.steps else 1
+        if not self.steps:
+            return 1
+        return getattr(self.config.sampling, self.steps) or self.config.flow.steps
 
     @property
     def expected_calls(self) -> int | None:
@@ -171,7 +171,7 @@ class NSGFSteps(Leg):
     title = "NSGF"
     steps = "nsgf_steps"
 
-    def carry(self, samples: Samples, observe: Observer | None) -> None:
+    def carry(self, samples: Samples, observe: Observer) -> None:
         flow = self.config.flow
         h = flow.steps * time_step(flow.steps, flow.step_size) / self.count
         samples.x = nsgf_steps(self.velocity(samples.labels), samples.x, self.count, h, observe)
@@ -187,7 +187,7 @@ class AffineStart(Leg):
         """``network``: the network of the straight flow, which holds the map."""
         super().__init__(config, network.model.start)  # type: ignore[attr-defined]
 
-    def carry(self, samples: Samples, observe: Observer | None) -> None:
+    def carry(self, samples: Samples, observe: Observer) -> None:
         samples.x = self.network(samples.x)
         if observe:
             observe(samples.x)
@@ -198,7 +198,7 @@ class EntryTimes(Leg):
 
     expected_calls = 1  # guidance does not apply
 
-    def carry(self, samples: Samples, observe: Observer | None) -> None:
+    def carry(self, samples: Samples, observe: Observer) -> None:
         samples.tau = self._call(samples.x)
 
 
@@ -208,7 +208,7 @@ class StraightFlow(Leg):
     title = "straight flow"
     steps = "straight_steps"
 
-    def carry(self, samples: Samples, observe: Observer | None) -> None:
+    def carry(self, samples: Samples, observe: Observer) -> None:
         x = samples.x
         velocity = self.velocity(samples.labels)
         if (tau := self.config.sampling.tau) is not None:
@@ -230,7 +230,7 @@ class OneCall(Leg):
 
     title = "one call"
 
-    def carry(self, samples: Samples, observe: Observer | None) -> None:
+    def carry(self, samples: Samples, observe: Observer) -> None:
         x = samples.x
         samples.x = self.velocity(samples.labels)(x, torch.zeros(len(x), device=x.device))
         if observe:

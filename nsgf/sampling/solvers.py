@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
-from nsgf.method import Velocity, straight_times
+from nsgf.method import Observer, Velocity, pad_t_like_x, straight_times
 from nsgf.system.errors import UserError, one_line
 
-Observer = Callable[[Tensor], None]
 Step = Callable[[Velocity, Tensor, Tensor, Any], Tensor]
 """Maps velocity, states x (B, *shape), times t (B,) and step sizes h to the states at t + h. h is
 one number, or a tensor (B, 1, ..., 1) with as many dimensions as x."""
@@ -72,7 +71,7 @@ def integrate(
     x: Tensor,
     start: Tensor,
     config: SamplingConfig,
-    observe: Observer | None = None,
+    observe: Observer = None,
 ) -> Tensor:
     """Integrate dx/dt = velocity(x, t) from each sample's start time to 1, without gradients.
 
@@ -104,8 +103,7 @@ def integrate(
     for count, (t, h) in enumerate(steps):
         if config.omega is not None:
             active = (needed > count).nonzero()[:, 0]  # waits for the card once
-        h = h[active].view(-1, *[1] * (x.ndim - 1))
-        moved = advance(velocity, x[active], t[active], h)
+        moved = advance(velocity, x[active], t[active], pad_t_like_x(h[active], x))
         x = moved if config.omega is None else x.index_copy(0, active, moved)
         if observe:
             observe(x)
@@ -113,12 +111,12 @@ def integrate(
 
 
 def _solve_adaptively(
-    velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
+    velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer
 ) -> Tensor:
     """Solve with dopri5 over s from 0 to 1 for all samples: t = start + s (1 - start)."""
     odeint = load_odeint(config.solver)
     span = 1 - start
-    factor = span.view(-1, *[1] * (x.ndim - 1))
+    factor = pad_t_like_x(span, x)
 
     def slope(s: Tensor, state: Tensor) -> Tensor:
         # the search for the first step may look beyond the end, where the network is not trained

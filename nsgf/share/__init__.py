@@ -78,12 +78,11 @@ def find_folder(path: str | PathLike[str]) -> Path:
         try:
             from huggingface_hub import snapshot_download
 
-            found = snapshot_download(named[1], revision=named[2], allow_patterns=DOWNLOADED)
-            return Path(found)
+            return Path(snapshot_download(named[1], revision=named[2], allow_patterns=DOWNLOADED))
         except Exception as error:  # the hub, its transport and the system raise many types
-            why = one_line(error)[:300]
             raise UserError(
-                f"{path}: cannot be downloaded from the hub ({why}); it needs pip install -e .[hub]"
+                f"{path}: cannot be downloaded from the hub ({one_line(error)[:300]}); it needs "
+                "pip install -e .[hub]"
             ) from error
     folder = expand_path("run", path)
     index = folder / CONFIG_FILE  # other programs use this name too
@@ -101,9 +100,10 @@ def open_run(folder: Path) -> RunFolder:
         return run
     if (folder / CONFIG_FILE).is_file():
         return ExportedRun(folder)
-    known = ", ".join(PRETRAINED)
-    wrong = name_setting("run", folder)
-    raise UserError(f"{wrong}: no run folder (it has no config.yaml); pretrained runs: {known}")
+    raise UserError(
+        f"{name_setting('run', folder)}: no run folder (it has no config.yaml); pretrained runs: "
+        f"{', '.join(PRETRAINED)}"
+    )
 
 
 class ExportedRun(RunFolder):
@@ -122,14 +122,16 @@ class ExportedRun(RunFolder):
         if type(mark) is int and mark > FORMAT:
             raise newer_format_error(str(file), mark, FORMAT)
         try:
-            parts = fields(index, **{MARK: int}, settings=dict, updates=dict, files=dict)
-        except ValueError as error:
-            must = f"it must have {MARK}, settings, updates and files"
-            raise UserError(f"{file}: is no exported run, or damaged; {must}") from error
-        _, settings, self._updates, self._sums = parts
-        try:
+            _, settings, self._updates, self._sums = fields(
+                index, **{MARK: int}, settings=dict, updates=dict, files=dict
+            )
             saved = build({**read_layer(settings), **read_facts(settings)})
             check(saved)
+        except ValueError as error:
+            raise UserError(
+                f"{file}: is no exported run, or damaged; it must have {MARK}, settings, updates "
+                "and files"
+            ) from error
         except UserError as error:
             raise UserError(f"{file}: {error}") from error
         kind = "pretrained" if folder in PRETRAINED.values() else "exported"
@@ -153,8 +155,7 @@ class ExportedRun(RunFolder):
                 raise ValueError(f"its checksum differs from {CONFIG_FILE}")
             state = load_tensors(content)
         except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-            why = cause(error) if isinstance(error, OSError) else one_line(error)
-            raise UserError(f"{file} cannot be read ({why}); export it again") from error
+            raise UserError(f"{file} cannot be read ({cause(error)}); export it again") from error
         for key, part in state.items():  # of an export with --half
             state[key] = part.float() if part.dtype == torch.float16 else part
         return Weights(file, state, nest(self._saved), str(self._updates.get(phase)))
@@ -193,7 +194,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
             for phase in phases:
                 trained = load_network(phase, config, run, torch.device("cpu"))
                 updates[phase.name] = trained.progress
-                state: dict[str, torch.Tensor] = {}
+                state = {}
                 for name, part in trained.network.state_dict().items():
                     state[name] = part.clone(memory_format=torch.contiguous_format)  # may be shared
                     if half and part.is_floating_point() and part.half().isfinite().all():
@@ -246,10 +247,9 @@ def card(
     # measures of these updates and, with classes, of the same guidance
     measures = read_object(run.path / "metrics.json")
     its = measures.get("updates")
-    is_same = isinstance(its, dict) and bool(its) and its.items() <= updates.items()
-    if config.data.conditional and measures.get("guidance") != config.sampling.guidance:
-        is_same = False
-    if not is_same:
+    is_same = isinstance(its, dict) and its and its.items() <= updates.items()
+    is_other = config.data.conditional and measures.get("guidance") != config.sampling.guidance
+    if is_other or not is_same:
         measures = {}
     way = find_way(config)
     least, most = way.possible_calls(config)

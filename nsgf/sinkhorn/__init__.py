@@ -61,8 +61,13 @@ class GeomlossSolver(Flow):
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         from geomloss import SamplesLoss
 
-        how = {"blur": self.blur, "scaling": self.scaling, "potentials": True}
-        loss = SamplesLoss("sinkhorn", backend="tensorized", **how)
+        loss = SamplesLoss(
+            "sinkhorn",
+            blur=self.blur,
+            scaling=self.scaling,
+            potentials=True,
+            backend="tensorized",
+        )
         velocity = torch.zeros_like(x)
         for particles, targets, out in zip(x.detach(), y.detach(), velocity, strict=True):
             self.report.solves += 1

@@ -88,6 +88,8 @@ class BlockClouds(Clouds):
 class BlockPlan(Plan):
     """The plans of some flows. Only h and the logarithms of the row factors are stored."""
 
+    per_flow = ("_h", "_log_u")
+
     def __init__(
         self, clouds: BlockClouds, x: Tensor, y: Tensor, h: Tensor, live: list[int], scale: float
     ) -> None:
@@ -107,11 +109,11 @@ class BlockPlan(Plan):
 
     def _log_sums(self, log_u: Tensor, dim: int) -> Tensor:
         """Return the logarithms of the sums of the columns (B, M), or of the rows (B, N)."""
-        each = zip(log_u, self._h, self._live, strict=True)
-        sums = self._clouds.sums
-        return torch.stack(
-            [sums(self._x[k], self._y[k], u, h, dim, self._scale) for u, h, k in each]
-        )
+        sums = [
+            self._clouds.sums(self._x[k], self._y[k], u, h, dim, self._scale)
+            for u, h, k in zip(log_u, self._h, self._live, strict=True)
+        ]
+        return torch.stack(sums)
 
     def _set_errors(self, exact: Tensor) -> None:
         """Set the errors. ``exact``: logarithms of row factors for which each row sums to 1."""
@@ -126,12 +128,6 @@ class BlockPlan(Plan):
             change = self._log_sums(self._log_u, dim=1)
             self._log_u = self._log_u - w * change.clamp_(-STEEPEST, STEEPEST)
         self._set_errors(self._log_u - self._log_sums(self._log_u, dim=1))
-
-    def keep(self, at: list[int]) -> None:
-        self._live = [self._live[k] for k in at]
-        self.error = [self.error[k] for k in at]
-        self._h = self._h[at]
-        self._log_u = self._log_u[at]
 
     def absorbed(self) -> Tensor:
         return self._h

@@ -96,7 +96,7 @@ def sinkhorn_divergence(
         Potentials are computed in float32.
     """
     x, clouds, blur, solver = _checked(x, y, blur, tolerance, max_iterations)
-    value: Tensor = _Divergence.apply(*clouds, solver) * blur**2
+    value = _Divergence.apply(*clouds, solver) * blur**2
     _warn(solver.report)
     value = value.to(torch.promote_types(x.dtype, torch.float32))
     return value if BATCHED[x.ndim] else value.squeeze(0)
@@ -172,10 +172,10 @@ def _checked(
     lowest = float(extent.amax()) / math.sqrt(2 * FLOAT32_LIMIT)
     highest = LARGEST * float(extent.where(extent > 0, math.inf).amin())
     if not lowest <= blur <= highest:  # also true for nan, after an overflow of distances
-        between = f"must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
-        raise UserError(f"blur = {blur}: {between}")
-    clouds = x.div_(blur).float(), y.div_(blur).float()
-    return given, clouds, blur, solver
+        raise UserError(
+            f"blur = {blur}: must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
+        )
+    return given, (x.div_(blur).float(), y.div_(blur).float()), blur, solver
 
 
 def _warn(report: SolverReport) -> None:

@@ -45,10 +45,10 @@ def exact_plan(cost: np.ndarray) -> tuple[np.ndarray, float]:
 def w2(x: Tensor, y: Tensor) -> float:
     """Return W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights.  x (N, *shape),
     y (M, *shape). Raise the errors of :func:`exact_plan`."""
-    a = x.flatten(1).double()
-    b = y.flatten(1).double()
-    cost = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
-    return max(exact_plan(cost.numpy())[1], 0.0) ** 0.5
+    distances = torch.cdist(
+        x.flatten(1).double(), y.flatten(1).double(), compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    return max(exact_plan(distances.square().numpy())[1], 0.0) ** 0.5
 
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:

@@ -89,11 +89,10 @@ class Clouds:
     def start_step(self) -> tuple[Tensor, Tensor]:
         """Compute Q, which depends on x only; return its potential (B, N) and its error (B,)."""
         x = self._left
-        n = self._n
-        end = self._products.stop
-        own_inner = x[:, :, end:]
+        own_inner = x[:, :, self._products.stop :]
         if not self._is_wide:
-            own_inner = torch.bmm(x, x.mT, out=self.memory.get("self", len(x), n, n))
+            out = self.memory.get("self", len(x), self._n, self._n)
+            own_inner = torch.bmm(x, x.mT, out=out)
         self._inner: Tensor | None = None
         # after updates of the inner products, rounding may leave a value below 0
         self.norm_x = (0.5 * own_inner.diagonal(dim1=1, dim2=2)).clamp_min_(0.0)
@@ -108,9 +107,8 @@ class Clouds:
         if self._inner is None:
             self._inner = self._left[:, :, self._products]
             if not self._is_wide:
-                size = len(h), self._n, h.shape[1]
-                y = self._right.mT
-                self._inner = torch.bmm(self._left, y, out=self.memory.get("inner", *size))
+                out = self.memory.get("inner", len(h), self._n, h.shape[1])
+                self._inner = torch.bmm(self._left, self._right.mT, out=out)
         return Plan(self._inner, h, live, self.memory, scale)
 
     def _self_plan(self, inner: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -193,6 +191,9 @@ class Plan:
     """Plans of the flows `live` whose rows sum to 1, the softmax of scale (x . y + h), with factors
     u for the rows and v for the columns. At the optimum all columns have the same sum too."""
 
+    per_flow: tuple[str, ...] = ("_kernel", "_row", "_h", "_u", "_v")
+    """Names of the tensors that have a row for each flow."""
+
     def __init__(
         self, inner: Tensor, h: Tensor, live: list[int], memory: Memory, scale: float = 1.0
     ) -> None:
@@ -267,11 +268,8 @@ class Plan:
         if 0 < len(at) < len(self._live):
             self._live = [self._live[k] for k in at]
             self.error = [self.error[k] for k in at]
-            self._kernel = self._kernel[at]
-            self._row = self._row[at]
-            self._h = self._h[at]
-            self._u = self._u[at]
-            self._v = self._v[at]
+            for name in self.per_flow:
+                setattr(self, name, getattr(self, name)[at])
 
     def absorbed(self) -> Tensor:
         """Return h after it has absorbed the column factors.  (B, M)"""

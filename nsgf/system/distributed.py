@@ -76,7 +76,7 @@ class World:
         if self.size == 1:
             return [value]
         self.wait()
-        box: list[Value] = [value] * self.size
+        box = [value] * self.size
         distributed.gather_object(value, box if self.is_main else None, dst=0)
         return box if self.is_main else []
 

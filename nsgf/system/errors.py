@@ -83,9 +83,9 @@ def list_names(names: Sequence[str], most: int = 10) -> str:
     return one_line(", ".join(names[:most]) + more)
 
 
-def cause(error: OSError) -> str:
-    """Return the operating system's reason for an error."""
-    return one_line(error.strerror or error)
+def cause(error: Exception) -> str:
+    """Return the reason for an error; for one of the operating system only its own words."""
+    return one_line(getattr(error, "strerror", None) or error)
 
 
 def machine_problem(error: Exception) -> str | None:
@@ -98,8 +98,7 @@ def machine_problem(error: Exception) -> str | None:
         unnamed = "the working directory" if isinstance(error, FileNotFoundError) else "a file"
         return f"cannot use {error.filename or unnamed}: {cause(error)}"
     if kind == "OutOfMemoryError":
-        batch = suggest("sampling.batch_size")
-        return f"the card's memory is full; use a smaller {batch} or model"
+        return f"the card's memory is full; use a smaller {suggest('sampling.batch_size')} or model"
     if is_memory_full(error):
         return f"the main memory is full ({reason}); free some, or use smaller batches or data"
     if kind != "DistBackendError" and "gloo" not in reason:

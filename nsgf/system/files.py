@@ -35,8 +35,9 @@ def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = (
             with _temporary(folder / name) as partial:
                 partial.touch()
     except OSError as error:
-        hint = f"name another with {suggest(key, 'DIR')}"
-        raise UserError(f"{folder} cannot be written ({cause(error)}); {hint}") from error
+        raise UserError(
+            f"{folder} cannot be written ({cause(error)}); name another with {suggest(key, 'DIR')}"
+        ) from error
     return folder
 
 
@@ -146,7 +147,7 @@ LARGEST_HEADER = 2**24
 """Largest number of bytes read from a header. Headers that this program writes are smaller."""
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
+def parse_object(text: str | bytes) -> Plain:
     """Return the object in a JSON text. Raise ValueError if it is not an object, or contains a
     number that is not finite or an integer of more than 64 bits."""
     try:
@@ -184,7 +185,7 @@ def fields(record: Any, **kinds: Any) -> list[Any]:
     return [expect(known.get(name), kind) for name, kind in kinds.items()]
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> Plain:
     """Return the object in a JSON file; an empty one if the file cannot be read."""
     try:
         with file.open("rb") as stream:

@@ -94,8 +94,7 @@ def available_bytes() -> int:
             # no such file, or the limit is "max"
             with suppress(OSError, ValueError, KeyError):
                 most = int((folder / limit).read_text())
-                lines = (folder / "memory.stat").read_text().splitlines()
-                stat = dict(map(str.split, lines))
+                stat = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
                 used = int((folder / usage).read_text()) - int(stat[cached])
                 available = min(available, max(0, most - used))
     return available

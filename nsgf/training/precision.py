@@ -32,8 +32,10 @@ def pick_precision(config: Config, device: torch.device) -> Precision:
     """
     wanted = config.train.precision
     if wanted == "bf16" and supported_precision(wanted, device) != wanted:
-        card = torch.cuda.get_device_name(device)
-        raise UserError(f"train.precision = bf16: {card} does not support it; use fp16 or auto")
+        raise UserError(
+            f"train.precision = bf16: {torch.cuda.get_device_name(device)} does not support it; "
+            "use fp16 or auto"
+        )
     if wanted != "auto":
         return wanted
     if device.type == "cuda":

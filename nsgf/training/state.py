@@ -2,11 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import InitVar, dataclass
 from inspect import signature, unwrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,8 @@ from torch.profiler import record_function
 from nsgf.config.schema import OptimConfig, TrainConfig
 from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, suggest
-from nsgf.system.output import show
+from nsgf.system.files import Plain
+from nsgf.system.output import Log, show
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Precision, precision_context
 from nsgf.training.task import Batch, Task
@@ -80,7 +80,7 @@ class TrainState:
     precision: Precision = "fp32"
     seed: int = 0
     """Together with the step, it determines dropout."""
-    log: Callable[[str], None] = show
+    log: Log = show
     """Function that takes a line if batches are split."""
     step: int = 0
 
@@ -89,7 +89,7 @@ class TrainState:
         """Number of parts of each batch."""
         self.model = self.task.model
         self._shared: DistributedDataParallel | None = None
-        network: Any = torch.compile(self.model) if train.compile else self.model
+        network = torch.compile(self.model) if train.compile else self.model
         if self.world.size > 1:
             buffers = "forward_sync_buffers"
             if buffers not in signature(DistributedDataParallel).parameters:
@@ -100,7 +100,7 @@ class TrainState:
                 gradient_as_bucket_view=True,
                 **{buffers: False},  # type: ignore[arg-type]  # an affine map is constant, and large
             )
-        self._network: Callable[..., Tensor] = network
+        self._network = network
         self._parameters: list[Tensor] = list(self.model.parameters())
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
         self.adam = Adam(self._parameters, lr=self.config.lr, fused=True)
@@ -194,7 +194,7 @@ class TrainState:
             return None  # this frees the exception and its graph before the next try
         return total
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Plain:
         """Return the whole state. ``step`` also determines all random streams of the phase."""
         return {
             "step": self.step,
@@ -205,7 +205,7 @@ class TrainState:
             "accumulate": self.accumulate,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Plain) -> None:
         """Restore a state from :meth:`state_dict`."""
         self.step = int(state["step"])
         self.model.load_state_dict(state["model"])

@@ -28,6 +28,8 @@ from nsgf.run.log import RunLog
 from nsgf.run.stop import StopRequest
 from nsgf.system.distributed import World
 
+Drawn = tuple[Tensor, ...]
+
 
 class Batch(NamedTuple):
     """One regression problem."""
@@ -69,7 +71,7 @@ class Task(ABC):
     """Whether the loss of a batch is the mean of the losses of its parts."""
 
     @abstractmethod
-    def draw(self, positions: range) -> tuple[Tensor, ...]:
+    def draw(self, positions: range) -> Drawn:
         """Return all random tensors for the samples at these positions. May run in a thread."""
 
     @abstractmethod
@@ -86,7 +88,7 @@ class Task(ABC):
         return functional.mse_loss(forward(*batch.inputs), batch.target)
 
 
-Loaded = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
+Loaded = tuple[Drawn, torch.cuda.Event | None]
 """Tensors of a batch, and the event after their copies to a card; None: they are already copied."""
 DEPTH = 2
 """Number of batches drawn ahead: one is ready while the next is being made."""
@@ -118,7 +120,7 @@ def load_batches(
                 tensors = tuple(part.to(device, non_blocking=True) for part in drawn)
             return tensors, stream.record_event() if stream else None
 
-    def arrived(tensors: tuple[Tensor, ...], event: Any) -> tuple[Tensor, ...]:
+    def arrived(tensors: Drawn, event: Any) -> Drawn:
         """Let the computation wait for the copies of a batch, and return its tensors."""
         if event is not None:
             with record_function("transfer"):  # the time of copies that computation does not hide

@@ -17,11 +17,11 @@ from tests.conftest import shipped
 THREE = ("nsgf", "nsf", "predictor")
 
 
-def value(config: Config, key: str):
+def value(config, key):
     return SETTINGS[key].get(config)
 
 
-def of_phases(config: Config, name: str, phases=OF_PHASES):
+def of_phases(config, name, phases=OF_PHASES):
     return [getattr(getattr(config, phase), name) for phase in phases]
 
 

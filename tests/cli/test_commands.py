@@ -4,9 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -24,7 +22,7 @@ NARROW = {
 """A checkpoint of the whole network of CIFAR-10 has 600 MB."""
 
 
-def process(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess:
+def process(*arguments, code=0):
     """A command as a user starts it."""
     done = subprocess.run(
         [sys.executable, "-m", "nsgf", *map(str, arguments)],
@@ -39,22 +37,22 @@ def process(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProces
 
 
 @pytest.fixture
-def nsgf(capsys) -> Callable[..., str]:
+def nsgf(capsys):
     """A command in this process, which has loaded torch already; what it printed."""
 
-    def run(*arguments: str | Path) -> str:
+    def run(*arguments):
         assert main([str(word) for word in arguments]) == 0
         return capsys.readouterr().out
 
     return run
 
 
-def only_run(folder: Path) -> Path:
+def only_run(folder):
     (run,) = folder.iterdir()
     return run
 
 
-def records(run: Path) -> list[tuple[str, int]]:
+def records(run):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [(r["phase"], r["step"]) for r in map(json.loads, lines)]
 

@@ -17,7 +17,7 @@ from nsgf.config.settings import KEYS, is_inherited
 def shown(capsys):
     """A function that returns flags and words of a help text."""
 
-    def show_help(*argv: str) -> tuple[list[str], str]:
+    def show_help(*argv):
         assert main([*argv]) == 0
         text = capsys.readouterr().out
         flags = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]

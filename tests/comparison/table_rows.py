@@ -1,7 +1,6 @@
 """Measures of a small comparison, as its table has them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from nsgf.comparison import Row
 from nsgf.comparison.trials import FLOOR, Comparison
@@ -17,7 +16,7 @@ COMPARISON = compared(
 )
 
 
-def in_folder(comparison: Comparison, out_dir: Path) -> Comparison:
+def in_folder(comparison, out_dir):
     """The same comparison in another folder."""
     own = {
         name: replace(config, out_dir=str(out_dir)) for name, config in comparison.methods.items()
@@ -25,7 +24,7 @@ def in_folder(comparison: Comparison, out_dir: Path) -> Comparison:
     return Comparison(replace(comparison.config, out_dir=str(out_dir)), own)
 
 
-def row(method: str, seed: int, w2: float, nfe: int | None = 10, draw: int = 0) -> Row:
+def row(method, seed, w2, nfe=10, draw=0):
     return Row("moons", method, seed, draw, nfe, float(nfe or 10), 100, 60.0, 0.5, {"w2": w2})
 
 

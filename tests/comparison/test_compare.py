@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from nsgf.cli import main
 from nsgf.comparison import compare as engine
 from nsgf.comparison import read_rows
 from nsgf.comparison.compare import Work, compare, comparison_plan
-from nsgf.comparison.trials import TITLES, Comparison
+from nsgf.comparison.trials import TITLES
 from nsgf.metrics import measures
 from nsgf.metrics.evaluate import Yardstick
 from nsgf.run.checkpoint import previous_file
@@ -31,7 +30,7 @@ FLAGS = (
 )
 
 
-def moons(out_dir: Path, *flags: str) -> Comparison:
+def moons(out_dir, *flags):
     """Four methods on moons, with other flags in place of FLAGS or besides."""
     given = {flag.partition("=")[0]: flag for flag in (*FLAGS, *flags)}
     return in_folder(compared("2d", *given.values()), out_dir)
@@ -42,8 +41,8 @@ def comparison(tmp_path):
     return moons(tmp_path)
 
 
-def run(comparison) -> tuple[list, list[str]]:
-    said: list[str] = []
+def run(comparison):
+    said = []
     return compare(comparison, log=said.append), said
 
 
@@ -148,8 +147,8 @@ def test_damaged_measure_is_measured_again(finished, monkeypatch):
 
 
 def test_all_methods_start_from_the_same_noise_and_meet_the_same_target(tmp_path, monkeypatch):
-    targets: list[torch.Tensor] = []
-    noise: list[torch.Tensor] = []
+    targets = []
+    noise = []
     real = engine.generate
 
     def watch_target(samples, reals):

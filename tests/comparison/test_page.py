@@ -19,7 +19,7 @@ from tests.report.test_page import Page
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     """A comparison of two methods on moons: tables, settings, picture, a trial."""
     comparison = in_folder(COMPARISON, tmp_path)
     run = RunFolder.prepare(comparison.folder / "moons" / "icfm-seed2")
@@ -90,14 +90,14 @@ def test_folders_of_something_else_are_refused(folder, tmp_path, capsys):
         measured_rows(folder)
 
 
-def line(panel, title: str) -> tuple[np.ndarray, np.ndarray]:
+def line(panel, title):
     """NFE and means of a method."""
     found = next(one for one in panel.containers if one.get_label() == title)
     x, y = found[0].get_xdata(), found[0].get_ydata()
     return np.asarray(x, dtype=float), np.asarray(y, dtype=float)
 
 
-def spreads(panel, title: str) -> list[float]:
+def spreads(panel, title):
     """Halves of the error bars of a method."""
     found = next(one for one in panel.containers if one.get_label() == title)
     heights = [np.ptp(path.vertices[:, 1]) for path in found[2][0].get_paths()]

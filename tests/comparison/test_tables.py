@@ -3,7 +3,6 @@ import math
 import pytest
 
 from nsgf.cli.arguments import parse
-from nsgf.comparison import Row
 from nsgf.comparison.tables import (
     all_tables,
     cost_table,
@@ -55,7 +54,7 @@ def test_each_measure_has_its_differences_unless_there_is_one_method():
     )
 
 
-def several(nsgf: list[float], icfm: list[float], draws: list[float]) -> list[Row]:
+def several(nsgf, icfm, draws):
     """Measures by seed, each with its draws beside."""
     return [
         row(method, seed, w2 + noise, draw=draw)

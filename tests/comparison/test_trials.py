@@ -1,14 +1,12 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from nsgf.cli.arguments import parse
 from nsgf.comparison.trials import Comparison, Trial, count_updates, measure_key
 from nsgf.config.files import from_arguments
-from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons
 from nsgf.resolve import resolve
@@ -16,7 +14,7 @@ from nsgf.system.errors import UserError
 from tests.conftest import compared, shipped
 
 
-def one_trial(exp: str, method: str, *flags: str, target: str = "", seed: int = 0) -> Config:
+def one_trial(exp, method, *flags, target="", seed=0):
     """Configuration of a trial of ``method``."""
     comparison = compared(exp, f"--compare.methods=[{method}]", "--device=cpu", *flags)
     label = target or ("moons" if exp == "2d" else exp)
@@ -121,7 +119,7 @@ def test_methods_that_no_table_can_show_or_that_have_other_terms_are_refused(
         Comparison.of(*own_and_shipped(tmp_path / f"{name}.yaml"))
 
 
-def own_and_shipped(file: Path) -> tuple[Config, tuple[Config, ...]]:
+def own_and_shipped(file):
     """A comparison's settings from Python, which takes any name of a file."""
     methods = {"compare.methods": ["otcfm", "1rf", str(file)]}
     wanted = resolve("compare", from_arguments({"exp": "2d", **methods}), {})

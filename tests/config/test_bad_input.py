@@ -1,8 +1,6 @@
 """Any file and any command line gives a valid request, or a one-line error and exit code 2."""
 
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +25,7 @@ TEXTS = [
     *("[1,2]", "{a: 1}", "&a [*a]", "!!int ''", "!!timestamp x", EXECUTES, "\x00"),
     *("a\nb", "\x1b[31m", "~nobody/x", "..", "../../x", "**/", "a b", "--", "=", "cuda:²"),
 ]
-VALUES: list[Any] = [
+VALUES = [
     *(None, True, False, 0, -1, 1, 2**63, 1e300, 5e-324, [], {}, [[1]]),
     *(float("nan"), float("inf"), [None], {"lr": 1}, {1: 2}, b"x", *TEXTS),
 ]
@@ -37,13 +35,13 @@ FLAGS += ["resume-phase", "smoke", "print-config", "nsgf.lr.x", "phases+", "", "
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
+def here(tmp_path, monkeypatch):
     """Return an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def outcome(argv: list[str]) -> str | None:
+def outcome(argv):
     """Return the error line of a command line; None if the request is valid."""
     line = None
     try:
@@ -58,7 +56,7 @@ def outcome(argv: list[str]) -> str | None:
     return None
 
 
-def changed(name: str, key: str, value: Any) -> bytes:
+def changed(name, key, value):
     """Return a shipped file with another value for one key."""
     content = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     *sections, last = key.split(".")
@@ -69,7 +67,7 @@ def changed(name: str, key: str, value: Any) -> bytes:
     return yaml.safe_dump(content).encode("utf-8", "surrogatepass")
 
 
-def entries(folder: Path) -> set[str]:
+def entries(folder):
     return {entry.name for entry in folder.iterdir()}
 
 

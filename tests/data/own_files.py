@@ -1,7 +1,6 @@
 """Images and points as users have them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -10,9 +9,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.data.choices import INSPECTORS
 
 
-def write_images(
-    folder: Path, count: int = 20, mode: str = "RGB", classes: int = 0, suffix: str = ".png"
-) -> Path:
+def write_images(folder, count=20, mode="RGB", classes=0, suffix=".png"):
     """Random images of different sizes, in as many subfolders as there are classes."""
     generator = np.random.default_rng(0)
     for number in range(count):
@@ -24,25 +21,25 @@ def write_images(
     return folder
 
 
-def own_points(count: int = 40, dim: int = 3) -> np.ndarray:
+def own_points(count=40, dim=3):
     """Points whose coordinates have units of their own."""
     rows = np.random.default_rng(1).standard_normal((count, dim))
     powers = 10.0 ** np.arange(dim)
     return rows * powers - 5 * powers
 
 
-def write_points(file: Path, points: np.ndarray | None = None) -> Path:
+def write_points(file, points=None):
     """Those points, or others, as .npy."""
     np.save(file, own_points() if points is None else points)
     return file
 
 
-def write_csv(file: Path, *lines: str) -> Path:
+def write_csv(file, *lines):
     file.write_text("\n".join(lines))
     return file
 
 
-def inspected(name: str, place: Path, **other) -> DataConfig:
+def inspected(name, place, **other):
     """The section of a new run, with what is found."""
     config = DataConfig(name=name, path=str(place), **other)
     return replace(config, found=INSPECTORS[name](config)[0]._asdict())

@@ -9,7 +9,6 @@ import torch
 import nsgf
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
-from nsgf.config.schema import Config
 from nsgf.config.settings import build, spread_optim
 from nsgf.data.choices import for_images, for_points
 from nsgf.experiment import train
@@ -29,20 +28,20 @@ SMALL = (
 
 
 @pytest.fixture
-def images(tmp_path) -> Path:
+def images(tmp_path):
     return write_images(tmp_path / "images", 20)
 
 
 @pytest.fixture
-def points(tmp_path) -> Path:
+def points(tmp_path):
     return write_points(tmp_path / "points.npy")
 
 
-def parsed(exp: str, place: Path, *flags: str) -> Config:
+def parsed(exp, place, *flags):
     return parse(["train", "--exp", exp, f"--data.path={place}", *flags]).config
 
 
-def refused(*words: object) -> str:
+def refused(*words):
     with pytest.raises(UserError) as refusal:
         parse(["train", "--device=cpu", *map(str, words)])
     return str(refusal.value)

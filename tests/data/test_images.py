@@ -27,16 +27,16 @@ DIGITS = np.array([5, 0, 4, 1, 9, 2], np.uint8)
 CIFAR10_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"]
 
 
-def images(name, root, download=False) -> torch.Tensor:
+def images(name, root, download=False):
     return DATA_SETS[name].load(DataConfig(name=name, root=str(root), download=download), 0)
 
 
-def labels(name, root, download=False) -> torch.Tensor:
+def labels(name, root, download=False):
     config = DataConfig(name=name, root=str(root), download=download)
     return DATA_SETS[name].labels(config, {"digits": 1797, "mnist": 6, "cifar10": 10}[name])
 
 
-def idx(array) -> bytes:
+def idx(array):
     """An array as a file of MNIST."""
     return struct.pack(f">{1 + array.ndim}I", 2048 + array.ndim, *array.shape) + array.tobytes()
 
@@ -135,12 +135,12 @@ def test_pickles_of_old_torchvisions_are_not_read(mnist, tmp_path):
 @pytest.mark.parametrize(
     ("part", "content"),
     [
-        pytest.param("images-idx3", idx(GREY)[:-100], id="truncated"),
-        pytest.param("images-idx3", idx(GREY.reshape(6, 14, 56)), id="other shape"),
-        pytest.param("images-idx3", PICKLE, id="pickle"),
-        pytest.param("images-idx3", b"", id="empty"),
-        pytest.param("labels-idx1", idx(2 * DIGITS), id="no digit"),
-        pytest.param("labels-idx1", idx(DIGITS[:5]), id="too few labels"),
+        ("images-idx3", idx(GREY)[:-100]),  # truncated
+        ("images-idx3", idx(GREY.reshape(6, 14, 56))),  # other shape
+        ("images-idx3", PICKLE),  # pickle
+        ("images-idx3", b""),  # empty
+        ("labels-idx1", idx(2 * DIGITS)),  # no digit
+        ("labels-idx1", idx(DIGITS[:5])),  # too few labels
     ],
 )
 def test_damaged_mnist_files_end_in_one_line(part, content, mnist, tmp_path):

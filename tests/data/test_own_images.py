@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,15 +36,15 @@ from tests.data import own_files
 from tests.data.own_files import write_images
 
 
-def settings(path: Path, size: int = 8, **other) -> DataConfig:
+def settings(path, size=8, **other):
     return DataConfig(name="images", path=str(path), size=size, **other)
 
 
-def inspected(path: Path, size: int = 8, **other) -> DataConfig:
+def inspected(path, size=8, **other):
     return own_files.inspected("images", path, size=size, **other)
 
 
-def write_all(path: Path, image: Image.Image, **options) -> Path:
+def write_all(path, image, **options):
     """The same image 16 times."""
     path.mkdir(parents=True, exist_ok=True)
     for number in range(16):
@@ -53,7 +52,7 @@ def write_all(path: Path, image: Image.Image, **options) -> Path:
     return path
 
 
-def only_pixels(path: Path) -> torch.Tensor:
+def only_pixels(path):
     """Of 16 times the same image, the image.  uint8, (C, 8, 8)"""
     Image.linear_gradient("L").save(path / "another.png")  # images of one colour are refused
     images = read_images(inspected(path))[:-1]
@@ -110,7 +109,7 @@ def test_photos_are_turned_as_their_camera_says(tmp_path):
     assert int(pixels[:, 4:].min()) == 255
 
 
-def constant(mode: str, color) -> Image.Image:
+def constant(mode, color):
     image = Image.new(mode, (8, 8), color)
     if mode == "P":
         image.putpalette([200, 0, 0])
@@ -120,11 +119,11 @@ def constant(mode: str, color) -> Image.Image:
 @pytest.mark.parametrize(
     ("image", "options", "values"),
     [
-        pytest.param(constant("L", 7), {}, [7], id="grey"),
-        pytest.param(Image.fromarray(np.full((8, 8), 0x80FF, np.uint16)), {}, [0x80], id="16 bits"),
-        pytest.param(constant("RGBA", (0, 0, 0, 51)), {}, [204] * 3, id="half transparent"),
-        pytest.param(constant("P", 0), {}, [200, 0, 0], id="palette"),
-        pytest.param(constant("P", 0), {"transparency": 0}, [255] * 3, id="transparent palette"),
+        (constant("L", 7), {}, [7]),  # grey
+        (Image.fromarray(np.full((8, 8), 0x80FF, np.uint16)), {}, [0x80]),  # 16 bits
+        (constant("RGBA", (0, 0, 0, 51)), {}, [204] * 3),  # half transparent
+        (constant("P", 0), {}, [200, 0, 0]),  # palette
+        (constant("P", 0), {"transparency": 0}, [255] * 3),  # transparent palette
     ],
 )
 def test_modes_are_decoded(image, options, values, tmp_path):
@@ -205,12 +204,12 @@ def test_images_have_colour_unless_all_are_grey(tmp_path):
     assert read_images(config).shape == (24, 3, 12, 12)
 
 
-def cut(suffix: str) -> bytes:
+def cut(suffix):
     Image.linear_gradient("L").save(whole := BytesIO(), suffix)
     return whole.getvalue()[:-300]
 
 
-def floats() -> bytes:
+def floats():
     Image.fromarray(np.arange(64, dtype="f4").reshape(8, 8)).save(whole := BytesIO(), "TIFF")
     return whole.getvalue()
 
@@ -362,12 +361,12 @@ def test_labels_become_classes(tmp_path):
 @pytest.mark.parametrize(
     ("stored", "expected"),
     [
-        pytest.param(PIXELS, PIXELS, id="as they are"),
-        pytest.param(PIXELS.transpose(0, 2, 3, 1), PIXELS, id="guided-diffusion"),
-        pytest.param(PIXELS[:, 0], PIXELS[:, :1], id="grey"),
-        pytest.param(WIDE, WIDE, id="four channels, not square"),
-        pytest.param(WIDE[:, :2].transpose(0, 2, 3, 1), WIDE[:, :2], id="two channels, last"),
-        pytest.param((FLOATS * (1 + 1e-7)).astype(">f4"), PIXELS, id="rounded, other byte order"),
+        (PIXELS, PIXELS),  # as they are
+        (PIXELS.transpose(0, 2, 3, 1), PIXELS),  # guided-diffusion
+        (PIXELS[:, 0], PIXELS[:, :1]),  # grey
+        (WIDE, WIDE),  # four channels, not square
+        (WIDE[:, :2].transpose(0, 2, 3, 1), WIDE[:, :2]),  # two channels, last
+        ((FLOATS * (1 + 1e-7)).astype(">f4"), PIXELS),  # rounded, other byte order
     ],
 )
 def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
@@ -376,7 +375,7 @@ def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
     assert torch.equal(Data(config.data, 0).images, torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize("stored", [PIXELS, FLOATS], ids=["bytes", "floats"])
+@pytest.mark.parametrize("stored", [PIXELS, FLOATS])
 def test_an_array_alone_is_the_file_with_only_that_array(stored, tmp_path):
     """The same images and checksum; bytes stay in the file."""
     expected = config_of(tmp_path / "own.npz", images=stored).data
@@ -453,7 +452,7 @@ def test_labels_belong_to_the_images_whose_name_begins_alike(tmp_path):
 
 
 @pytest.fixture
-def unusable(tmp_path) -> Path:
+def unusable(tmp_path):
     """A folder of things that are no set of images."""
     write_images(tmp_path / "few", 15)
     write_all(tmp_path / "plain", constant("RGB", (1, 2, 3)))

@@ -28,7 +28,7 @@ def test_configuration_and_records_name_the_same_sets():
 
 
 @pytest.fixture
-def own(monkeypatch) -> ImageSet:
+def own(monkeypatch):
     """A set of 30 images 4x4 without labels."""
     images = torch.arange(30 * 16).remainder(256).to(torch.uint8).view(30, 1, 4, 4)
     record = ImageSet("own_set", (1, 4, 4), read_images=lambda *_: images)

@@ -22,7 +22,7 @@ from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 
-def image_sampler(images, seed, **how) -> RowSampler:
+def image_sampler(images, seed, **how):
     return RowSampler(images, seed, to_unit_range, **how)
 
 
@@ -33,12 +33,12 @@ STREAMS = [
 ]
 
 
-def numbered(count: int) -> torch.Tensor:
+def numbered(count):
     """Images of one pixel whose value is their number."""
     return torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1)
 
 
-def numbers(batch: torch.Tensor) -> list[int]:
+def numbers(batch):
     return ((batch.flatten() + 1) * 127.5).round().int().tolist()
 
 
@@ -80,7 +80,7 @@ def test_times_and_indices_fill_their_range(law, low, high):
     assert draws.mean() == pytest.approx((low + high) / 2, rel=0.05)
 
 
-def flips(epochs: int, count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
+def flips(epochs, count=200):
     """Numbers of the images of some epochs, and whether each was mirrored: (epochs, count)."""
     images = torch.stack([torch.arange(count), torch.full((count,), 255)], dim=-1)
     sampler = image_sampler(images.to(torch.uint8).view(count, 1, 1, 2), seed=0, flip=True)
@@ -117,7 +117,7 @@ def test_rows_come_as_they_are_and_in_the_order_of_images():
 TOLD = replace(shipped("digits/onecall").data, conditional=True)
 
 
-def streams(classes: int = 3, count: int = 7) -> list[RowSampler]:
+def streams(classes=3, count=7):
     """Images of one pixel, 100 c + 0 .. count - 1 in class c."""
     images = torch.cat([100 * c + torch.arange(count) for c in range(classes)]).to(torch.uint8)
     numbered = images.view(-1, 1, 1, 1)

@@ -4,7 +4,6 @@ import csv
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -28,23 +27,23 @@ YEARS = FRAME.set_axis([2020, 2021], axis=1).set_axis(pd.date_range("2020", peri
 LONG = pd.DataFrame({"id": 2**63 + np.arange(20, dtype="u8"), "part": np.arange(20) / 3})
 
 
-def read(file: Path, **how) -> tuple[np.ndarray, tuple[str, ...]]:
+def read(file, **how):
     table = read_table(DataConfig(name="points", path=str(file), **how))
     return table.values, tuple(table.names)
 
 
-def refused(file: Path, **how) -> str:
+def refused(file, **how):
     with pytest.raises(UserError) as refusal:
         inspect_points(DataConfig(name="points", path=str(file), **how))
     assert str(refusal.value).startswith(f"data.path = {file}: ")
     return str(refusal.value)
 
 
-def notes_of(file: Path, **how) -> tuple[str, ...]:
+def notes_of(file, **how):
     return inspect_points(DataConfig(name="points", path=str(file), **how))[1]
 
 
-def written(file: Path, frame: pd.DataFrame, **how) -> Path:
+def written(file, frame, **how):
     """Write a table with pandas, without its index unless ``how`` says so."""
     to_excel = lambda place, **how: frame.to_excel(place, **how)  # noqa: E731
     to_csv = frame.to_csv
@@ -104,7 +103,7 @@ def test_an_index_is_a_column_until_it_is_left_out(tmp_path):
     assert "Unnamed: 0 counts the rows" in str(notes_of(again))
 
 
-def with_cell(value, column: int = 1, frame: pd.DataFrame = FRAME) -> pd.DataFrame:
+def with_cell(value, column=1, frame=FRAME):
     """The table with another value in row 7 from 0 on."""
     frame = frame.astype(object)
     frame.iat[7, column] = value

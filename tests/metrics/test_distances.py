@@ -20,7 +20,7 @@ from nsgf.system.errors import UserError
 from tests.system.pretended_card import pretended_card
 
 
-def assigned(x, y) -> float:
+def assigned(x, y):
     """The least sum of squared distances of pairs, by scipy."""
     cost = torch.cdist(x.flatten(1), y.flatten(1)).square().numpy()
     return cost[linear_sum_assignment(cost)].sum()

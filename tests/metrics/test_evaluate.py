@@ -20,7 +20,7 @@ from nsgf.report.page import report_run
 from nsgf.run.folder import results_folder
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
+from tests.conftest import CPU, shipped
 from tests.metrics.test_inception import Tiny
 
 
@@ -107,7 +107,7 @@ def test_without_the_package_pixels_are_compared_and_a_line_says_what_to_install
 ):
     config, run = digits_run
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    said: list[str] = []
+    said = []
     _, found = evaluate_run(with_features(config, "auto"), run, said.append)
     (line,) = (text for text in said if "pip install efficientnet-lite-pytorch" in text)
     assert "W2" in line
@@ -141,7 +141,7 @@ def test_inception_measures_are_saved_with_their_conditions(digits_run, monkeypa
     monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
     config, run = digits_run
     config = with_features(config, "inception")
-    said: list[str] = []
+    said = []
     file, found = evaluate_run(config, run, said.append)
     assert json.loads(file.read_text()) == found
     assert found["w2"] > found["w2_floor"] > 0
@@ -234,7 +234,7 @@ def test_standardised_w2_does_not_depend_on_the_unit_of_a_column(tmp_path):
     for unit in (1.0, 1000.0):
         np.save(file := tmp_path / f"{unit}.npy", rows * [unit, 1.0])
         config = shipped("points", f"--data.path={file}")
-        yardstick = Yardstick(config, torch.device("cpu"), print)
+        yardstick = Yardstick(config, CPU, print)
         found.append(evaluate.distances(config, yardstick, [torch.full((30, 2), 0.5)]))
     for key in ("w2_standardised", "w2_standardised_floor"):
         assert found[1][key] == pytest.approx(found[0][key], rel=1e-5)

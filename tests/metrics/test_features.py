@@ -16,15 +16,15 @@ from nsgf.metrics import features, measures
 from nsgf.metrics.features import FeatureMetrics, ImageNet
 from nsgf.metrics.measures import CLASS_KID, Measure, keys_of, measures_in
 from nsgf.system.errors import UserError
+from tests.conftest import CPU
 
-CPU = torch.device("cpu")
 CONFIG = DataConfig(name="digits")
 WITHIN_CLASS = 2e7
 """Between the KID of images of one class and of two, in the features of :class:`Pixels`."""
 
 
 @pytest.fixture(scope="module")
-def images() -> torch.Tensor:
+def images():
     return DATA_SETS["digits"].load(CONFIG, 0)
 
 
@@ -41,14 +41,14 @@ class Pixels(ImageNet):
 
 
 @pytest.fixture
-def metrics(images, tmp_path) -> FeatureMetrics:
+def metrics(images, tmp_path):
     return FeatureMetrics(Pixels(), CONFIG, images, tmp_path, CPU, lambda _: None)
 
 
 @pytest.fixture
-def compared(monkeypatch) -> list[set[bytes]]:
+def compared(monkeypatch):
     """Rows of the features that are compared, samples and reference in turn."""
-    seen: list[set[bytes]] = []
+    seen = []
 
     def note(*pair):
         seen.extend({row.numpy().tobytes() for row in part} for part in pair)
@@ -59,7 +59,7 @@ def compared(monkeypatch) -> list[set[bytes]]:
     return seen
 
 
-def pictures(images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+def pictures(images, labels):
     """Pictures of known quality, 100 of each kind."""
     generator = torch.Generator().manual_seed(0)
     real, pixels = images[:100], images[:100].float()
@@ -74,7 +74,7 @@ def pictures(images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tens
     }
 
 
-def disorder(network, tmp_path, images) -> set[str]:
+def disorder(network, tmp_path, images):
     """Measures that put pictures of known quality in a wrong order."""
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(1))
     kind = DATA_SETS["digits"]
@@ -143,7 +143,7 @@ def test_network_sees_what_its_authors_trained_it_on():
 @pytest.mark.parametrize(("side", "is_reduced"), [(8, False), (336, True)])
 def test_large_images_are_reduced_with_antialiasing(side, is_reduced):
     """Stripes of one pixel become grey. Smaller images are enlarged as without it."""
-    seen: list[torch.Tensor] = []
+    seen = []
 
     class Watched(torch.nn.Module):
         def extract_features(self, pixels):

@@ -9,24 +9,24 @@ from nsgf.config.schema import DataConfig
 from nsgf.metrics import features
 from nsgf.metrics.features import PUBLISHED, FeatureMetrics, Inception
 from nsgf.system.errors import UserError
+from tests.conftest import CPU
 from tests.run.test_checkpoint import Malicious
 
-CPU = torch.device("cpu")
 FAKE = DataConfig(name="mnist", fake=True)
 """MNIST's shape, without files."""
 
 
-def images(n: int, low: int, high: int, seed: int = 0) -> torch.Tensor:
+def images(n, low, high, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(low, high, (n, 1, 28, 28), dtype=torch.uint8, generator=generator)
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> str:
+def weights(tmp_path_factory):
     """torch-fidelity's Inception network with random weights."""
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-    holder: dict[str, dict] = {}
+    holder = {}
 
     class Empty(FeatureExtractorInceptionV3):
         def load_state_dict(self, state_dict, *args, **kwargs):
@@ -45,14 +45,14 @@ def weights(tmp_path_factory) -> str:
     return str(file)
 
 
-def write_folder(folder: Path, pixels: torch.Tensor) -> str:
+def write_folder(folder, pixels):
     folder.mkdir()
     for number, image in enumerate(pixels):
         Image.fromarray(image[0].numpy()).save(folder / f"{number:03}.png")
     return str(folder)
 
 
-def by_torch_fidelity(samples: str, real: str, weights: str) -> dict[str, float]:
+def by_torch_fidelity(samples, real, weights):
     """torch-fidelity's own evaluation of two folders of PNG files."""
     from torch_fidelity import calculate_metrics
 
@@ -90,7 +90,7 @@ def test_measures_equal_those_of_torch_fidelity(weights, tmp_path):
 @pytest.fixture
 def loads(monkeypatch):
     """What reaches torch-fidelity's network in place of its own loading."""
-    given: list[dict] = []
+    given = []
 
     class Loads:
         def __init__(self, *_, feature_extractor_weights_path):
@@ -130,7 +130,7 @@ def test_malicious_file_in_the_torch_cache_is_not_executed(loads, tmp_path, monk
 def test_published_weights_are_downloaded_once_and_their_checksum_checked(
     loads, tmp_path, monkeypatch
 ):
-    said: list[tuple[str, str]] = []
+    said = []
 
     def unreachable(*_, **__):
         raise OSError("no route to host")
@@ -176,7 +176,7 @@ class Tiny(Inception):
 
     spaces = (("inception", slice(0, None, 2)), ("logits", slice(1, None, 2)))
 
-    def __init__(self, weights: object = "a") -> None:
+    def __init__(self, weights="a"):
         self.name, self.key, self.read = f"{weights}.pth", f"{weights}", []
         """``read``: first values of the images that were."""
 
@@ -198,9 +198,9 @@ def cache(tmp_path, monkeypatch):
     assert not Path("executed").exists()
 
 
-def measure(cache, network=None, samples=SAMPLES, real=REAL) -> tuple[dict, list[str]]:
+def measure(cache, network=None, samples=SAMPLES, real=REAL):
     """Measures, and what was said."""
-    said: list[str] = []
+    said = []
     metrics = FeatureMetrics(network or Tiny(), FAKE, real, cache, CPU, said.append)
     return metrics.measure(samples), said
 

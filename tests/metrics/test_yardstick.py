@@ -8,17 +8,15 @@ import torch
 from nsgf.data import Data
 from nsgf.metrics import evaluate, measures
 from nsgf.metrics.evaluate import Yardstick
-from tests.conftest import shipped
+from tests.conftest import CPU, shipped
 from tests.data.own_files import write_images, write_points
 from tests.metrics.test_features import Pixels
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture
-def compared(monkeypatch) -> list:
+def compared(monkeypatch):
     """What exact W2 is asked for."""
-    asked: list = []
+    asked = []
     watched = [
         replace(one, compute=lambda x, y: asked.append((x, y)) or 1.0) if one.is_slow else one
         for one in measures.MEASURES

@@ -6,7 +6,7 @@ from nsgf.config.schema import MLPConfig
 from nsgf.models import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 
 
-def learns(model: nn.Module) -> bool:
+def learns(model):
     """Whether every weight got a gradient."""
     return all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
 
@@ -35,7 +35,7 @@ def test_velocity_network_has_the_layers_of_the_paper_and_sees_place_and_time():
 )
 def test_time_predictor_has_the_layers_of_the_paper_for_each_image_size(shape, channels, inputs):
     if channels is None:
-        model: nn.Module = TimePredictorMLP(2, 1, MLPConfig())
+        model = TimePredictorMLP(2, 1, MLPConfig())
     else:
         model = TimePredictorCNN(shape, channels)
         kinds = [type(layer) for layer in model.features]

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import silu
 
 from nsgf.config.schema import UNetConfig
@@ -18,7 +17,7 @@ SHAPES = {
 }
 
 
-def awake(model: nn.Module) -> nn.Module:
+def awake(model):
     """Give the zero-initialised layers random weights, so that every branch is heard."""
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
@@ -28,7 +27,7 @@ def awake(model: nn.Module) -> nn.Module:
 
 
 @pytest.fixture
-def small() -> nn.Module:
+def small():
     return awake(UNet((1, 8, 8), SHAPES["digits"][1])).eval()
 
 
@@ -98,7 +97,7 @@ def test_single_sample_at_one_pixel_resolution_works():
 def test_every_skip_connection_changes_the_output(small):
     """Each stage of the way up takes one kept activation, the last one first."""
     x, t = torch.randn(1, 1, 8, 8), torch.tensor([0.3])
-    kept: list[torch.Tensor] = []
+    kept = []
     for layer in (small.stem, *small.down):
         layer.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
     expected = small(x, t)

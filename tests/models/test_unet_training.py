@@ -17,23 +17,23 @@ SMALL = UNetConfig(channels=32, mult=[1, 2], attention=[8], heads=2)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def small_unet(*, config: UNetConfig = SMALL, **options: bool) -> UNet:
+def small_unet(*, config=SMALL, **options):
     torch.manual_seed(0)
     model = awake(UNet((1, 8, 8), config, **options))
     assert isinstance(model, UNet)
     return model
 
 
-def images(n: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+def images(n=4):
     generator = torch.Generator().manual_seed(1)
     return torch.randn(n, 1, 8, 8, generator=generator), torch.rand(n, generator=generator)
 
 
-def bfloat16(device: str = "cpu") -> torch.autocast:
+def bfloat16(device="cpu"):
     return torch.autocast(device, dtype=torch.bfloat16)
 
 
-def gradients(model: nn.Module, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+def gradients(model, *inputs):
     model.zero_grad()
     model(*inputs).square().mean().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -70,7 +70,7 @@ def test_unet_is_16_bit_under_autocast_between_convolutions(device):
     model = small_unet(config=config).to(device)
     x, t = (z.to(device) for z in images())
     expected = model(x, t)
-    types: dict[str, set[torch.dtype]] = {}
+    types = {}
 
     def note(name, inputs, output):
         types[name] = {z.dtype for z in (*inputs, output) if torch.is_tensor(z)}
@@ -88,7 +88,7 @@ def test_unet_is_16_bit_under_autocast_between_convolutions(device):
 # --- attention and memory layouts ---
 
 
-def by_explicit_softmax(layer: Attention, x: torch.Tensor) -> torch.Tensor:
+def by_explicit_softmax(layer, x):
     batch, channels, height, width = x.shape
     qkv = layer.qkv(layer.norm(x)).contiguous()
     q, k, v = qkv.view(batch, 3, layer.heads, -1, height * width).unbind(1)
@@ -189,7 +189,7 @@ def test_networks_compile_as_one_graph(name):
         check_compiled(small_unet(config=config, checkpoint_activations=recompute), x, t)
 
 
-def check_compiled(model: nn.Module, *inputs: torch.Tensor) -> None:
+def check_compiled(model, *inputs):
     """Same output and gradients; fullgraph raises at a graph break."""
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -16,9 +16,7 @@ from nsgf.phases.lines import LineTask, Pairs
 from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.training.task import Session
-from tests.conftest import shipped
-
-CPU = torch.device("cpu")
+from tests.conftest import CPU, shipped
 
 
 class Grid:
@@ -26,10 +24,10 @@ class Grid:
 
     shape = (1,)
 
-    def __init__(self, shift: float) -> None:
+    def __init__(self, shift):
         self.shift = shift
 
-    def draw(self, n: int, generator: torch.Generator) -> torch.Tensor:
+    def draw(self, n, generator):
         places = torch.randint(-32, 32, (n, 1), generator=generator) / 4
         return places + self.shift
 
@@ -37,11 +35,11 @@ class Grid:
 class ByClass:
     """Ends from 100 c - 8 to 100 c + 8 at the positions of class c of 3."""
 
-    def at(self, positions: range) -> torch.Tensor:
+    def at(self, positions):
         return torch.tensor([[100.0 * (i % 3) + (7 * i) % 13 - 6] for i in positions])
 
 
-def task(method: str, sigma: float = 0.0, seed: int = 3) -> PeerTask:
+def task(method, sigma=0.0, seed=3):
     """64 pairs in a group, where the method has optimal pairs."""
     group = 64 if method in ("otcfm", "sbcfm") else None
     pairs = Pairs(PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2), CPU, group)

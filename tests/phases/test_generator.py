@@ -15,10 +15,8 @@ from nsgf.phases.generator import GeneratorTask, drift, mean_cost, nearest_multi
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from tests.conftest import new_network, shipped
+from tests.conftest import CPU, new_network, shipped
 from tests.sinkhorn.reference import plan
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def one_call(tiny):
     return replace(tiny, phases=["generator"], evaluation=replace(tiny.evaluation, num_samples=64))
 
 
-def task_of(config) -> GeneratorTask:
+def task_of(config):
     model = new_network("generator", config)
     return GeneratorTask(model, Data(config.data, config.seed), config)
 

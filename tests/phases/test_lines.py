@@ -22,16 +22,14 @@ from nsgf.run.log import RunLog
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.task import Batch, Session
-from tests.conftest import shipped
-
-CPU = torch.device("cpu")
+from nsgf.training.task import Session
+from tests.conftest import CPU, shipped
 
 
 class Constant(PointSampler):
     """A sampler whose every sample is one value."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value):
         super().__init__(gaussian((2,)), 0)
         self.value = value
 
@@ -39,12 +37,12 @@ class Constant(PointSampler):
         return 0 * super().at(positions) + self.value
 
 
-def line(mu0=None, target=None, kind=LineTask, **options) -> LineTask:
+def line(mu0=None, target=None, kind=LineTask, **options):
     pairs = Pairs(mu0 or Constant(-1.0), target or Constant(3.0), CPU, **options)
     return kind(nn.Identity(), pairs, 0)
 
 
-def batch(task, n: int) -> Batch:
+def batch(task, n):
     return task.batch(*task.draw(range(n)))
 
 
@@ -109,7 +107,7 @@ def test_batches_of_all_tasks_depend_only_on_positions():
 class Walk:
     """Steps that move by 100, and to the class that they are told; counts its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[int] = []
 
     def __call__(self, x, labels=None):
@@ -117,7 +115,7 @@ class Walk:
         return x + 100 if labels is None else 0 * x + labels.view(-1, 1)
 
 
-def cached(walk: Walk, kept: int | None, classes: int = 0) -> CachedStarts:
+def cached(walk, kept, classes=0):
     return CachedStarts(PointSampler(gaussian((2,)), 0), walk, CPU, kept, classes)
 
 
@@ -211,11 +209,11 @@ def test_starts_that_do_not_fit_into_memory_are_refused(tiny, monkeypatch):
     plan(replace(tiny, nsf=replace(tiny.nsf, starts=100)), CPU, None, World())
 
 
-def sampler(seed: int) -> PointSampler:
+def sampler(seed):
     return PointSampler(gaussian((1, 2, 2)), seed)
 
 
-def pairs(**options) -> Pairs:
+def pairs(**options):
     return Pairs(sampler(0), sampler(1), CPU, **options)
 
 

@@ -14,10 +14,8 @@ from nsgf.pool import TrajectoryPool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.training.task import Session
-from tests.conftest import shipped
+from tests.conftest import CPU, shipped
 from tests.pool.test_build import Apart
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -25,19 +25,18 @@ from nsgf.sampling.sampler import (
 )
 from nsgf.system.errors import UserError
 from nsgf.training.task import Session
-from tests.conftest import new_network, shipped
+from tests.conftest import CPU, new_network, shipped
 
-CPU = torch.device("cpu")
 OF_METHOD = OF_PHASES[:3]
 STEPS, TIME, STRAIGHT = ["NSGFSteps nsgf"], ["EntryTimes predictor"], ["StraightFlow nsf"]
 ALGORITHM_4 = (NSGFSteps, EntryTimes, StraightFlow)
 
 
-def names(phases) -> list[str]:
+def names(phases):
     return [phase.name for phase in phases]
 
 
-def legs(way: Way) -> list[str]:
+def legs(way):
     return [" ".join([leg.__name__, *names([phase] if phase else [])]) for leg, phase in way.legs]
 
 

@@ -23,18 +23,18 @@ from nsgf.plots.samples import (
 from nsgf.sampling.sampler import Samples
 
 
-def pixels(file) -> np.ndarray:
+def pixels(file):
     return np.asarray(Image.open(file)).astype(int)
 
 
-def cell(panel, row: int, column: int, size: int = 8) -> float:
+def cell(panel, row, column, size=8):
     """The brightness in the middle of an image of a grid."""
     array = np.asarray(panel.images[0].get_array())
     value = array[row * (size + 1) + size // 2, column * (size + 1) + size // 2, 0]
     return round(float(value) / 255, 2)
 
 
-def offsets(panel, number: int) -> np.ndarray:
+def offsets(panel, number):
     return np.asarray(panel.collections[number].get_offsets())
 
 
@@ -55,7 +55,7 @@ def test_a_last_channel_is_not_shown_as_transparency():
     assert modes == ["L", "L", "RGB", "RGB"]
 
 
-def image_path(nsgf: int, straight: int) -> Samples:
+def image_path(nsgf, straight):
     """Ten samples: black at the start, grey after NSGF steps, white on the straight flow."""
     values = [-1.0] + [0.0] * nsgf + [1.0] * straight
     marks = [f"NSGF {step}/{nsgf}" for step in range(1, nsgf + 1)]

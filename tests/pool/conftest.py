@@ -7,21 +7,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
 
-from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.pool import TrajectoryPool, build_pool, pool_folder
+from nsgf.pool import build_pool, pool_folder
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.stop import StopRequest
 from nsgf.sinkhorn import Flow
-from nsgf.sinkhorn.base import Particles
 from nsgf.system.distributed import World
 from nsgf.training.task import Session
-from tests.conftest import shipped
-
-CPU = torch.device("cpu")
+from tests.conftest import CPU, shipped
 
 
 class Killed(BaseException):
@@ -31,18 +26,16 @@ class Killed(BaseException):
 class HalfWay(Flow):
     """Particle i goes straight to target i, X^{t+1} = X^t + eta (y - X^t); knows what it did."""
 
-    def __init__(
-        self, fail_at: int | None = None, unconverged: int = 0, room: int | None = None
-    ) -> None:
+    def __init__(self, fail_at=None, unconverged=0, room=None):
         """It dies in call ``fail_at``; its card has ``room`` for so many flows."""
         super().__init__()
         self.calls: list[int] = []
         self.fail_at, self.unconverged, self.room = fail_at, unconverged, room
 
-    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+    def velocity(self, x, y):
         return y - x
 
-    def start(self, x: Tensor, y: Tensor, steps: int) -> Particles:
+    def start(self, x, y, steps):
         if len(self.calls) == self.fail_at:
             raise Killed
         self.calls.append(len(x))
@@ -54,34 +47,34 @@ class HalfWay(Flow):
 
 
 @pytest.fixture
-def config(tmp_path) -> Config:
+def config(tmp_path):
     """Seven flows of eight points, two steps."""
     base = shipped("2d", "--pool-batches=7", "--sinkhorn-batch=8", "--steps=2")
     return replace(base, out_dir=str(tmp_path))
 
 
-def with_pool(config: Config, **settings) -> Config:
+def with_pool(config, **settings):
     return replace(config, pool=replace(config.pool, **settings))
 
 
 class Lines(RunLog):
     """Keeps what is logged, without progress."""
 
-    def __init__(self, folder: Path, lines: list[str]) -> None:
+    def __init__(self, folder, lines):
         super().__init__(folder, quiet=True)
         self.write = lambda text, shown=None: shown is None and lines.append(text)
 
 
 def build(
-    config: Config,
-    folder: Path | None = None,
-    solver: Flow | None = None,
-    lines: list[str] | None = None,
+    config,
+    folder=None,
+    solver=None,
+    lines=None,
     *,
-    device: torch.device = CPU,
-    world: World | None = None,
-    stop: StopRequest | None = None,
-) -> TrajectoryPool:
+    device=CPU,
+    world=None,
+    stop=None,
+):
     """The pool of an experiment, built by ``solver`` (exact, unless it is given) in ``folder``.
 
     ``lines`` takes what is logged. A folder is needed where a test looks at it, or builds twice.

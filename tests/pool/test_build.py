@@ -102,7 +102,7 @@ def test_processes_build_the_flows_of_one_bit_for_bit(config, tmp_path, storage,
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_full_card_halves_the_flows_at_a_time(config, storage, monkeypatch):
     """The same flows, and nothing of what did not fit is counted."""
-    said: list[str] = []
+    said = []
     monkeypatch.setattr("nsgf.pool.release_memory", lambda device: said.append("given back"))
     solver = HalfWay(room=2, unconverged=1)
     chosen = with_pool(config, storage=storage, build_batch=7)

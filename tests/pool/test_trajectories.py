@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from nsgf.data import INDICES
 from nsgf.pool import TrajectoryPool, plan_pool, pool_bytes
@@ -15,11 +14,11 @@ from nsgf.system.errors import UserError
 from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
 
 
-def indices(n: int) -> Tensor:
+def indices(n):
     return INDICES.draw(n, torch.Generator().manual_seed(0))
 
 
-def counting_pool(dtype: torch.dtype = torch.float32) -> TrajectoryPool:
+def counting_pool(dtype=torch.float32):
     """Particle f is at 100 f + t^2 at time t: positions, velocities and times can be read off."""
     pool = TrajectoryPool(torch.empty(6, 5, 1, dtype=dtype), 0.25)
     positions = 100.0 * torch.arange(6).view(-1, 1) + torch.arange(5.0) ** 2
@@ -88,15 +87,15 @@ def folder(tmp_path):
     return tmp_path / "run" / "pool"
 
 
-def header(folder) -> dict:
+def header(folder):
     return json.loads((folder / "header.json").read_text())
 
 
-def edit_header(folder, **values) -> None:
+def edit_header(folder, **values):
     (folder / "header.json").write_text(json.dumps({**header(folder), **values}))
 
 
-def interrupt(disk, folder, after: int = 1) -> None:
+def interrupt(disk, folder, after=1):
     """Kill a build in the chunk with this number; two flows are in each."""
     with pytest.raises(Killed):
         build(disk, folder, HalfWay(fail_at=after))

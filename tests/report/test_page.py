@@ -26,14 +26,14 @@ from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
 from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import UserError
 from nsgf.training.task import Session
-from tests.conftest import STYLE, shipped
+from tests.conftest import CPU, STYLE, shipped
 from tests.sinkhorn.reference import first_velocity
 
 
 class Page(HTMLParser):
     """Where a page points to, and what it says."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file):
         super().__init__()
         self.links: list[str] = []
         self.text = ""
@@ -167,10 +167,10 @@ def test_phases_that_are_not_trained_yet_say_so(small, small_run):
 
 def test_a_style_of_the_user_changes_no_picture(small, small_run):
     """Nor does a system without LaTeX."""
-    session = Session(small, small_run, RunLog(small_run.path), torch.device("cpu"))
+    session = Session(small, small_run, RunLog(small_run.path), CPU)
     session.config = replace(small, train=replace(small.train, preview=True))
 
-    def pictures() -> dict[Path, bytes]:
+    def pictures():
         for file in small_run.path.rglob("*.png"):
             file.unlink()
         show_preview(session, Data(small.data, small.seed), PHASES["nsgf"])
@@ -182,9 +182,6 @@ def test_a_style_of_the_user_changes_no_picture(small, small_run):
     with matplotlib.rc_context(STYLE):
         assert pictures() == before
     assert {file.name for file in before} >= {"phase1_nsgf.png", "trajectory.png", "field.png"}
-
-
-CPU = torch.device("cpu")
 
 
 def test_fields_are_the_flow_s_and_the_network_s(tiny):

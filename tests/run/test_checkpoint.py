@@ -17,10 +17,10 @@ from nsgf.phases.resume import pending_phases
 from nsgf.run import checkpoint, store
 from nsgf.run.checkpoint import previous_file
 from nsgf.system.errors import UserError
+from tests.conftest import CPU
 
 START = {"phase": "nsgf", "config": {}}
 """Parts of every checkpoint besides its step."""
-CPU = torch.device("cpu")
 
 
 class Malicious:
@@ -30,13 +30,13 @@ class Malicious:
         return Path.touch, (Path("executed"),)
 
 
-def serialized(payload) -> bytes:
+def serialized(payload):
     stream = io.BytesIO()
     torch.save(payload, stream)
     return stream.getvalue()
 
 
-def craft(file: Path, content: bytes, **header) -> None:
+def craft(file, content, **header):
     """A checkpoint whose header and checksums are right, whatever its content is."""
     file.write_bytes(content)
     with zipfile.ZipFile(file, "a") as archive:
@@ -44,7 +44,7 @@ def craft(file: Path, content: bytes, **header) -> None:
 
 
 @pytest.fixture
-def pair(tmp_path) -> Path:
+def pair(tmp_path):
     """A checkpoint of step 2, and beside it that of step 1."""
     file = tmp_path / "a.pt"
     for step in (1, 2):
@@ -53,7 +53,7 @@ def pair(tmp_path) -> Path:
     return file
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -118,7 +118,7 @@ def test_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     assert all(written == (False, file.read_bytes()) for written in synced)
 
 
-def same(one: Path, other: dict) -> bool:
+def same(one, other):
     found = checkpoint.load(one)
     return torch.equal(found.pop("model")["w"], other.pop("model")["w"]) and found == other
 
@@ -167,21 +167,21 @@ def test_header_without_its_parts_is_damage(tmp_path, changes):
         checkpoint.load(file, only_header=True)
 
 
-def cut(file: Path) -> None:
+def cut(file):
     file.write_bytes(file.read_bytes()[:-500])
 
 
-def foreign(file: Path) -> None:
+def foreign(file):
     craft(file, b"no archive", **START, step=2)
 
 
-def not_finite(file: Path) -> None:
+def not_finite(file):
     craft(file, serialized({"ema": {"w": torch.tensor([1.0, math.nan])}}), **START, step=2)
 
 
 @pytest.mark.parametrize("spoil", [cut, foreign, not_finite, Path.unlink])
 def test_damaged_or_missing_checkpoint_is_replaced_by_the_one_before(pair, spoil):
-    lines: list[str] = []
+    lines = []
     spoil(pair)
     payload, remark = checkpoint.load_good(pair)
     assert payload["step"] == 1
@@ -205,14 +205,14 @@ def test_good_checkpoint_and_damaged_pair_are_left_alone(pair, spoil):
     assert pair.read_bytes() == before
 
 
-def newer(patch, file: Path) -> None:
+def newer(patch, file):
     with patch.context() as newer:
         newer.setattr(checkpoint, "FORMAT", 5)
         file.unlink()
         checkpoint.save(file, {**START, "step": 1})
 
 
-def failing(owner, name: str, error: Exception):
+def failing(owner, name, error):
     return lambda patch, file: patch.setattr(owner, name, Mock(side_effect=error))
 
 

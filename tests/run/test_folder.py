@@ -6,7 +6,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -114,7 +113,7 @@ def test_link_at_the_name_of_a_file_is_replaced_and_never_followed(place, tmp_pa
 
 @pytest.mark.skipif(os.name != "posix", reason="folders cannot be synchronized")
 def test_renames_and_new_folders_are_brought_to_the_disk(tmp_path, monkeypatch):
-    synced: list[int] = []
+    synced = []
     monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     run = RunFolder.prepare(tmp_path / "run")
     assert {tmp_path.stat().st_ino, run.path.stat().st_ino} <= set(synced)
@@ -131,7 +130,7 @@ def test_renames_and_new_folders_are_brought_to_the_disk(tmp_path, monkeypatch):
 
 
 @contextmanager
-def files_up_to(size: int) -> Iterator[None]:
+def files_up_to(size):
     """A real limit of the operating system on the size of files; as a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -154,11 +153,11 @@ def test_error_of_a_file_that_grows_too_large_names_it(tmp_path, write):
 
 
 @pytest.fixture
-def usable(tiny_run: RunFolder) -> RunFolder:
+def usable(tiny_run):
     return RunFolder(tiny_run.path.rename(tiny_run.path.parent / "2d-20260101_000000"))
 
 
-def later(run: RunFolder, day: int) -> Path:
+def later(run, day):
     """A copy of a run that began on a later day."""
     return Path(shutil.copytree(run.path, run.path.parent / f"2d-202602{day:02}_000000"))
 

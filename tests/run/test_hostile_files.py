@@ -27,7 +27,7 @@ def _nothing_is_executed(tmp_path, monkeypatch):
     assert not Path("executed").exists()
 
 
-def fails(capsys, *argv: str) -> str:
+def fails(capsys, *argv):
     """The one line in which a command line ends."""
     capsys.readouterr()
     assert cli.main([str(word) for word in argv]) == 2
@@ -143,14 +143,14 @@ UNSAFE = {
 }
 
 
-def calls(text: str):
+def calls(text):
     """Calls in a source text, as (dotted name, keyword arguments as written)."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
 
 
-def unsafe(text: str) -> list[str]:
+def unsafe(text):
     return [
         name
         for name, keywords in calls(text)

@@ -3,8 +3,6 @@ import fcntl
 import multiprocessing
 import os
 import time
-from multiprocessing.connection import Connection
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -15,7 +13,7 @@ from nsgf.run.lock import lock_folder, wait_for_lock
 from nsgf.system.errors import UserError
 
 
-def hold(folder: Path, ready: Connection) -> None:
+def hold(folder, ready):
     with lock_folder(folder):
         ready.send(True)
         time.sleep(60)
@@ -63,7 +61,7 @@ def test_a_run_that_cannot_be_written_is_to_be_copied(tiny, tiny_run):
         train(tiny, tiny_run)
 
 
-def without_locks(monkeypatch, number: int) -> None:
+def without_locks(monkeypatch, number):
     """Let the file system refuse every lock with an error."""
     refused = OSError(number, os.strerror(number))
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=refused))

@@ -8,10 +8,10 @@ from nsgf.run import progress
 from nsgf.run.progress import Progress, count_progress
 
 
-def work(seconds: list[float], **settings) -> list[str]:
+def work(seconds, **settings):
     """The lines of a work that does one unit after each of these times."""
     now = [0.0]
-    said: list[str] = []
+    said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: now[0])
         with Progress("pool", 100, "flow", **{"line": said.append, **settings}) as bar:
@@ -38,7 +38,7 @@ def test_speed_is_measured_since_the_line_before_or_the_start(capsys):
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 

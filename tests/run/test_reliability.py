@@ -15,7 +15,7 @@ from tests.run.test_checkpoint import CPU
 from tests.test_experiment import assert_equal
 
 
-def flip_a_bit(file: Path) -> None:
+def flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.unlink()  # the one before may be the same file
@@ -51,7 +51,7 @@ def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
 TORTURE = Path(__file__).resolve().parents[2] / "scripts" / "torture.py"
 
 
-def torture(*flags: str) -> list[str]:
+def torture(*flags):
     """The lines that the script prints, after a check that nothing differs."""
     done = subprocess.run(
         [sys.executable, TORTURE, *flags], capture_output=True, text=True, check=False

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +16,7 @@ from tests.pool.conftest import HalfWay, build, with_pool
 
 
 @pytest.fixture
-def now(monkeypatch) -> list[float]:
+def now(monkeypatch):
     """The time of a clock that never goes back, in seconds."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -141,7 +140,7 @@ COMMAND = (
 )
 
 
-def started(folder: Path, *flags: str) -> subprocess.Popen:
+def started(folder, *flags):
     """A long run, once it is in the middle of its updates."""
     process = subprocess.Popen(
         [*COMMAND, "--out-dir", str(folder), *flags],

@@ -21,7 +21,7 @@ def test_fingerprint_follows_values_shape_and_type():
 VALUE = torch.arange(40.0)
 
 
-def find(file, said) -> list[float] | None:
+def find(file, said):
     return store.find(file, torch.Tensor.tolist, said.append)
 
 

@@ -5,14 +5,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
 
 from nsgf import resolve
 from nsgf.cli import main
-from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
+from nsgf.config.schema import OF_PHASES, TrackingConfig
 from nsgf.experiment import train
 from nsgf.run.folder import RunFolder
 from nsgf.run.trackers import open_tracker, run_id
@@ -20,7 +19,7 @@ from nsgf.system.errors import UserError
 from tests.conftest import records
 
 
-def tracked(config: Config, tracker: str) -> Config:
+def tracked(config, tracker):
     return replace(config, tracking=TrackingConfig(tracker=tracker))
 
 
@@ -55,7 +54,7 @@ def test_resumed_run_needs_the_package_only_if_the_command_names_it(tiny, monkey
 # --- TensorBoard --------------------------------------------------------------------------------
 
 
-def shown(folder: Path) -> Any:
+def shown(folder):
     """A phase as TensorBoard reads it."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
@@ -93,7 +92,7 @@ def test_resumed_run_shows_each_step_once(tiny):
 
 
 @pytest.fixture
-def wandb(monkeypatch) -> Mock:
+def wandb(monkeypatch):
     """A module ``wandb`` that notes its calls."""
     run = Mock(url="https://wandb.ai/x", dir="wandb/offline-run-1/files")
     module = Mock(Settings=dict, Image="image {}".format, **{"init.return_value": run})
@@ -154,7 +153,7 @@ def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
 
 def test_wandb_that_fails_is_one_line(tiny, wandb):
     wandb.init.side_effect = ConnectionError("no way\nout")
-    lines: list[str] = []
+    lines = []
     config = tracked(tiny, "wandb-offline")
     assert open_tracker(config, RunFolder.create(tiny), lines.append) is None
     assert lines == ["wandb-offline: not used (no way out)"]
@@ -169,7 +168,7 @@ def test_settings_in_the_working_directory_choose_no_server(folder, tiny, wandb,
     monkeypatch.chdir(RunFolder.create(tiny).path)
     Path(folder).mkdir()
     Path(folder, "settings").write_text("[default]\nbase_url = http://elsewhere.example\n")
-    lines: list[str] = []
+    lines = []
     assert open_tracker(tracked(tiny, "wandb"), RunFolder.create(tiny), lines.append) is None
     wandb.init.assert_not_called()
     assert str(Path(folder, "settings").absolute()) in lines[0]

@@ -13,8 +13,8 @@ from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
+from tests.conftest import CPU
 
-CPU = torch.device("cpu")
 DATA = DataConfig(name="digits")
 
 

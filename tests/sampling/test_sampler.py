@@ -28,16 +28,16 @@ from nsgf.sampling.sampler import (
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision
 from nsgf.training.task import Session
-from tests.conftest import new_network, shipped
+from tests.conftest import CPU, new_network, shipped
 
 WAY = (NSGFSteps, EntryTimes, StraightFlow)
 
 
-def config(steps=3, eta=0.2, **sampling) -> Config:
+def config(steps=3, eta=0.2, **sampling):
     return Config(flow=FlowConfig(steps=steps, eta=eta), sampling=SamplingConfig(**sampling))
 
 
-def plus_plus(config, straight, predictor=None, velocity=lambda x, t: 0 * x + 1) -> FlowSampler:
+def plus_plus(config, straight, predictor=None, velocity=lambda x, t: 0 * x + 1):
     """Algorithm 4, with a velocity of one in its NSGF steps."""
     times = [EntryTimes(config, predictor)] if config.sampling.tau is None else []
     return FlowSampler([NSGFSteps(config, velocity), *times, StraightFlow(config, straight)])
@@ -116,7 +116,7 @@ def test_path_holds_start_and_every_step_on_request(solver):
     assert torch.equal(alone.x, samples.x)
 
 
-def with_classes(**sampling) -> Config:
+def with_classes(**sampling):
     flags = ("--data.conditional=true", "--batch-size=22", "--generator.targets=null")
     own = SamplingConfig(straight_steps=3, **sampling)
     return replace(shipped("digits/onecall", *flags), sampling=own)
@@ -184,13 +184,10 @@ def test_wrong_labels_are_a_one_line_error(labels):
         without(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 2]))
 
 
-CPU = torch.device("cpu")
-
-
 class Full(nn.Module):
     """A network on a card that holds ``room`` samples; u = 2 t x, or 2 x without a time."""
 
-    def __init__(self, room: float = math.inf) -> None:
+    def __init__(self, room=math.inf):
         super().__init__()
         self.room, self.sizes = room, []
 

@@ -13,7 +13,7 @@ from nsgf.system.errors import UserError
 class Slope:
     """dx/dt = 2 t x, so x(1) = x(tau) exp(1 - tau^2); keeps the times of its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.times: list[torch.Tensor] = []
 
     def __call__(self, x, t):

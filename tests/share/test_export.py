@@ -27,11 +27,11 @@ from tests.conftest import shipped
 
 
 @pytest.fixture
-def target(tmp_path) -> Path:
+def target(tmp_path):
     return tmp_path / "shared" / "moons"
 
 
-def names(folder: Path) -> set[str]:
+def names(folder):
     return set(os.listdir(folder))
 
 
@@ -207,13 +207,13 @@ ENERGY = ["by a neural energy-distance gradient flow", "in place of the Sinkhorn
 BOTH = ["blur 0.25; 1024 particles, 1024 targets, 10 steps.", "512 samples, 512 targets."]
 
 
-def front_matter(text: str) -> dict:
+def front_matter(text):
     empty, front, _ = text.split("---\n", 2)
     assert empty == ""
     return load_yaml(front)
 
 
-def with_measures(run: RunFolder, **changes: object) -> RunFolder:
+def with_measures(run, **changes):
     measures = {"updates": UPDATES, "w2": 0.25, "nfe": 8.0, **changes}
     (run.path / "metrics.json").write_text(json.dumps(measures))
     return run

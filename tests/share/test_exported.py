@@ -24,7 +24,7 @@ WEIGHTS = "phase1_nsgf.safetensors"
 
 
 @pytest.fixture(scope="session")
-def exported_once(tmp_path_factory, trained_once) -> Path:
+def exported_once(tmp_path_factory, trained_once):
     config = tiny_config(trained_once.parent)
     folder = tmp_path_factory.mktemp("exported") / "run"
     export_run(config, RunFolder(trained_once), folder)
@@ -32,19 +32,19 @@ def exported_once(tmp_path_factory, trained_once) -> Path:
 
 
 @pytest.fixture
-def exported(tmp_path, exported_once) -> Path:
+def exported(tmp_path, exported_once):
     return Path(shutil.copytree(exported_once, tmp_path / "run"))
 
 
-def index(folder: Path) -> dict:
+def index(folder):
     return json.loads((folder / "config.json").read_text())
 
 
-def write_index(folder: Path, content: object) -> None:
+def write_index(folder, content):
     (folder / "config.json").write_text(json.dumps(content))
 
 
-def put(folder: Path, content: bytes) -> None:
+def put(folder, content):
     """Weights whose checksum fits: who writes a hostile file writes that too."""
     (folder / WEIGHTS).write_bytes(content)
     changed = index(folder)
@@ -52,7 +52,7 @@ def put(folder: Path, content: bytes) -> None:
     write_index(folder, changed)
 
 
-def refusal(folder: Path, **how) -> str:
+def refusal(folder, **how):
     with pytest.raises(UserError) as error:
         nsgf.load(folder, **how)
     assert "\n" not in str(error.value)
@@ -89,7 +89,7 @@ def test_only_settings_of_sampling_are_free(exported):
     assert run.sampler(torch.randn(3, 2)).nfe == 3 + 1 + 2
 
 
-def pickled() -> bytes:
+def pickled():
     stream = io.BytesIO()
     torch.save({"x": torch.ones(2)}, stream)
     return stream.getvalue()
@@ -141,7 +141,7 @@ def test_no_file_is_named_by_the_folder(exported, tmp_path):
 
 
 @pytest.fixture
-def shipped_run(exported, monkeypatch) -> None:
+def shipped_run(exported, monkeypatch):
     """An export that stands in for those of the package."""
     for module in ("share", "resolve"):
         monkeypatch.setattr(f"nsgf.{module}.PRETRAINED", {"tiny": exported})
@@ -173,7 +173,7 @@ def test_every_shipped_run_makes_finite_samples(name):
 
 
 @pytest.fixture
-def cached(small, small_run, tmp_path) -> Path:
+def cached(small, small_run, tmp_path):
     """A snapshot as the hub's cache has it: links to files beside it."""
     export_run(small, small_run, tmp_path / "export")
     blobs = Path(shutil.copytree(tmp_path / "export", tmp_path / "models--me--moons" / "blobs"))
@@ -185,11 +185,11 @@ def cached(small, small_run, tmp_path) -> Path:
 
 
 @pytest.fixture
-def asked(monkeypatch, cached) -> list[tuple]:
+def asked(monkeypatch, cached):
     """What a stand-in for huggingface_hub was asked for; it has the snapshot."""
-    calls: list[tuple] = []
+    calls = []
 
-    def snapshot_download(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot_download(repo_id, *, revision, allow_patterns):
         calls.append((repo_id, revision, allow_patterns))
         return str(cached)
 
@@ -205,7 +205,7 @@ def asked(monkeypatch, cached) -> list[tuple]:
         ("hf://some-one/a_b.c@refs/pr/3", "some-one/a_b.c", "refs/pr/3"),
     ],
 )
-def test_a_run_is_fetched_and_read(asked, small_run: RunFolder, address, name, revision):
+def test_a_run_is_fetched_and_read(asked, small_run, address, name, revision):
     run = nsgf.load(address)
     assert torch.equal(run.sample(6, seed=0), nsgf.load(small_run.path).sample(6, seed=0))
     ((its_name, its_revision, patterns),) = asked

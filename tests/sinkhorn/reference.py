@@ -6,28 +6,26 @@ would need thousands. One pair of clouds at a time, for up to a few hundred poin
 """
 
 import torch
-from torch import Tensor
 
 from nsgf.method import run_flow
-from nsgf.sinkhorn import Flow
 
 
-def velocity(x: Tensor, y: Tensor, blur: float) -> Tensor:
+def velocity(x, y, blur):
     """v_i = (sum_j P_ij y_j - sum_j Q_ij x_j) / row sums, x (N, D), y (M, D).  (N, D), float64"""
     x, y = x.double(), y.double()
     return plan(x, y, blur) @ y - plan(x, x, blur) @ x
 
 
-def first_velocity(solver: Flow, x: Tensor, y: Tensor) -> Tensor:
+def first_velocity(solver, x, y):
     """Velocity of particles x (N, *shape) in the first step of a solver's flow.  float32"""
     return run_flow(solver, x[None], y[None], [1.0])[0, :, 1] - x.float()
 
 
-def relative_error(v: Tensor, expected: Tensor) -> float:
+def relative_error(v, expected):
     return float((v - expected).norm() / expected.norm())
 
 
-def velocity_and_divergence(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, float]:
+def velocity_and_divergence(x, y, blur):
     """v and S_eps(x, y), each term of S as <P, C> + eps KL(P | uniform)."""
     x, y = x.double(), y.double()
     pairs = ((x, y), (x, x), (y, y))
@@ -36,14 +34,14 @@ def velocity_and_divergence(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, 
     return plans[0] @ y - plans[1] @ x, terms[0] - 0.5 * (terms[1] + terms[2])
 
 
-def _primal(x: Tensor, y: Tensor, rows: Tensor, blur: float) -> float:
+def _primal(x, y, rows, blur):
     coupling = rows / len(x)
     cost = 0.5 * torch.cdist(x, y).square()
     entropy = torch.xlogy(coupling, coupling * coupling.numel())
     return float((coupling * cost + blur**2 * entropy).sum())
 
 
-def plan(x: Tensor, y: Tensor, blur: float) -> Tensor:
+def plan(x, y, blur):
     """Entropic plan for the cost 1/2 |x - y|^2 and eps = blur^2, rows scaled to sum to 1.  (N, M)
 
     A plan of this form whose columns are met is the only one, however it was found.
@@ -69,18 +67,18 @@ def plan(x: Tensor, y: Tensor, blur: float) -> Tensor:
     raise RuntimeError(f"no fixed point for blur {blur}: error {error:.1e}")
 
 
-def _error(cost: Tensor, g: Tensor, eps: float) -> float:
+def _error(cost, g, eps):
     share = torch.softmax((g - cost) / eps, dim=1).mean(0)
     return float((share - 1 / len(g)).abs().sum())
 
 
-def _update(cost: Tensor, g: Tensor, eps: float) -> Tensor:
+def _update(cost, g, eps):
     """One Sinkhorn update of both potentials, of which the first is not kept."""
     f = -eps * torch.logsumexp((g - cost) / eps, 1, keepdim=True)
     return -eps * torch.logsumexp((f - cost) / eps, 0)
 
 
-def _annealed(cost: Tensor, eps: float) -> Tensor:
+def _annealed(cost, eps):
     g = torch.zeros_like(cost[0])
     level = max(float(cost.max()), eps)
     while level > eps:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
 
 from nsgf.method import run_flow
 from nsgf.sinkhorn import batched, blocks, plans
@@ -16,11 +15,11 @@ from tests.sinkhorn import reference
 from tests.sinkhorn.reference import relative_error
 
 
-def noise(*shape: int, seed: int = 0) -> Tensor:
+def noise(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def points(flows: int, n: int) -> tuple[Tensor, Tensor]:
+def points(flows, n):
     """Gaussian to eight clusters on a circle of radius 5."""
     angle = torch.arange(n) * (math.pi / 4) + noise(flows, 1, seed=2)
     return noise(flows, n, 2), 5 * torch.stack([angle.cos(), angle.sin()], 2) + 0.4 * noise(
@@ -28,29 +27,29 @@ def points(flows: int, n: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def images(flows: int, n: int, dim: int) -> tuple[Tensor, Tensor]:
+def images(flows, n, dim):
     """Noise to smooth images in [-1, 1]: few coordinates, as real images have."""
     basis = noise(12, dim, seed=3).cumsum(1)
     return noise(flows, n, dim), torch.tanh(noise(flows, n, 12, seed=4) @ basis / dim**0.5)
 
 
-def digits(n: int, m: int) -> tuple[Tensor, Tensor]:
+def digits(n, m):
     return noise(1, n, 64), torch.from_numpy(load_digits().data[:m] / 8 - 1).float()[None]
 
 
-def solver(max_iterations: int = 2000, *, blur: float = 0.5, **changes) -> BatchedSolver:
+def solver(max_iterations=2000, *, blur=0.5, **changes):
     return BatchedSolver(blur, max_iterations=max_iterations, **changes)
 
 
 @pytest.mark.parametrize(
     ("clouds", "blur", "steps", "eta"),
     [
-        pytest.param(points(1, 128), 0.5, 10, 0.5, id="2d-blur-0.5"),
-        pytest.param(points(1, 96), 0.25, 10, 0.5, id="2d-blur-0.25"),
-        pytest.param(digits(96, 96), 0.5, 5, 0.2, id="digits"),
-        pytest.param(digits(48, 600), 0.5, 3, 0.5, id="digits-few-to-many"),
-        pytest.param(images(1, 96, 784), 1.0, 5, 0.2, id="mnist"),
-        pytest.param(images(1, 64, 3072), 1.0, 5, 0.2, id="cifar10"),
+        (points(1, 128), 0.5, 10, 0.5),  # 2d-blur-0.5
+        (points(1, 96), 0.25, 10, 0.5),  # 2d-blur-0.25
+        (digits(96, 96), 0.5, 5, 0.2),  # digits
+        (digits(48, 600), 0.5, 3, 0.5),  # digits-few-to-many
+        (images(1, 96, 784), 1.0, 5, 0.2),  # mnist
+        (images(1, 64, 3072), 1.0, 5, 0.2),  # cifar10
     ],
 )
 def test_velocity_along_a_whole_flow(clouds, blur, steps, eta):

@@ -6,18 +6,17 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
 
 BLUR = 0.5
 
 
-def cloud(*shape: int, seed: int = 0) -> Tensor:
+def cloud(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def pair(*batch: int) -> tuple[Tensor, Tensor]:
+def pair(*batch):
     """Forty particles and sixty targets, shifted and wider."""
     return cloud(*batch, 40, 2), 1.5 * cloud(*batch, 60, 2, seed=1) + 1
 

@@ -2,19 +2,18 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from nsgf.method import run_flow
 from nsgf.sinkhorn import EnergyFlow
 
 
-def velocity(x: Tensor, y: Tensor) -> Tensor:
+def velocity(x, y):
     """Velocities of one flow."""
     return EnergyFlow().velocity(x[None], y[None])[0]
 
 
-def energy_distance(x: Tensor, y: Tensor) -> Tensor:
-    def mean(a: Tensor, b: Tensor) -> Tensor:
+def energy_distance(x, y):
+    def mean(a, b):
         return (a[:, None] - b).square().sum(2).clamp_min(1e-60).sqrt().mean()
 
     return mean(x, y) - mean(x, x) / 2 - mean(y, y) / 2

@@ -5,34 +5,30 @@ Blurs are in units of the diagonal of the box around both clouds.
 
 import pytest
 import torch
-from torch import Tensor
 
 from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
 from tests.sinkhorn import reference
 
 BLURS = [0.01, 0.03, 0.1, 0.3, 1.0, 9.0, 30.0]
 LARGEST = 10.0
-ALMOST_EQUAL = ["equal", "permuted", "moved-by-a-thousandth", "moved-by-a-hundredth"]
+ALMOST_EQUAL = ["equal", "moved-by-a-thousandth", "moved-by-a-hundredth"]
 """Geometries with so small a velocity or value that rounding counts: errors may be absolute."""
 
 
-def noise(*shape: int, seed: int = 0) -> Tensor:
+def noise(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def clusters(left: int, right: int, seed: int) -> Tensor:
+def clusters(left, right, seed):
     """Two small clusters on a line, far apart."""
     points = 0.1 * noise(left + right, 2, seed=seed)
     points[:, 0] += torch.tensor([-5.0] * left + [5.0] * right)
     return points
 
 
-def geometries() -> dict[str, tuple[Tensor, Tensor]]:
+def geometries():
     x, y = noise(12, 2), noise(12, 2, seed=1)
-    line = torch.linspace(-1, 1, 12, dtype=torch.float64)
-    flat = torch.stack([line, 0 * line], 1)
-    grid = torch.cartesian_prod(*2 * [torch.arange(3, dtype=torch.float64)])
     outlier = torch.cat([x[:11], torch.full((1, 2), 1000.0)])
     wide = noise(12, 784)
     thin = torch.tensor([1.0, 1e-4])
@@ -41,22 +37,17 @@ def geometries() -> dict[str, tuple[Tensor, Tensor]]:
         "same-law": (x, y),
         "far-apart": (x, y + 100),
         "translated": (x, x + torch.tensor([1.5, -2.0])),
-        "scaled": (x, 1.5 * x),
         "moved-by-a-hundredth": (x, x + 0.01 * y),
         "moved-by-a-thousandth": (x, x + 0.001 * y),
-        "permuted": (x, x.flip(0)),
         "equal": (x, x),
         "single-points": (x[:1], y[:1]),
         "one-to-many": (x[:1], y),
         "many-to-one": (x, y[:1]),
         "few-to-many": (noise(3, 2), noise(40, 2, seed=1)),
-        "many-to-few": (noise(40, 2), noise(3, 2, seed=1)),
         "repeated-particles": (x[:4].repeat(3, 1), y),
         "repeated-targets": (x, y[:2].repeat(6, 1)),
         "all-in-one-point": (torch.zeros_like(x), y),
-        "collinear": (flat, flat + torch.tensor([0.1, 0.0])),
         "one-dimension": (x[:, :1], y[:, :1]),
-        "grid": (grid, grid + 0.5),
         "clusters": (clusters(6, 6, 2), clusters(6, 6, 3)),
         "clusters-of-other-sizes": (clusters(3, 9, 2), clusters(9, 3, 3)),
         "outlier": (outlier, y),

@@ -24,11 +24,9 @@ pinned memory which is still being copied.
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -37,7 +35,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
+from tests.conftest import CPU
+
+CARD = torch.device("cuda", 0)
 
 
 class MixedDevices(RuntimeError):
@@ -52,35 +52,35 @@ class Stream:
     """Stands for torch.cuda.Stream: counts its launches, and knows which launches of other streams
     end before its own next one begins."""
 
-    def __init__(self, card: "Card", *_: object) -> None:
+    def __init__(self, card, *_):
         self.card, self.clock = card, 0
         self.seen: Counter[Stream] = Counter()
 
-    def state(self) -> "Counter[Stream]":
+    def state(self):
         return self.seen | Counter({self: self.clock})
 
-    def record_event(self) -> "Event":
+    def record_event(self):
         event = Event(self.card)
         event.record(self)
         return event
 
-    def wait_event(self, event: "Event") -> None:
+    def wait_event(self, event):
         self.seen |= event.state
 
-    def wait_stream(self, other: "Stream") -> None:
+    def wait_stream(self, other):
         self.seen |= other.state()
 
 
 class Event:
     """Stands for torch.cuda.Event."""
 
-    def __init__(self, card: "Card") -> None:
+    def __init__(self, card):
         self.card = card
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream):
         self.state = stream.state()
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.card.wait("event", self.state)
 
 
@@ -102,7 +102,7 @@ class Memory:
 class Card:
     """Memory, streams and faults of the pretended card, and how often the host waited."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.faults: list[Exception] = []
         self.lock = threading.RLock()
         self.default_stream = Stream(self)
@@ -117,16 +117,16 @@ class Card:
         self._of_thread = threading.local()
 
     @property
-    def waits(self) -> "Counter[str]":
+    def waits(self):
         """Waits of this thread, by kind."""
         return self._of_thread.__dict__.setdefault("waits", Counter())
 
     @contextmanager
-    def counted(self, owner: Any, name: str) -> Iterator[SimpleNamespace]:
+    def counted(self, owner, name):
         """Count the ``calls`` of a function, and the ``waits`` inside it of the calling thread."""
         real, total = getattr(owner, name), SimpleNamespace(calls=0, waits=Counter())
 
-        def function(*args: Any, **kwargs: Any) -> Any:
+        def function(*args, **kwargs):
             before = self.waits.copy()
             try:
                 return real(*args, **kwargs)
@@ -137,22 +137,22 @@ class Card:
         with patch.object(owner, name, function):
             yield total
 
-    def wait(self, kind: str, state: "Counter[Stream] | None" = None) -> None:
+    def wait(self, kind, state=None):
         """The host waits for what is launched, or for ``state``."""
         self._done |= self.stream.state() if state is None else state
         self.waits[kind] += 1
 
-    def fault(self, error: Exception) -> None:
+    def fault(self, error):
         self.faults.append(error)
         raise error
 
     @property
-    def stream(self) -> Stream:
+    def stream(self):
         """The current one of this thread."""
         return self._of_thread.__dict__.get("stream", self.default_stream)
 
     @contextmanager
-    def use(self, stream: Stream | None) -> Iterator[None]:
+    def use(self, stream):
         """In place of torch.cuda.stream."""
         before, self._of_thread.stream = self.stream, stream or self.stream
         try:
@@ -160,7 +160,7 @@ class Card:
         finally:
             self._of_thread.stream = before
 
-    def launch(self, name: str, *read: Tensor) -> None:
+    def launch(self, name, *read):
         """An operation on the current stream, of which ``read`` are the inputs."""
         stream = self.stream
         stream.clock += 1
@@ -177,19 +177,19 @@ class Card:
                 if not all(self._is_done(*use, memory.home) for use in memory.users.items()):
                     self.fault(StreamRace("memory was given back without record_stream"))
 
-    def _is_done(self, stream: Stream, clock: int, before: Stream) -> bool:
+    def _is_done(self, stream, clock, before):
         """Whether a launch of ``stream`` ends before the next one of ``before`` begins."""
         return stream is before or clock <= max(before.seen[stream], self._done[stream])
 
-    def record_stream(self, tensor: Tensor, stream: Stream) -> None:
+    def record_stream(self, tensor, stream):
         memory = self._memory[key_of(tensor)]
         memory.recorded.add(stream)
         memory.users.pop(stream, None)
 
-    def has(self, tensor: Tensor) -> bool:
+    def has(self, tensor):
         return tensor.layout is torch.strided and key_of(tensor) in self._memory
 
-    def take(self, value: Any) -> Any:
+    def take(self, value):
         """The tensors in ``value`` are now written by the current stream."""
         for tensor in tensors_in((value,)):
             key, stream = key_of(tensor), self.stream
@@ -199,11 +199,11 @@ class Card:
                 memory.maker, memory.made = stream, stream.clock
         return value
 
-    def pin(self, tensor: Tensor) -> Tensor:
+    def pin(self, tensor):
         self._pinned[key_of(tensor)] = _weak(tensor)
         return tensor
 
-    def bring(self, copy: Tensor, source: Tensor, *, blocking: bool) -> Tensor:
+    def bring(self, copy, source, *, blocking):
         """A copy between main memory and the card; who waits for it."""
         down = self.has(source)
         self.launch("copy", source)
@@ -213,22 +213,22 @@ class Card:
             self.arriving[key_of(copy)] = (self.stream, self.stream.clock)
         return copy if down else self.take(copy)
 
-    def check_arrived(self, tensor: Tensor) -> None:
+    def check_arrived(self, tensor):
         """Of a tensor in main memory that is read."""
         stream, clock = self.arriving.pop(key_of(tensor), (self.stream, 0))
         if clock > self._done[stream]:
             self.fault(StreamRace("read before it has arrived"))
 
 
-def key_of(tensor: Tensor) -> int:
+def key_of(tensor):
     return tensor.untyped_storage()._cdata
 
 
-def _weak(tensor: Tensor) -> StorageWeakRef:
+def _weak(tensor):
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def tensors_in(values: Any) -> Iterator[Tensor]:
+def tensors_in(values):
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -255,11 +255,11 @@ INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl
 class _Operations(TorchDispatchMode):
     """Sees every operation with the tensors it reads and writes."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card):
         super().__init__()
         self.card, self.creating = card, False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, card = kwargs or {}, self.card
         inputs = list(tensors_in((*args, *kwargs.values())))
         with card.lock:
@@ -291,7 +291,7 @@ class _Operations(TorchDispatchMode):
                 card.take(out)
             return out
 
-    def _without_indices(self, x: Tensor, indices: Any, values: Any = None) -> list[Tensor]:
+    def _without_indices(self, x, indices, values=None):
         """``x`` and ``values``, once the host has waited for the indices and masks."""
         for index in tensors_in(indices):
             if not self.card.has(index) or (
@@ -302,7 +302,7 @@ class _Operations(TorchDispatchMode):
 
 
 @functools.cache
-def _is_view(func: Any) -> bool:
+def _is_view(func):
     """Whether the operation returns an alias of an input and writes nothing."""
     aliases = [returned.alias_info for returned in func._schema.returns]
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
@@ -311,11 +311,11 @@ def _is_view(func: Any) -> bool:
 class _Functions(TorchFunctionMode):
     """Answers what Python asks of tensors, and makes those that are wanted on the card."""
 
-    def __init__(self, card: Card, operations: _Operations) -> None:
+    def __init__(self, card, operations):
         super().__init__()
         self.card, self.operations = card, operations
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in _ANSWERS:
             with self.card.lock:
@@ -335,7 +335,7 @@ class _Functions(TorchFunctionMode):
             self.operations.creating = False
 
 
-def _to(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _to(card, func, x, *args, **kwargs):
     copy = kwargs.pop("copy", False)
     device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
     options = {"memory_format": layout} if layout else {}
@@ -350,7 +350,7 @@ def _to(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return card.bring(result, x, blocking=not non_blocking)
 
 
-def _read(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _read(card, func, x, *args, **kwargs):
     if card.has(x):
         if func is not Tensor.tolist:
             card.fault(MixedDevices("can't convert cuda:0 device type tensor to numpy"))
@@ -359,7 +359,7 @@ def _read(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return func(x, *args, **kwargs)
 
 
-_ANSWERS: dict[Any, Callable[..., Any]] = {
+_ANSWERS = {
     Tensor.device.__get__: lambda card, func, x: CARD if card.has(x) else func(x),
     Tensor.is_cuda.__get__: lambda card, func, x: card.has(x),
     Tensor.to: _to,
@@ -375,7 +375,7 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
 class _Autocast(torch.amp.autocast_mode.autocast):
     """CUDA's becomes the CPU's in bfloat16: its float16 is ten times slower."""
 
-    def __init__(self, device_type: str, dtype: Any = None, enabled: bool = True) -> None:
+    def __init__(self, device_type, dtype=None, enabled=True):
         on_card = device_type == "cuda"
         super().__init__(
             "cpu" if on_card else device_type, torch.bfloat16 if on_card else dtype, enabled
@@ -383,7 +383,7 @@ class _Autocast(torch.amp.autocast_mode.autocast):
 
 
 @contextmanager
-def pretended_card(capability: tuple[int, int] = (9, 0)) -> Iterator[Card]:
+def pretended_card(capability=(9, 0)):
     """Within: ``torch.cuda`` has one card, in this thread and in those that begin with
     ``torch.cuda.set_device``.
 
@@ -393,7 +393,7 @@ def pretended_card(capability: tuple[int, int] = (9, 0)) -> Iterator[Card]:
     card = Card()
     entered = threading.local()
 
-    def enter_modes(_: object = None) -> None:
+    def enter_modes(_=None):
         if not hasattr(entered, "stack"):
             entered.stack = ExitStack()
             operations = entered.stack.enter_context(_Operations(card))
@@ -411,20 +411,18 @@ def pretended_card(capability: tuple[int, int] = (9, 0)) -> Iterator[Card]:
         raise card.faults[0]
 
 
-def _replacements(
-    card: Card, capability: tuple[int, int], enter_modes: Callable[..., None]
-) -> dict[Any, dict[str, Any]]:
+def _replacements(card, capability, enter_modes):
     """What of torch's speaks to the driver, by its owner."""
     group = torch._C._group_tensors_by_device_and_dtype
     about = SimpleNamespace(name="Pretended card", total_memory=16 << 30, multi_processor_count=40)
 
-    def grouped(lists: Any, with_indices: bool = False) -> Any:
+    def grouped(lists, with_indices=False):
         return {
             (CARD if card.has(values[0][0]) else device, dtype): (values, indices)
             for (device, dtype), (values, indices) in group(lists, with_indices).items()
         }
 
-    def answers(value: Any) -> Callable[..., Any]:
+    def answers(value):
         return lambda *_, **__: value
 
     cuda = {

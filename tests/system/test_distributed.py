@@ -27,7 +27,6 @@ from nsgf.system.errors import UserError
 from nsgf.system.output import is_launched, launched_rank
 from tests.conftest import new_network, records, shipped
 
-CPU = torch.device("cpu")
 FLAGS = (
     *("--exp=2d", "--phases=[nsgf,nsf,predictor]", "--steps=3", "--train-iters=3"),
     *("--batch-size=17", "--pool-batches=5", "--sinkhorn-batch=16", "--device=cpu"),
@@ -117,7 +116,7 @@ RUNNER = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess:
+def torchrun(processes, *command):
     return subprocess.run(
         [*RUNNER, f"--nproc-per-node={processes}", *command],
         env=ENVIRONMENT,
@@ -128,13 +127,13 @@ def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess:
     )
 
 
-def only_run(out_dir: Path) -> RunFolder:
+def only_run(out_dir):
     [path] = out_dir.iterdir()
     return RunFolder(path)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[int, RunFolder]:
+def runs(tmp_path_factory):
     """The same training by one process and by two."""
     torch.set_num_threads(1)
     folders = {size: tmp_path_factory.mktemp(f"by{size}") for size in (1, 2)}
@@ -145,14 +144,14 @@ def runs(tmp_path_factory) -> dict[int, RunFolder]:
     return {size: only_run(folder) for size, folder in folders.items()}
 
 
-def moved(run: RunFolder, phase: str, part: str = "model") -> torch.Tensor:
+def moved(run, phase, part="model"):
     """How far a phase's weights went from their start, as one vector."""
     payload = checkpoint.load(run.checkpoint_file(phase))
     start = new_network(phase, shipped("2d", *FLAGS[1:])).state_dict()
     return torch.cat([(payload[part][key] - start[key]).flatten() for key in start])
 
 
-def assert_close(one: torch.Tensor, other: torch.Tensor) -> None:
+def assert_close(one, other):
     """Up to rounding, which Adam magnifies where gradients are next to nothing."""
     assert float(one.norm()) > 0
     assert float((one - other).norm() / one.norm()) < 1e-3
@@ -202,7 +201,7 @@ def test_two_processes_measure_what_one_does(runs, tmp_path):
     assert not list((run / "samples").glob(".*"))
 
 
-def begun(folder: Path, words: str, *flags: str) -> tuple[subprocess.Popen, list[psutil.Process]]:
+def begun(folder, words, *flags):
     """The torchrun of two processes and both of them, once their log has these words."""
     settings = {flag.partition("=")[0]: flag for flag in (*FLAGS, *flags)}.values()
     process = subprocess.Popen(
@@ -278,7 +277,7 @@ def test_processes_end_soon_after_a_torchrun_that_was_killed(tmp_path):
 
 
 @contextmanager
-def training_pair(folder: Path):
+def training_pair(folder):
     """Two processes in the middle of their updates."""
     with socket.socket() as free:
         free.bind(("", 0))

@@ -1,7 +1,6 @@
 import os
 import re
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -20,11 +19,10 @@ from nsgf.system.hardware import (
     peak_memory,
     pick_device,
 )
+from tests.conftest import CPU
 
-CPU = torch.device("cpu")
 
-
-def pretend(monkeypatch, cards: int = 1, **fakes) -> None:
+def pretend(monkeypatch, cards=1, **fakes):
     """Let torch.cuda answer as on a machine with cards."""
     known = {
         "is_available": lambda: cards > 0,
@@ -39,7 +37,7 @@ def pretend(monkeypatch, cards: int = 1, **fakes) -> None:
         monkeypatch.setattr(torch.cuda, name, fake)
 
 
-def write_cgroup(folder: Path, **texts: str) -> None:
+def write_cgroup(folder, **texts):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name.replace("__", ".")).write_text(text)

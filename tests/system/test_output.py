@@ -45,7 +45,7 @@ def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch, name, say):
 def test_streams_that_are_closed_or_full_change_no_exit_code(tmp_path, streams):
     """Also of a command that continues its work: its log has all lines."""
 
-    def code(flags: str) -> int:
+    def code(flags):
         command = f"{sys.executable} -m nsgf train --exp 2d --smoke --device cpu {flags}"
         return subprocess.call(f"{command} --out-dir {tmp_path} {streams}", shell=True)
 

@@ -143,7 +143,7 @@ class AnyTask(Quadratic):
     def batches(self):
         return load_batches(self, 4, CARD, World(), prefetch=True)
 
-    def train(self) -> None:
+    def train(self):
         self.model.to(CARD)
         state = TrainState(self, OptimConfig(), TrainConfig(), CARD)
         with closing(self.batches()) as batches:

@@ -39,7 +39,7 @@ def saved(run):
     return checkpoint.load(run.checkpoint_file("nsgf"))
 
 
-def log(run) -> str:
+def log(run):
     return (run.path / "log.txt").read_text()
 
 
@@ -128,7 +128,7 @@ def test_weights_that_are_not_finite_are_not_saved(tiny, first):
 class Asked(StopRequest):
     """Requests the end from some call on."""
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls):
         super().__init__()
         self.calls = calls
 

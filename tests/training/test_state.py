@@ -16,7 +16,7 @@ from tests.run.test_checkpoint import START
 from tests.training.toys import OutOfMemory, Quadratic, Updates, fails_at, weight
 
 
-def optim(**changes) -> OptimConfig:
+def optim(**changes):
     return replace(OptimConfig(iterations=40, batch_size=8, lr=0.1, ema_decay=0.9), **changes)
 
 
@@ -75,7 +75,7 @@ def test_interrupted_training_equals_uninterrupted(tiny, stop):
     assert torch.equal(*moments)
 
 
-def updated(accumulate: int, precision: str = "fp32", updates: int = 2):
+def updated(accumulate, precision="fp32", updates=2):
     """How far weights and average of a UNet moved on one batch of 13, readings, and the state."""
     flags = ("--model.unet.mult=[1]", "--model.unet.dropout=0")
     model = new_network("nsgf", shipped("digits", *flags))
@@ -217,7 +217,7 @@ def test_card_applies_finite_updates_and_skips_others(precision):
 
 
 def test_out_of_memory_halves_the_parts_and_keeps_the_update(monkeypatch):
-    emptied: list[int] = []
+    emptied = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     plenty, scarce = Quadratic(), OutOfMemory()
     for trainer in (plenty, scarce):

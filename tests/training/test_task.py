@@ -15,7 +15,7 @@ class Numbers:
 
     model = None
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.done = threading.Semaphore(0)
 
     def draw(self, positions):
@@ -26,7 +26,7 @@ class Numbers:
         return Batch((drawn[0],), -drawn[0])
 
 
-def threads() -> int:
+def threads():
     return sum(thread.name.startswith("batches") for thread in threading.enumerate())
 
 

@@ -1,13 +1,12 @@
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from nsgf.cli import main
+from nsgf.cli.commands import run_table
 from nsgf.comparison import Row, table_csv
 from nsgf.comparison.trials import FLOOR
-from nsgf.listing import run_table
 from nsgf.report import curves
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
@@ -18,7 +17,7 @@ from tests.run.test_checkpoint import craft
 
 
 @pytest.fixture
-def run(tmp_path) -> RunFolder:
+def run(tmp_path):
     return RunFolder.prepare(tmp_path / "run")
 
 
@@ -35,7 +34,7 @@ def test_curves_are_those_of_the_phases(run):
 
 
 @pytest.fixture
-def runs(small_run) -> Path:
+def runs(small_run):
     """A finished run, an older one without readable settings, and something else."""
     folder = small_run.path.parent
     other = folder / "2d-older"
@@ -84,18 +83,18 @@ def test_comparison_is_listed_with_its_trials(tmp_path):
     assert "2 of 12 trials" in line
 
 
-def break_pipe(run: Path) -> None:
+def break_pipe(run):
     (run / "metrics.jsonl").unlink()
     os.mkfifo(run / "metrics.jsonl")
 
 
-def break_checkpoint(run: Path) -> None:
+def break_checkpoint(run):
     shutil.copy(next(run.parent.glob("2d-2*/config.yaml")), run)
     for file in run.glob("checkpoints/phase1*"):
         craft(file, b"", phase="nsgf", step=12)
 
 
-def break_comparison(run: Path) -> None:
+def break_comparison(run):
     text = compared("2d", "--methods=nsgf").settings_text
     (run / "comparison.yaml").write_text(text.replace("phases:\n    - nsgf", "phases: []"))
 
