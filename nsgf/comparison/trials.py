@@ -239,13 +239,17 @@ class Trial:
     @cached_property
     def nfe(self) -> list[int]:
         """Those values of ``compare.nfe`` that are possible for the trial. In the search: only the
-        largest one."""
-        wanted = self.comparison.config.compare.nfe
+        largest possible one up to ``compare.tune_nfe``, or else the smallest."""
+        compare = self.comparison.config.compare
         if not self.is_trained:
-            return wanted
+            return compare.nfe
         least, most = find_way(self._settings).possible_calls(self._settings)
-        possible = [nfe for nfe in wanted if least <= nfe <= most]
-        return [max(possible)] if possible and self.is_tuning else possible
+        if not self.is_tuning:
+            return [nfe for nfe in compare.nfe if least <= nfe <= most]
+        limit = compare.tune_nfe or max(compare.nfe)
+        possible = [nfe for nfe in (limit, *compare.nfe) if least <= nfe <= most]
+        few = [nfe for nfe in possible if nfe <= limit]
+        return [max(few)] if few else sorted(possible)[:1]
 
     @cached_property
     def run(self) -> RunFolder:

@@ -387,8 +387,10 @@ class CompareConfig:
     tune: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Each
     method trains once with every combination of those that it uses, with seed + 1000 as the seed.
-    The comparison uses the combination that is best at the largest of compare.nfe, by the energy
-    distance or, if features are compared, by their first measure."""
+    The comparison uses the best combination, by the energy distance or, if features are compared,
+    by their first measure."""
+    tune_nfe: CountOrNull = None
+    """Network calls per sample in the search of compare.tune; null: the largest of compare.nfe."""
 
 
 @dataclass(frozen=True)

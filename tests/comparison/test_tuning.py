@@ -143,9 +143,10 @@ def test_a_useless_rate_is_not_chosen(tmp_path, monkeypatch):
 
 def test_calls_of_the_search(tmp_path):
     """As many as a method can make; a method that no table has is not searched."""
-    own = searched(tmp_path, "--compare.methods=[nsgf++,onecall,nsgf]", "--compare.nfe=[1,4,2]")
+    methods = "--compare.methods=[nsgf++,onecall,nsgf]"
+    own = searched(tmp_path, methods, "--compare.nfe=[1,2,4]", "--compare.tune_nfe=8")
     calls = {trial.method: trial.nfe for trial in own.tuning_trials}
-    assert calls == {"nsgf++": [4], "onecall": [1], "nsgf": [4]}
+    assert calls == {"nsgf++": [8], "onecall": [1], "nsgf": [8]}
     few = searched(tmp_path, "--compare.methods=[nsgf++,nsgf]", "--compare.nfe=[1,2]")
     assert {trial.method for trial in few.tuning_trials} == {"nsgf"}
 
