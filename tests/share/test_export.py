@@ -87,9 +87,11 @@ TEXTS = {"exp", "method", "device", "data.columns", "data.key"}
 """Settings that are texts and no paths."""
 
 
-def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path):
-    """Neither settings nor the log nor measures bring one into an export, its card or a page."""
+def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path, monkeypatch):
+    """Neither settings nor the log nor measures bring one into an export, its card or a page, whose
+    commands begin in a folder below the user's."""
     home = tmp_path / "Jane Doe"
+    monkeypatch.setenv("HOME", str(home))
     texts = {key for key, item in SETTINGS.items() if item.kind in (str, str | None)}
     paths = {key: f"{home}/{key}" for key, item in SETTINGS.items() if item.is_path}
     assert texts - set(paths) == TEXTS
@@ -97,6 +99,7 @@ def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path):
     config = replace(config, device="cpu", tracking=TrackingConfig("wandb"))
     measures = {"inception": f"left out: {home}/weights.pth is missing"}
     (home / "out_dir").mkdir(parents=True)
+    monkeypatch.chdir(home / "out_dir")
     run = RunFolder(small_run.path.rename(home / "out_dir" / small_run.path.name))
     (run.path / "metrics.json").write_text(
         json.dumps({**measures, "updates": {"nsgf": "12 of 12"}})

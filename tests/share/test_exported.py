@@ -144,23 +144,23 @@ def test_no_file_is_named_by_the_folder(exported, tmp_path):
 def shipped_run(exported, monkeypatch):
     """An export that stands in for those of the package."""
     for module in ("share", "resolve"):
-        monkeypatch.setattr(f"nsgf.{module}.PRETRAINED", {"tiny": exported})
+        monkeypatch.setattr(f"nsgf.{module}.PRETRAINED", {"roll": exported})
 
 
 def test_pretrained_run_is_opened_by_its_name(shipped_run, exported, tmp_path, monkeypatch, capsys):
     """A run in a folder of that name comes first."""
     monkeypatch.chdir(tmp_path)
-    assert nsgf.load("tiny").path == exported
-    assert main(["sample", "--pretrained=tiny", "--num-samples=5"]) == 0
+    assert nsgf.load("roll").path == exported
+    assert main(["sample", "--pretrained=roll", "--num-samples=5"]) == 0
     assert Path(capsys.readouterr().out.splitlines()[1]).parts[:2] == ("runs", "pretrained-run")
-    with pytest.raises(UserError, match="tiny"):
+    with pytest.raises(UserError, match="roll"):
         nsgf.load("other")
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text('{"model_type": "gpt2"}')
-    assert main(["sample", "--run=tiny"]) == 2
-    assert nsgf.load("tiny").path == exported
-    shutil.copytree(exported, tmp_path / "tiny", dirs_exist_ok=True)
-    assert nsgf.load("tiny").path == Path("tiny").absolute()
+    (tmp_path / "roll").mkdir()
+    (tmp_path / "roll" / "config.json").write_text('{"model_type": "gpt2"}')
+    assert main(["sample", "--run=roll"]) == 2
+    assert nsgf.load("roll").path == exported
+    shutil.copytree(exported, tmp_path / "roll", dirs_exist_ok=True)
+    assert nsgf.load("roll").path == Path("roll").absolute()
 
 
 @pytest.mark.parametrize("name", PRETRAINED)
