@@ -21,7 +21,7 @@ from nsgf.data import (
 from nsgf.models import MOST_VALUES
 from nsgf.phases import WAYS, find_way, find_ways
 from nsgf.phases.generator import nearest_multiple
-from nsgf.system.errors import UserError, list_names, name_setting, suggest
+from nsgf.system.errors import UserError, list_names, name_setting, suggest, wrong_setting
 
 EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
@@ -52,10 +52,12 @@ def check_training(config: Config) -> None:
     """Raise UserError if ``phases`` has a phase that the method does not train. Call :func:`check`
     first."""
     if unused := config.phases[len(find_way(config).trains) :]:
-        raise UserError(
-            f"{name_setting('phases', format_value(config.phases))}: no sample uses "
+        raise wrong_setting(
+            "phases",
+            format_value(config.phases),
+            "no sample uses "
             f"{list_names(unused)}; add phase predictor, or use {suggest('nsf.source', 'nsgf')} or "
-            f"{suggest('sampling.tau', 'T')}"
+            f"{suggest('sampling.tau', 'T')}",
         )
 
 

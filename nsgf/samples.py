@@ -43,7 +43,7 @@ from nsgf.run.folder import RunFolder, phase_stem, results_folder
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import ALONE, World
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
 from nsgf.system.hardware import pick_device, release_memory
 from nsgf.training.task import Session
@@ -154,11 +154,11 @@ def _output(out: str, config: Config) -> tuple[Path, str]:
     kinds = ["FILE.npz", "DIR/" if is_image_set(config.data.name) else "FILE.csv"]
     kinds += [f"FILE{suffix}" for suffix in MOVING if data_shape(config.data) != (1,)]
     if (f"FILE{suffix}" if suffix else "DIR/") not in kinds:
-        raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
+        raise wrong_setting("out", out, f"must be {' or '.join(kinds)} for this data")
     images = (_image_name(0, label) for label in class_names(config.data))
     ensure_writable(path.parent, "out", [path.name, *images])
     if path.exists() and (suffix or not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"out = {out}: exists; name a new one, or remove it")
+        raise wrong_setting("out", out, "exists; name a new one, or remove it")
     return path, suffix
 
 

@@ -30,7 +30,7 @@ from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report import progress_of
 from nsgf.report.page import Album, chosen_settings
 from nsgf.run.folder import RunFolder, check_links, results_folder
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.files import read_object
 
 MARKERS = "osD^vP*X<>hp"
@@ -90,9 +90,11 @@ def measured_rows(folder: Path) -> list[Row]:
     check_links(folder)
     rows = read_rows(folder / TABLE) if (folder / SETTINGS).exists() else []
     if not any(row.nfe for row in rows):
-        raise UserError(
-            f"compare = {folder}: must be a folder that nsgf compare wrote, e.g. runs/compare-2d, "
-            "with at least one measured trial; for the page of a run use --run DIR"
+        raise wrong_setting(
+            "compare",
+            folder,
+            "must be a folder that nsgf compare wrote, e.g. runs/compare-2d, "
+            "with at least one measured trial; for the page of a run use --run DIR",
         )
     return rows
 

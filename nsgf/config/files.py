@@ -12,7 +12,7 @@ import yaml
 
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value
-from nsgf.system.errors import UserError, cause, one_line, suggest
+from nsgf.system.errors import UserError, cause, one_line, suggest, wrong_setting
 from nsgf.system.files import Plain
 
 FACTS_FILE = "facts.json"
@@ -109,15 +109,16 @@ def method_layers(experiment: Experiment, method: str | None = None) -> tuple[La
     is_file = wanted.endswith((".yaml", ".yml"))
     name = Path(wanted).stem if is_file else wanted
     if "phases" in settings and method and name != settings.get("method"):
-        raise UserError(
-            f"method = {method}: must be {settings.get('method', 'no method')}, the method of "
-            "these settings"
+        raise wrong_setting(
+            "method",
+            method,
+            f"must be {settings.get('method', 'no method')}, the method of these settings",
         )
     base = {**settings, **experiment.methods.get(name, {}), "method": name}
     if not is_file and name not in METHODS:
         if "phases" in base:
             return {}, spread_optim(base)
-        raise UserError(f"method = {name}: must be one of {', '.join(METHODS)}, or a YAML file")
+        raise wrong_setting("method", name, f"must be one of {', '.join(METHODS)}, or a YAML file")
     file = Path(wanted).expanduser() if is_file else CONFIGS / "methods" / f"{name}.yaml"
     below = read_layer(read_plain(file))
     if "phases" not in below:

@@ -22,7 +22,7 @@ from nsgf.data.samplers import (
     Sampler,
     class_labels,
 )
-from nsgf.system.errors import UserError, name_setting
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.seeding import derive_seed
 
 __all__ = ["ClassSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler", "class_labels"]
@@ -158,9 +158,10 @@ class Data:
         """Raise UserError if the file that images are read from has changed."""
         mapped = self._target.mapped
         if mapped and file_state(mapped) != self._file_state:
-            raise UserError(
-                f"{name_setting('data.path', self._config.path)}: has changed while it was used; "
-                "restore it and resume, or train a new run"
+            raise wrong_setting(
+                "data.path",
+                self._config.path,
+                "has changed while it was used; restore it and resume, or train a new run",
             )
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:

@@ -38,7 +38,7 @@ from nsgf.samples import count_samples, draw_path, part_of_way
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_flow
-from nsgf.system.errors import UserError, list_names, name_setting
+from nsgf.system.errors import UserError, list_names, wrong_setting
 from nsgf.system.files import Plain, ensure_writable, read_object, replacing
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import format_bytes, show
@@ -59,7 +59,7 @@ class Album:
         if out is not None:
             copy = expand_path("out", out)
             if copy.suffix.lower() != ".html" or copy.is_dir():
-                raise UserError(f"{name_setting('out', out)}: must end in .html, and be no folder")
+                raise wrong_setting("out", out, "must end in .html, and be no folder")
             ensure_writable(copy.parent, "out")
             self._pages.insert(0, copy)
         self.folder = ensure_writable(home / "report")

@@ -46,10 +46,10 @@ from nsgf.system.errors import (
     UserError,
     cause,
     list_names,
-    name_setting,
     one_line,
     printable,
     shorten_paths,
+    wrong_setting,
 )
 from nsgf.system.files import fields, read_object, replacing, replacing_folder, write_text
 from nsgf.version import __version__
@@ -100,9 +100,10 @@ def open_run(folder: Path) -> RunFolder:
         return run
     if (folder / CONFIG_FILE).is_file():
         return ExportedRun(folder)
-    raise UserError(
-        f"{name_setting('run', folder)}: no run folder (it has no config.yaml); pretrained runs: "
-        f"{', '.join(PRETRAINED)}"
+    raise wrong_setting(
+        "run",
+        folder,
+        f"no run folder (it has no config.yaml); pretrained runs: {', '.join(PRETRAINED)}",
     )
 
 
@@ -184,10 +185,10 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
     to = to.expanduser().resolve()
     phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
     if not phases:
-        raise UserError(f"run = {run.path}: has no checkpoint yet; train it first")
+        raise wrong_setting("run", run.path, "has no checkpoint yet; train it first")
     try:
         if to.exists() and (not to.is_dir() or os.listdir(to)):
-            raise UserError(f"to = {to}: is not empty; name an empty folder or a new one")
+            raise wrong_setting("to", to, "is not empty; name an empty folder or a new one")
         to.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(to) as partial:
             updates: dict[str, str] = {}
@@ -218,7 +219,9 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
             text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
             write_text(partial / CONFIG_FILE, f"{text}\n")
     except OSError as error:
-        raise UserError(f"to = {to}: cannot be written ({cause(error)}); name another") from error
+        raise wrong_setting(
+            "to", to, f"cannot be written ({cause(error)}); name another"
+        ) from error
     return [
         *(str(to / name) for name in sorted(os.listdir(to))),
         f"read it with nsgf.load({str(to)!r}); share it with: "
