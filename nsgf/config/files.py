@@ -12,7 +12,7 @@ import yaml
 
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value
-from nsgf.system.errors import UserError, cause, one_line, suggest, wrong_setting
+from nsgf.system.errors import UserError, cause, suggest, wrong_setting
 from nsgf.system.files import Plain
 
 FACTS_FILE = "facts.json"
@@ -136,12 +136,8 @@ def read_plain(file: Path) -> Plain:
         if not file.is_file():
             raise UserError(f"config {file}: no such file")
         content = load_yaml(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"config {file}: cannot be read ({cause(error)})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"config {file}: is no UTF-8 text; save it as UTF-8") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"config {file}: cannot be read ({one_line(error)})") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"config {file}: cannot be read as UTF-8 YAML ({cause(error)})") from error
     if not isinstance(content, dict):
         raise UserError(f"config {file}: must hold keys and values, not {content!r}")
     return content

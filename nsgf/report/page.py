@@ -2,7 +2,6 @@
 
 import base64
 import json
-import mimetypes
 import os
 import shlex
 from dataclasses import replace
@@ -76,12 +75,12 @@ class Album:
         self.files.pop()  # the PNG, which follows
         self.add(file, title, text)
         if len(figure.axes) > 1:
-            panels = [(_as_link(part, "image/png"), width) for part, width in cut_panels(figure)]
+            panels = [(_as_link(part, "png"), width) for part, width in cut_panels(figure)]
             self.pictures[-1] |= {"panels": panels, "is_broad": False}
 
     def add(self, file: Path, title: str, text: str) -> None:
         """Add an existing picture to the page."""
-        source = _as_link(file.read_bytes(), mimetypes.guess_type(file.name)[0])
+        source = _as_link(file.read_bytes(), file.suffix[1:])
         with Image.open(file) as image:
             is_broad = image.width > BROAD
         panels = [(source, 100)]
@@ -101,9 +100,9 @@ class Album:
         return [*map(str, self._pages), *self.files]
 
 
-def _as_link(content: bytes, kind: str | None) -> str:
+def _as_link(content: bytes, kind: str) -> str:
     """Return a picture as a data URL."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> float:

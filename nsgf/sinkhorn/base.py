@@ -165,12 +165,10 @@ def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple
             f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
             "and (flows, M, *shape) with the same shape"
         )
-    if not x.numel() or not y.numel():
-        raise UserError(f"empty cloud: particles {tuple(x.shape)}, targets {tuple(y.shape)}")
     flat_x = x.flatten(2).to(dtype)
     flat_y = y.flatten(2).to(dtype)
-    if not (flat_x.sum() + flat_y.sum()).isfinite():
-        raise UserError("particles or targets are not finite")
+    if not (x.numel() and y.numel() and (flat_x.sum() + flat_y.sum()).isfinite()):
+        raise UserError("particles or targets are empty or not finite")
     return flat_x, flat_y
 
 

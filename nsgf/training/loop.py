@@ -261,16 +261,15 @@ class PhaseLoop:
         content = self.state.state_dict()
         step = self.state.step
         moments = list(self.state.adam.state.values())[:1]  # Adam counts finite updates only
-        if step >= self.optim.iterations > 0 and not any(one["step"] > 0 for one in moments):
+        is_untrained = step >= self.optim.iterations > 0 and not any(
+            one["step"] > 0 for one in moments
+        )
+        if is_untrained or not checkpoint.is_finite(content):
             raise Diverged(
-                f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
-                f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr in a new run, or "
-                "train longer: the loss scale of fp16 needs some updates to settle"
-            )
-        if not checkpoint.is_finite(content):
-            raise Diverged(
-                f"{self.name}: the weights are not finite after step {step}, so they are not "
-                f"saved; try a lower {self.name}.lr ({self.optim.lr:g}) in a new run"
+                f"{self.name}: weights or all updates are not finite after step {step}, so they "
+                f"are not saved; try {suggest('train.precision', 'fp32')} or a lower "
+                f"{self.name}.lr ({self.optim.lr:g}) in a new run; for fp16, train longer: "
+                "its loss scale needs some updates to settle"
             )
         if self.session.world.is_main:
             content |= {
