@@ -134,11 +134,10 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     if config.peer.method == "sbcfm" and config.peer.sigma == 0:
         yield "peer.sigma", "must be > 0 for sbcfm"
     compare = config.compare
-    for key, values in (("methods", compare.methods), ("nfe", compare.nfe)):
-        if not values or len(set(values)) < len(values):
-            yield f"compare.{key}", "must name at least one, and none twice"
-    if len(set(compare.targets)) < len(compare.targets):
-        yield "compare.targets", "must name none twice"
+    for key in ("methods", "nfe", "targets"):
+        values = getattr(compare, key)
+        if len(set(values)) < len(values) or not (values or key == "targets"):
+            yield f"compare.{key}", "must name none twice; methods and nfe need at least one"
     split = config.train.accumulate
     least = min((getattr(config, phase).batch_size for phase in phases), default=split)
     if split > least:

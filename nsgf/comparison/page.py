@@ -53,8 +53,12 @@ def report_comparison(
     targets = list(dict.fromkeys(row.target for row in rows))
     home = results_folder(Config(out_dir=out_dir), RunFolder(folder))
     album = Album(home, kind, out)
-    text = "Means over training runs and their standard deviation; dashed: samples of the data."
-    album.draw("quality", draw_quality(rows), "At equal NFE", text)
+    album.draw(
+        "quality",
+        draw_quality(rows),
+        "At equal NFE",
+        "Means over training runs and their standard deviation; dashed: samples of the data.",
+    )
     for name in targets:
         if Path(name).name == name and (folder / f"{name}.png").exists():
             album.add(folder / f"{name}.png", name, "First seed, none chosen.")
@@ -111,7 +115,7 @@ def draw_quality(rows: Rows) -> Any:
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)
     for (target, metric), panel in zip(product(targets, metrics), axes.flat, strict=True):
         shown: list[float] = []
-        ticks: set[float] = set()
+        ticks = set()
         for number, method in enumerate(methods_of(rows)):
             made = []
             means = []

@@ -115,7 +115,7 @@ class Comparison:
         if len(given) not in (0, 1, len(methods)):
             raise wrong_setting("compare.updates", given, "must be one number, or one per method")
         totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(methods)
-        trained: dict[str, Config] = {}
+        trained = {}
         for own, total in zip(methods, totals, strict=True):
             if not find_ways(own):  # other methods have no tau
                 own = change(own, {"sampling.tau": None})

@@ -92,7 +92,7 @@ def read_facts(sections: Plain) -> Layer:
     return facts
 
 
-def method_layers(experiment: Experiment, method: str | None = None) -> tuple[Layer, Layer]:
+def method_layers(experiment: Experiment, method: str | None) -> tuple[Layer, Layer]:
     """Return two layers: the settings of a method, and the settings of an experiment for it.
 
     The second layer wins over the first. In both, ``optim`` is already copied to each phase.

@@ -48,9 +48,9 @@ def target_set(config: DataConfig) -> Target:
     return DATA_SETS[config.name]
 
 
-def is_image_set(name: str) -> bool:
+def is_image_set(config: DataConfig) -> bool:
     """Whether the set holds images; otherwise it holds points."""
-    return name in ("images", *get_args(ImageName))
+    return config.name in ("images", *get_args(ImageName))
 
 
 def data_shape(config: DataConfig) -> Shape:
@@ -80,7 +80,7 @@ def class_number(config: DataConfig, label: str | int | None) -> int | None:
 def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
     """Return samples of networks in the units of the data, images clamped to [-1, 1] unless
     ``raw``.  (N, *shape)"""
-    if is_image_set(config.name) and not raw:
+    if is_image_set(config) and not raw:
         return samples.clamp(-1, 1)
     return target_set(config).in_units(samples)
 
@@ -121,7 +121,7 @@ class Data:
 
     def _hold(self, samples: Tensor | None) -> None:
         """Store the samples of the target; None: the target is a distribution."""
-        is_images = is_image_set(self._config.name)
+        is_images = is_image_set(self._config)
         self._samples = samples
         self.images = samples if is_images else None
         """The training images, uint8, (N, C, H, W); None for points."""

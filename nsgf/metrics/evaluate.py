@@ -198,7 +198,7 @@ def evaluate_run(
     # everything that can fail before sampling
     folder = ensure_writable(results_folder(config, run))
     evaluation = config.evaluation
-    is_images = is_image_set(config.data.name)
+    is_images = is_image_set(config.data)
     if is_images and evaluation.features != "none":
         check_links(ensure_writable(config.out_path / ".features"))
     device = pick_device(config.device)

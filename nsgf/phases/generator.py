@@ -85,10 +85,10 @@ class GeneratorTask(Task):
 
     def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
         self.model = model
-        self._config = config.generator
+        own = config.generator
+        self._config = own
         self._is_residual = NSGF.name in config.phases
         self._noise = data.source("generator")
-        own = config.generator
         self.solvers = [BatchedSolver(blur, own.tolerance) for blur in own.blurs]
         self._groups = data_classes(config.data) + 1  # the last one has no class
         self._real = data.target_by_class("generator", mixed=True)

@@ -122,8 +122,12 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         some = samples.x[:NEIGHBOURS]
         nearest = nearest_images(some, data.images, flip=config.data.flip)
         figure = draw_rows(torch.cat([some, nearest]), ["sample", "nearest"])
-        text = "By the distance of all pixels: equal pairs would be copies."
-        album.draw("nearest", figure, "The nearest training images", text)
+        album.draw(
+            "nearest",
+            figure,
+            "The nearest training images",
+            "By the distance of all pixels: equal pairs would be copies.",
+        )
     figure = draw_path(samples, config.data, data, "report")
     album.draw("way", figure, "The way of a batch", calls)
     in_plane = data.shape == (2,)
@@ -133,9 +137,12 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         save_animation(replace(samples, path=path), file, data.axes)
         album.add(file, "The same, moving", "One picture for each state on the way.")
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
-        text = "Both at points of a flow that was not trained on, with their true lengths."
-        figure = draw_fields(fields, data.axes)
-        album.draw("field", figure, "The learned velocity on top of the flow's", text)
+        album.draw(
+            "field",
+            draw_fields(fields, data.axes),
+            "The learned velocity on top of the flow's",
+            "Both at points of a flow that was not trained on, with their true lengths.",
+        )
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau)
         album.draw("tau", figure, "Where samples enter the straight flow", calls)
@@ -204,9 +211,13 @@ def report_run(
             title = f"Samples after training: {phase.title}{part_of_way(config, phase)}"
             album.add(file, title, "From the same noise.")
     if found := curves(run):
-        text = "Loss and gradient of each update that was logged."
         titled = {PHASES[own].title: found[own] for own in config.phases if own in found}
-        album.draw("curves", draw_curves(titled), "Training", text)
+        album.draw(
+            "curves",
+            draw_curves(titled),
+            "Training",
+            "Loss and gradient of each update that was logged.",
+        )
     log = run.path / "log.txt"
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")

@@ -258,7 +258,7 @@ def card(
         config=config,
         flow=flow,
         way=way,
-        is_image=is_image_set(config.data.name),
+        is_image=is_image_set(config.data),
         shape=data_shape(config.data),
         names=names,
         listed=list_names(names),
