@@ -77,7 +77,8 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
     if areas[end] > LARGEST_END**2:
         raise UserError(
             f"data.size = {height} x {width}: can only be halved to {end} x "
-            f"{areas[end] // end} pixels, must come to {LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
+            f"{areas[end] // end} pixels, must come to {LARGEST_END} or fewer, as "
+            "28, 32, 48, 96 and 224 do"
         )
     n = min(128, samples)
     values = channels * height * width
