@@ -21,10 +21,24 @@ from nsgf.data import (
 from nsgf.models import MOST_VALUES
 from nsgf.phases import WAYS, find_way, find_ways
 from nsgf.phases.generator import nearest_multiple
-from nsgf.system.errors import UserError, list_names, name_setting, suggest
+from nsgf.system.errors import UserError, list_names, name_setting, suggest, wrong_setting
 
 EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
+LIMITED = (
+    "root",
+    "source",
+    "fake",
+    "flip",
+    "path",
+    "size",
+    "skip_broken",
+    "header",
+    "columns",
+    "held_out",
+    "key",
+)
+"""Settings of ``data`` that must have their default for data that do not use them."""
 NEEDS = (
     ("nsf.coupling_batch", "nsf.coupling", "ot"),
     ("nsf.starts", "nsf.source", "nsgf"),
@@ -52,10 +66,12 @@ def check_training(config: Config) -> None:
     """Raise UserError if ``phases`` has a phase that the method does not train. Call :func:`check`
     first."""
     if unused := config.phases[len(find_way(config).trains) :]:
-        raise UserError(
-            f"{name_setting('phases', format_value(config.phases))}: no sample uses "
+        raise wrong_setting(
+            "phases",
+            format_value(config.phases),
+            "no sample uses "
             f"{list_names(unused)}; add phase predictor, or use {suggest('nsf.source', 'nsgf')} or "
-            f"{suggest('sampling.tau', 'T')}"
+            f"{suggest('sampling.tau', 'T')}",
         )
 
 
@@ -111,24 +127,27 @@ def _general_rules(config: Config) -> Iterator[Rule]:
             yield "nsf.source", f"must not be affine with data.source {config.data.source}"
         size = math.prod(data_shape(config.data))
         if size > MOST_VALUES:
-            must = f"must not be affine for samples of {size} values, more than {MOST_VALUES}"
-            yield "nsf.source", must
+            yield (
+                "nsf.source",
+                f"must not be affine for samples of {size} values, more than {MOST_VALUES}",
+            )
     if config.peer.method == "sbcfm" and config.peer.sigma == 0:
         yield "peer.sigma", "must be > 0 for sbcfm"
     compare = config.compare
-    for key, values in (("methods", compare.methods), ("nfe", compare.nfe)):
-        if not values or len(set(values)) < len(values):
-            yield f"compare.{key}", "must name at least one, and none twice"
-    if len(set(compare.targets)) < len(compare.targets):
-        yield "compare.targets", "must name none twice"
+    for key in ("methods", "nfe", "targets"):
+        values = getattr(compare, key)
+        if len(set(values)) < len(values) or not (values or key == "targets"):
+            yield f"compare.{key}", "must name none twice; methods and nfe need at least one"
     split = config.train.accumulate
     least = min((getattr(config, phase).batch_size for phase in phases), default=split)
     if split > least:
         yield "train.accumulate", f"must be <= {least}, the smallest batch_size of a phase"
     if "generator" in phases:
         if split > 1:
-            whole = "must be 1 with phase generator, whose transport problems need the whole batch"
-            yield "train.accumulate", whole
+            yield (
+                "train.accumulate",
+                "must be 1 with phase generator, whose transport problems need the whole batch",
+            )
         if config.generator.batch_size < 4:
             yield "generator.batch_size", "must be >= 4, two halves"
         if not config.generator.blurs:
@@ -138,12 +157,13 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     target = target_set(data)
     source = DATA_SETS.get(data.source)
     if "source" in target.uses and source and source.shape != target.shape:
-        must = f"must be {NOISE} for {target.name}, which has another number of coordinates"
-        yield "data.source", must
+        yield (
+            "data.source",
+            f"must be {NOISE} for {target.name}, which has another number of coordinates",
+        )
     if data.source == data.name:
         yield "data.source", "must differ from data.name"
-    files = ("path", "size", "skip_broken", "header", "columns", "held_out", "key")
-    for name in ("root", "source", "fake", "flip", *files):
+    for name in LIMITED:
         usual = SETTINGS[f"data.{name}"].default
         if name not in target.uses and getattr(data, name) != usual:
             must = f"must be {format_value(usual)} for {data.name}"
@@ -164,8 +184,10 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     size = min(height, width)
     both = f"{height} x {width} pixels"
     if not channels or size >> len(channels) < 1:
-        layers = f"must have 1 to {int(math.log2(size))} layers, each halves {both}"
-        yield "model.predictor_channels", layers
+        yield (
+            "model.predictor_channels",
+            f"must have 1 to {int(math.log2(size))} layers, each halves {both}",
+        )
     parts = 2 ** max(0, len(unet.mult) - 1)
     if not unet.mult or height % parts or width % parts:
         yield "model.unet.mult", f"must have 1 level or more that halve {both} evenly"

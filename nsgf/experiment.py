@@ -30,7 +30,7 @@ from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.samples import show_preview
 from nsgf.system.distributed import ALONE, World, check_shares
-from nsgf.system.errors import UserError, cause
+from nsgf.system.errors import UserError, cause, wrong_setting
 from nsgf.system.hardware import (
     describe_device,
     free_disk_bytes,
@@ -93,8 +93,8 @@ def train(
             try:
                 held.enter_context(lock_folder(run.path))
             except OSError as error:
-                raise UserError(
-                    f"run = {run.path}: cannot be written ({cause(error)}); resume a copy of it"
+                raise wrong_setting(
+                    "run", run.path, f"cannot be written ({cause(error)}); resume a copy of it"
                 ) from error
             write = RunLog(run.path).write
             finish_restart(run, write)

@@ -26,7 +26,7 @@ from nsgf.config.files import (
 from nsgf.config.schema import OF_PHASES, Config, OwnName, PointName
 from nsgf.config.settings import Layer, build, change, spread_optim
 from nsgf.config.values import expand_path, format_value
-from nsgf.system.errors import UserError, list_names, suggest
+from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
 
 if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
@@ -133,7 +133,7 @@ def resolve(
         hint = f"; for {meant} use {suggest('exp', '2d')} and {suggest('data.name', meant)}"
     if run is None and "run" not in options:
         if named not in (None, exp):
-            raise UserError(f"exp = {exp}: the file of config has exp {named}; leave one out")
+            raise wrong_setting("exp", exp, f"the file of config has exp {named}; leave one out")
         if exp in EXPERIMENTS:
             below = read_experiment(CONFIGS / f"{exp}.yaml")
             # the file's settings also override sections for methods
@@ -142,7 +142,7 @@ def resolve(
                 sections[name] = {**section, **on_top, **sections.get(name, {})}
             own = Experiment({**spread_optim(below.settings), **on_top}, sections, {})
         elif exp and not on_top:
-            raise UserError(f"exp = {exp}: must be one of {', '.join(EXPERIMENTS)}{hint}")
+            raise wrong_setting("exp", exp, f"must be one of {', '.join(EXPERIMENTS)}{hint}")
 
     # the run that the command uses, or the data of a new run
     run = run or _find_run(command, options, given, own.settings, notes)
@@ -200,8 +200,8 @@ def _find_run(
     if "run" in options:
         run = open_run(options["run"])
         if run.results_name and command not in ON_EXPORTS:
-            raise UserError(
-                f"run = {run.path}: an exported run, for {' and '.join(ON_EXPORTS)} only"
+            raise wrong_setting(
+                "run", run.path, f"an exported run, for {' and '.join(ON_EXPORTS)} only"
             )
         return run
     if "exp" not in {**own, **given}:
@@ -236,7 +236,7 @@ def _settings_of_run(
     by_user = {**on_top, **given}
     for key, wanted in (("exp", by_user.get("exp")), ("method", given.get("method"))):
         if wanted not in (None, saved.get(key)):
-            raise UserError(f"{key} = {wanted}: {run.path} has {key} {saved.get(key)}")
+            raise wrong_setting(key, wanted, f"{run.path} has {key} {saved.get(key)}")
     if given.get("smoke") and not saved.get("smoke"):
         raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
     key = "tracking.tracker"
@@ -251,7 +251,7 @@ def _settings_of_run(
         safe["out_dir"] = str(home)
     out = Path(given.get("out_dir", home)).expanduser()
     if command == "train" and "run" in options and out.resolve() != home.resolve():
-        raise UserError(f"out_dir = {out}: the run stays in {run.path}; omit out_dir")
+        raise wrong_setting("out_dir", out, f"the run stays in {run.path}; omit out_dir")
     return safe
 
 

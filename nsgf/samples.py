@@ -43,7 +43,7 @@ from nsgf.run.folder import RunFolder, phase_stem, results_folder
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import ALONE, World
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
 from nsgf.system.hardware import pick_device, release_memory
 from nsgf.training.task import Session
@@ -96,7 +96,7 @@ def sample_run(
     if nfe is not None:
         config = find_way(config, run.has_checkpoint).choose_calls(config, nfe)
     device = pick_device(config.device)
-    is_images = is_image_set(config.data.name)
+    is_images = is_image_set(config.data)
     # everything that can be refused
     place = kind = None
     if out is None:
@@ -151,18 +151,18 @@ def _output(out: str, config: Config) -> tuple[Path, str]:
     """Check that ``--out`` can be written. Return its path and its suffix (empty for a folder)."""
     path = expand_path("out", out)
     suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix
-    kinds = ["FILE.npz", "DIR/" if is_image_set(config.data.name) else "FILE.csv"]
+    kinds = ["FILE.npz", "DIR/" if is_image_set(config.data) else "FILE.csv"]
     kinds += [f"FILE{suffix}" for suffix in MOVING if data_shape(config.data) != (1,)]
     if (f"FILE{suffix}" if suffix else "DIR/") not in kinds:
-        raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
+        raise wrong_setting("out", out, f"must be {' or '.join(kinds)} for this data")
     images = (_image_name(0, label) for label in class_names(config.data))
     ensure_writable(path.parent, "out", [path.name, *images])
     if path.exists() and (suffix or not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"out = {out}: exists; name a new one, or remove it")
+        raise wrong_setting("out", out, "exists; name a new one, or remove it")
     return path, suffix
 
 
-def _image_name(number: int, label: str = "") -> str:
+def _image_name(number: int, label: str) -> str:
     """Return the name of an image's file, with the name of its class."""
     return f"{number:06d}" + (label and "-" + re.sub(r"\W+", "_", label)) + ".png"
 
@@ -201,7 +201,7 @@ def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
 
 def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: str) -> Any:
     """Draw the path of samples: images beside the names of classes, points beside the target."""
-    if is_image_set(config.name):
+    if is_image_set(config):
         return draw_image_path(samples, class_names(config))
     return draw_points(
         [in_units(config, state.cpu()) for state in samples.path],

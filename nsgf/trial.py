@@ -117,8 +117,8 @@ def fit_minutes(
     config: Config,
     minutes: float,
     device: torch.device,
-    stop: StopRequest | None = None,
-    network: OwnNetwork | None = None,
+    stop: StopRequest | None,
+    network: OwnNetwork | None,
 ) -> tuple[Config, str]:
     """Return settings with which training takes these minutes, measuring included, and a line about
     them. Phases keep their shares of the updates. With fewer updates, warm-ups are shorter and less

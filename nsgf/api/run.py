@@ -34,7 +34,7 @@ from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
 from nsgf.share import export_run, find_folder, open_run
 from nsgf.sinkhorn.base import to_array
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 
@@ -177,7 +177,7 @@ class Run:
         except Exception as error:  # objects of a caller may raise any type
             raise UserError(f"samples: {one_line(error)}") from error
         if png.suffix.lower() != ".png" or not png.parent.is_dir():
-            raise UserError(f"file = {file}: must end in .png, in a folder that exists")
+            raise wrong_setting("file", file, "must end in .png, in a folder that exists")
         save_grid(to_unit_range(torch.from_numpy(images)), png)
         return png
 

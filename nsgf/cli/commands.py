@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, parse
 from nsgf.resolve import Request
-from nsgf.system.errors import UserError, naming
+from nsgf.system.errors import UserError, naming, wrong_setting
 from nsgf.system.output import (
     format_bytes,
     format_hours,
@@ -116,7 +116,7 @@ def _train(request: Request) -> Iterator[str]:
             raise UserError(f"--resume-phase {number}: the run has phases {config.phases}")
         first = config.phases[number - 1]
     elif run and "resume" not in request.options:
-        raise UserError(f"run = {run.path}: use --resume or --resume-phase N to train it further")
+        raise wrong_setting("run", run.path, "use --resume or --resume-phase N to train it further")
     stop = StopRequest(config.train.max_hours)
     with join(config.device) as world, stop.listening():
         try:
@@ -189,7 +189,7 @@ def run_table(folder: Path) -> list[str]:
     files = [file for name in ("config.yaml", SETTINGS) for file in folder.glob(f"*/{name}")]
     runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
     if not runs:
-        raise UserError(f"out_dir = {folder}: holds no run; train one, or name another folder")
+        raise wrong_setting("out_dir", folder, "holds no run; train one, or name another folder")
     head = ("run", "data", "method", "progress", "last loss", "time", "size")
     rows = [head, *map(_row, map(RunFolder, runs))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

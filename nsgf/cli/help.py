@@ -38,7 +38,7 @@ class _Formatter(HelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-def help_parser(command: str, topic: str = "") -> ArgumentParser:
+def help_parser(command: str, topic: str) -> ArgumentParser:
     """Return a parser that only shows or completes flags.
 
     ``topic``: empty for short flags and options; ``all`` for all settings as well; or the name of a
@@ -64,7 +64,7 @@ def help_parser(command: str, topic: str = "") -> ArgumentParser:
             refuse_unknown(f"--{topic}", flags)
     form = partial(_Formatter, max_help_position=30)
     parser = ArgumentParser(prog="", formatter_class=form, add_help=False, **about)
-    groups: dict[str, Any] = {}
+    groups = {}
     for name in shown:
         title = "most used flags" if name in first else name.rpartition(".")[0]
         title = title or ("other flags" if first else "")

@@ -78,10 +78,8 @@ def read_rows(file: Path) -> list[Row]:
             values = dict(zip(names, map(float, line[len(COLUMNS) :]), strict=True))
             rows.append(Row._make([*facts, values]))
         return rows
-    except OSError as error:
-        raise UserError(f"{file}: {cause(error)}") from error
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{file}: must be a table.csv of nsgf compare ({error})") from error
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{file}: must be a table.csv of nsgf compare ({cause(error)})") from error
 
 
 class Measured(NamedTuple):

@@ -38,7 +38,7 @@ from nsgf.run.log import read_costs
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import load_odeint
-from nsgf.system.errors import UserError, name_setting
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import Log, show
 from nsgf.training.loop import Diverged
@@ -107,21 +107,18 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         for key, allowed in {"label": None, "guidance": 1}.items():
             value = getattr(own.sampling, key)
             if value != allowed:
-                raise UserError(
-                    f"{name_setting(f'sampling.{key}', value)}: must be {format_value(allowed)} "
-                    "to compare"
+                raise wrong_setting(
+                    f"sampling.{key}", value, f"must be {format_value(allowed)} to compare"
                 )
     todo = [trial for trial in comparison.trials if trial.nfe]
     if not todo:
-        raise UserError(
-            f"{name_setting('compare.nfe', config.compare.nfe)}: no method can make so few calls"
-        )
+        raise wrong_setting("compare.nfe", config.compare.nfe, "no method can make so few calls")
     load_odeint(config.sampling.solver)
     check_links(comparison.folder)
     tuning = comparison.tuning_trials
     for name in config.compare.tune:
         if not any(f", {one.choice.title}".count(f", {name} ") for one in tuning):
-            raise UserError(f"compare.tune = {name}: must be a setting that a method uses")
+            raise wrong_setting("compare.tune", name, "must be a setting that a method uses")
     # settings that the search decides cannot be checked before it
     searched = {(one.target, one.method) for one in tuning}
     others = [one for one in todo if (one.target, one.method) not in searched]

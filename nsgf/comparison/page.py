@@ -30,7 +30,7 @@ from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report import progress_of
 from nsgf.report.page import Album, chosen_settings
 from nsgf.run.folder import RunFolder, check_links, results_folder
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.files import read_object
 
 MARKERS = "osD^vP*X<>hp"
@@ -53,8 +53,12 @@ def report_comparison(
     targets = list(dict.fromkeys(row.target for row in rows))
     home = results_folder(Config(out_dir=out_dir), RunFolder(folder))
     album = Album(home, kind, out)
-    text = "Means over training runs and their standard deviation; dashed: samples of the data."
-    album.draw("quality", draw_quality(rows), "At equal NFE", text)
+    album.draw(
+        "quality",
+        draw_quality(rows),
+        "At equal NFE",
+        "Means over training runs and their standard deviation; dashed: samples of the data.",
+    )
     for name in targets:
         if Path(name).name == name and (folder / f"{name}.png").exists():
             album.add(folder / f"{name}.png", name, "First seed, none chosen.")
@@ -90,9 +94,11 @@ def measured_rows(folder: Path) -> list[Row]:
     check_links(folder)
     rows = read_rows(folder / TABLE) if (folder / SETTINGS).exists() else []
     if not any(row.nfe for row in rows):
-        raise UserError(
-            f"compare = {folder}: must be a folder that nsgf compare wrote, e.g. runs/compare-2d, "
-            "with at least one measured trial; for the page of a run use --run DIR"
+        raise wrong_setting(
+            "compare",
+            folder,
+            "must be a folder that nsgf compare wrote, e.g. runs/compare-2d, "
+            "with at least one measured trial; for the page of a run use --run DIR",
         )
     return rows
 
@@ -109,7 +115,7 @@ def draw_quality(rows: Rows) -> Any:
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)
     for (target, metric), panel in zip(product(targets, metrics), axes.flat, strict=True):
         shown: list[float] = []
-        ticks: set[float] = set()
+        ticks = set()
         for number, method in enumerate(methods_of(rows)):
             made = []
             means = []

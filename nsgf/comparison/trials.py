@@ -30,7 +30,7 @@ from nsgf.phases import find_way, find_ways, load_sampler
 from nsgf.run.folder import RunFolder, folder_stem
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples
 from nsgf.sinkhorn.base import Array, to_tensor
-from nsgf.system.errors import UserError, name_setting, one_line, suggest
+from nsgf.system.errors import UserError, one_line, suggest, wrong_setting
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
 
@@ -95,28 +95,27 @@ class Comparison:
         # equal terms
         names = [own.method for own in methods]
         if len(set(map(method_title, names))) < len(names):
-            raise UserError(
-                f"{name_setting('compare.methods', names)}: names must differ; rename a file"
-            )
+            raise wrong_setting("compare.methods", names, "names must differ; rename a file")
         terms = fixed_values(methods[0], EQUAL)
         for own in methods:
             if not NAME.fullmatch(own.method):
-                raise UserError(
-                    f"{name_setting('compare.methods', repr(own.method))}: must be {NAMES}; "
-                    "rename the file"
+                raise wrong_setting(
+                    "compare.methods", repr(own.method), f"must be {NAMES}; rename the file"
                 )
             for key, value in fixed_values(own, EQUAL).items():
                 if value != terms[key]:
-                    raise UserError(
-                        f"{key} = {format_value(value)}: must be {format_value(terms[key])} as for "
-                        f"{names[0]}, on equal terms (method {own.method})"
+                    raise wrong_setting(
+                        key,
+                        format_value(value),
+                        f"must be {format_value(terms[key])} as for "
+                        f"{names[0]}, on equal terms (method {own.method})",
                     )
         # updates of all networks together, divided in proportion to their iterations
         given = config.compare.updates
         if len(given) not in (0, 1, len(methods)):
-            raise UserError(f"compare.updates = {given}: must be one number, or one per method")
+            raise wrong_setting("compare.updates", given, "must be one number, or one per method")
         totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(methods)
-        trained: dict[str, Config] = {}
+        trained = {}
         for own, total in zip(methods, totals, strict=True):
             if not find_ways(own):  # other methods have no tau
                 own = change(own, {"sampling.tau": None})
@@ -141,10 +140,12 @@ class Comparison:
             for phase in own.phases:
                 other = first.setdefault(phase, own)
                 if getattr(own, phase) != getattr(other, phase):
-                    raise UserError(
-                        f"{name_setting('compare.methods', [other.method, own.method])}: share "
+                    raise wrong_setting(
+                        "compare.methods",
+                        [other.method, own.method],
+                        "share "
                         f"phase {phase}, so its settings must be equal; or use "
-                        f"{suggest('compare.updates', 'N')}"
+                        f"{suggest('compare.updates', 'N')}",
                     )
         return cls(config, trained)
 
@@ -155,7 +156,7 @@ class Comparison:
         stored = read_experiment(folder / SETTINGS)
         names = stored.settings.get("compare.methods")
         if not names:
-            raise UserError(f"compare = {folder}: its {SETTINGS} has no methods")
+            raise wrong_setting("compare", folder, f"its {SETTINGS} has no methods")
         layers = [method_layers(stored, name) for name in names]
         methods = [build({**below, **own, **stored.facts}) for below, own in layers]
         return cls(methods[0], {method.method: method for method in methods})

@@ -13,7 +13,7 @@ from nsgf.config.settings import KEYS, Layer
 from nsgf.config.values import format_value, read_value
 from nsgf.phases import find_way, get_phases
 from nsgf.sampling.sampler import StraightFlow
-from nsgf.system.errors import UserError
+from nsgf.system.errors import wrong_setting
 
 SEARCH = "search.csv"
 """File in a comparison's folder: all trials of the search."""
@@ -56,16 +56,18 @@ def choices_of(config: Config) -> list[Choice]:
         section, _, last = key.rpartition(".")
         is_term = section in (*OF_PHASES, "optim") and last in TERMS
         if key != "sampling.spacing" and (section not in SECTIONS or is_term):
-            raise UserError(
-                f"compare.tune = {name}: must be sampling.spacing, or a setting of "
-                f"{', '.join(SECTIONS)}, but none of {', '.join(TERMS)}"
+            raise wrong_setting(
+                "compare.tune",
+                name,
+                "must be sampling.spacing, or a setting of "
+                f"{', '.join(SECTIONS)}, but none of {', '.join(TERMS)}",
             )
         typed = [
             read_value(f"compare.tune.{name}", KEYS[key].kind, value)
             for value in config.compare.tune[name]
         ]
         if len({*map(str, typed)}) < max(2, len(typed)):
-            raise UserError(f"compare.tune = {name}: must have two different values or more")
+            raise wrong_setting("compare.tune", name, "must have two different values or more")
         # whether the method uses the setting
         if section == "sampling":
             is_used = any(issubclass(leg, StraightFlow) for leg, _ in find_way(config).legs)

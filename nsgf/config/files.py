@@ -12,7 +12,7 @@ import yaml
 
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value
-from nsgf.system.errors import UserError, cause, one_line, suggest
+from nsgf.system.errors import UserError, cause, suggest, wrong_setting
 from nsgf.system.files import Plain
 
 FACTS_FILE = "facts.json"
@@ -92,7 +92,7 @@ def read_facts(sections: Plain) -> Layer:
     return facts
 
 
-def method_layers(experiment: Experiment, method: str | None = None) -> tuple[Layer, Layer]:
+def method_layers(experiment: Experiment, method: str | None) -> tuple[Layer, Layer]:
     """Return two layers: the settings of a method, and the settings of an experiment for it.
 
     The second layer wins over the first. In both, ``optim`` is already copied to each phase.
@@ -109,15 +109,16 @@ def method_layers(experiment: Experiment, method: str | None = None) -> tuple[La
     is_file = wanted.endswith((".yaml", ".yml"))
     name = Path(wanted).stem if is_file else wanted
     if "phases" in settings and method and name != settings.get("method"):
-        raise UserError(
-            f"method = {method}: must be {settings.get('method', 'no method')}, the method of "
-            "these settings"
+        raise wrong_setting(
+            "method",
+            method,
+            f"must be {settings.get('method', 'no method')}, the method of these settings",
         )
     base = {**settings, **experiment.methods.get(name, {}), "method": name}
     if not is_file and name not in METHODS:
         if "phases" in base:
             return {}, spread_optim(base)
-        raise UserError(f"method = {name}: must be one of {', '.join(METHODS)}, or a YAML file")
+        raise wrong_setting("method", name, f"must be one of {', '.join(METHODS)}, or a YAML file")
     file = Path(wanted).expanduser() if is_file else CONFIGS / "methods" / f"{name}.yaml"
     below = read_layer(read_plain(file))
     if "phases" not in below:
@@ -135,12 +136,8 @@ def read_plain(file: Path) -> Plain:
         if not file.is_file():
             raise UserError(f"config {file}: no such file")
         content = load_yaml(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"config {file}: cannot be read ({cause(error)})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"config {file}: is no UTF-8 text; save it as UTF-8") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"config {file}: cannot be read ({one_line(error)})") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"config {file}: cannot be read as UTF-8 YAML ({cause(error)})") from error
     if not isinstance(content, dict):
         raise UserError(f"config {file}: must hold keys and values, not {content!r}")
     return content

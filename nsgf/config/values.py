@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from nsgf.system.errors import UserError, name_setting
+from nsgf.system.errors import wrong_setting
 from nsgf.system.files import Plain
 
 Place = str | os.PathLike[str]
@@ -107,7 +107,7 @@ def read_value(key: str, kind: Any, value: Any) -> Any:
     except WRONG:
         must = f"must be {describe_type(kind)}" if value is not None else "must have a value"
         shown = "null" if value is None else value
-        raise UserError(f"{name_setting(key, shown)}: {must}") from None
+        raise wrong_setting(key, shown, must) from None
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -157,5 +157,5 @@ def expand_path(key: str, path: Place) -> Path:
     not printable or not a path, or if there is no such user."""
     text = os.fspath(path)
     if not text.isprintable() or not is_path(text):
-        raise UserError(f"{name_setting(key, path)}: must be a path (~NAME of an existing user)")
+        raise wrong_setting(key, path, "must be a path (~NAME of an existing user)")
     return Path(text).expanduser()

@@ -22,7 +22,7 @@ from nsgf.data.samplers import (
     Sampler,
     class_labels,
 )
-from nsgf.system.errors import UserError, name_setting
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.seeding import derive_seed
 
 __all__ = ["ClassSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler", "class_labels"]
@@ -48,9 +48,9 @@ def target_set(config: DataConfig) -> Target:
     return DATA_SETS[config.name]
 
 
-def is_image_set(name: str) -> bool:
+def is_image_set(config: DataConfig) -> bool:
     """Whether the set holds images; otherwise it holds points."""
-    return name in ("images", *get_args(ImageName))
+    return config.name in ("images", *get_args(ImageName))
 
 
 def data_shape(config: DataConfig) -> Shape:
@@ -80,7 +80,7 @@ def class_number(config: DataConfig, label: str | int | None) -> int | None:
 def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
     """Return samples of networks in the units of the data, images clamped to [-1, 1] unless
     ``raw``.  (N, *shape)"""
-    if is_image_set(config.name) and not raw:
+    if is_image_set(config) and not raw:
         return samples.clamp(-1, 1)
     return target_set(config).in_units(samples)
 
@@ -121,7 +121,7 @@ class Data:
 
     def _hold(self, samples: Tensor | None) -> None:
         """Store the samples of the target; None: the target is a distribution."""
-        is_images = is_image_set(self._config.name)
+        is_images = is_image_set(self._config)
         self._samples = samples
         self.images = samples if is_images else None
         """The training images, uint8, (N, C, H, W); None for points."""
@@ -158,9 +158,10 @@ class Data:
         """Raise UserError if the file that images are read from has changed."""
         mapped = self._target.mapped
         if mapped and file_state(mapped) != self._file_state:
-            raise UserError(
-                f"{name_setting('data.path', self._config.path)}: has changed while it was used; "
-                "restore it and resume, or train a new run"
+            raise wrong_setting(
+                "data.path",
+                self._config.path,
+                "has changed while it was used; restore it and resume, or train a new run",
             )
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:

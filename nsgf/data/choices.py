@@ -3,8 +3,6 @@
 The rules are described in docs/own-data.md. Settings of files and flags win.
 """
 
-from typing import Any
-
 from nsgf.config.schema import Config
 from nsgf.config.settings import SETTINGS, Layer, spread_optim
 from nsgf.config.values import format_value
@@ -41,7 +39,7 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     data = config.data
     found, notes = (read_found(data), ()) if data.found else INSPECTORS[data.name](data)
     samples = len(split_rows(data, found.samples)[0])
-    choose: Any = for_points if len(found.shape) == 1 else for_images
+    choose = for_points if len(found.shape) == 1 else for_images
     chosen = {
         key: value
         for key, value in choose(samples, *found.shape).items()
@@ -77,10 +75,10 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
     areas = {height >> level: height * width >> 2 * level for level in range(levels)}
     end = height >> levels - 1
     if areas[end] > LARGEST_END**2:
-        what = f"data.size = {height}" if height == width else f"data.path: {height} x {width}"
         raise UserError(
-            f"{what}: can only be halved to {end} x {areas[end] // end} pixels, must come to "
-            f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
+            f"data.size = {height} x {width}: can only be halved to {end} x "
+            f"{areas[end] // end} pixels, must come to {LARGEST_END} or fewer, as "
+            "28, 32, 48, 96 and 224 do"
         )
     n = min(128, samples)
     values = channels * height * width

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig, Names
 from nsgf.data.points import Target
-from nsgf.system.errors import UserError, one_line, suggest
+from nsgf.system.errors import UserError, one_line, suggest, wrong_setting
 from nsgf.system.seeding import make_generator
 
 FAKE_IMAGES = 512
@@ -83,10 +83,12 @@ class ImageSet(Target):
         except UserError:
             raise
         except Exception as error:  # torchvision raises many types for damaged files
-            raise UserError(
-                f"data.root = {config.root}: no usable {self.name} ({one_line(error)}); put its "
+            raise wrong_setting(
+                "data.root",
+                config.root,
+                f"no usable {self.name} ({one_line(error)}); put its "
                 f"published files there, use {suggest('data.download', 'true')} or "
-                f"{suggest('data.fake', 'true')}, or your images with {suggest('exp', 'images')}"
+                f"{suggest('data.fake', 'true')}, or your images with {suggest('exp', 'images')}",
             ) from error
 
 
@@ -183,8 +185,16 @@ IMAGE_SETS = (
         read_labels=lambda *which: _cifar10(*which)[1],
         has_test=True,
         class_names=(
-            *("airplane", "automobile", "bird", "cat", "deer"),
-            *("dog", "frog", "horse", "ship", "truck"),
+            "airplane",
+            "automobile",
+            "bird",
+            "cat",
+            "deer",
+            "dog",
+            "frog",
+            "horse",
+            "ship",
+            "truck",
         ),
         uses=frozenset({"root", "download", "fake", "flip"}),
     ),

@@ -18,7 +18,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.config.values import read_value
 from nsgf.data.points import Target
 from nsgf.data.tables import Table, column_names, read_file
-from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
+from nsgf.system.errors import UserError, list_names, one_line, suggest, wrong_setting
 from nsgf.system.seeding import make_generator
 
 LEAST = 16
@@ -61,7 +61,7 @@ def read_found(config: DataConfig) -> Found:
     """Return what was found at ``data.path`` when the run began. Raise UserError if the description
     is missing or damaged."""
     if not config.found:
-        raise UserError(f"data.path = {config.path}: name the {config.name} to train on")
+        raise wrong_setting("data.path", config.path, f"name the {config.name} to train on")
     kinds = get_type_hints(Found)
     axes = 3 if config.name == "images" else 1
     try:
@@ -83,10 +83,12 @@ def check_same_data(config: DataConfig, checksum: str) -> None:
     """Raise UserError unless ``data.path`` has the data that the run began with."""
     found = read_found(config)
     if checksum != found.checksum:
-        raise UserError(
-            f"{name_setting('data.path', config.path)}: holds other {config.name} than the run "
+        raise wrong_setting(
+            "data.path",
+            config.path,
+            f"holds other {config.name} than the run "
             f"was begun with ({found.samples} of them, checksum {found.checksum}); restore those, "
-            "give their place, or train a new run"
+            "give their place, or train a new run",
         )
 
 
@@ -97,7 +99,7 @@ def data_path(config: DataConfig) -> Path:
         raise UserError(f"data.path = null: must say where the {config.name} are")
     path = Path(config.path).expanduser()
     if config.key and path.suffix.lower() != ".npz":
-        raise UserError(f"{name_setting('data.key', config.key)}: is for files .npz")
+        raise wrong_setting("data.key", config.key, "is for files .npz")
     return path
 
 
@@ -137,9 +139,8 @@ def inspect_points(config: DataConfig) -> Inspection:
     rows = values[trained]
     for name, width in zip(names, np.ptp(rows, axis=0), strict=True):
         if width < 1 / LARGEST:
-            raise UserError(
-                f"{name_setting('data.path', config.path)}: a range of {width:.3g} in {name}; "
-                "leave that column out"
+            raise wrong_setting(
+                "data.path", config.path, f"a range of {width:.3g} in {name}; leave that column out"
             )
     columns = torch.from_numpy(rows)
     found = Found(
@@ -234,7 +235,7 @@ def read_table(config: DataConfig) -> Table:
                 f"name the columns to use with {suggest('data.columns', 'A,B')}"
             )
     except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
-        raise UserError(f"{name_setting('data.path', file)}: {one_line(error)}") from error
+        raise wrong_setting("data.path", file, f"{one_line(error)}") from error
     if config.found:
         check_same_data(config, _checksum(values))
     return table._replace(values=values, names=names)

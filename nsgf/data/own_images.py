@@ -34,7 +34,7 @@ from nsgf.data.own import (
     read_found,
     split_rows,
 )
-from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
+from nsgf.system.errors import UserError, list_names, one_line, suggest, wrong_setting
 from nsgf.system.hardware import available_bytes
 from nsgf.system.output import format_bytes
 
@@ -64,10 +64,11 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
     from PIL import Image
 
     if not root.is_dir():
-        what = "is no folder" if root.exists() else "no such folder"
-        raise UserError(
-            f"{name_setting('data.path', root)}: {what}; name a folder of images, a file .npz or "
-            f".npy, or a file of points with {suggest('exp', 'points')}"
+        raise wrong_setting(
+            "data.path",
+            root,
+            "no such folder; name a folder of images, a file .npz or "
+            f".npy, or a file of points with {suggest('exp', 'points')}",
         )
     home = root.resolve()
     endings = {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
@@ -87,9 +88,10 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
             elif one_line(own.as_posix()) not in broken:
                 images.append(own)
     if len(images) < LEAST:
-        raise UserError(
-            f"{name_setting('data.path', root)}: {len(images)} images in it, must be {LEAST} or "
-            f"more of {', '.join(FORMATS)}"
+        raise wrong_setting(
+            "data.path",
+            root,
+            f"{len(images)} images in it, must be {LEAST} or more of {', '.join(FORMATS)}",
         )
     return sorted(images, key=lambda file: file.parts), others
 
@@ -130,9 +132,7 @@ def _refuse_plain(config: DataConfig, images: Iterator[Any]) -> None:
     first = next(images)
     colour = first[:, :1, :1]
     if all((image == colour).all() for image in chain([first], images)):
-        raise UserError(
-            f"{name_setting('data.path', config.path)}: all pixels of all images are equal"
-        )
+        raise wrong_setting("data.path", config.path, "all pixels of all images are equal")
 
 
 def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
@@ -140,7 +140,7 @@ def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
     images, _, names, checksum = _read_arrays(config)
     count, *shape = images.shape
     if config.size not in (None, "auto", shape[1]):
-        raise UserError(f"data.size = {config.size}: must be {shape[1]}, as in {config.path}")
+        raise wrong_setting("data.size", config.size, f"must be {shape[1]}, as in {config.path}")
     _refuse_plain(config, iter(images))
     different = len({hash(image.tobytes()) for image in images})
     return Found(count, shape, checksum, len(names), class_names=names), different, []
@@ -244,7 +244,7 @@ def image_set(config: DataConfig) -> ImageSet:
     found = read_found(config)
     channels, height, width = found.shape
     if config.size not in (None, "auto", height):
-        raise UserError(f"data.size = {config.size}: must be {height} as when the run was begun")
+        raise wrong_setting("data.size", config.size, f"must be {height} as when the run was begun")
     file = Path(config.path or "").expanduser()
     return ImageSet(
         name=config.name,
@@ -315,10 +315,12 @@ def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> tu
         content = (root / file).read_bytes()
         value = read(Image.open(BytesIO(content), formats=FORMATS))
     except Exception as error:  # Pillow raises many types
-        raise UserError(
-            f"{name_setting('data.path', root)}: {file} cannot be read as one of "
+        raise wrong_setting(
+            "data.path",
+            root,
+            f"{file} cannot be read as one of "
             f"{', '.join(FORMATS)} ({one_line(error)}); remove it, or say "
-            f"{suggest('data.skip_broken', 'true')}"
+            f"{suggest('data.skip_broken', 'true')}",
         ) from error
     name = file.as_posix().encode("utf-8", "surrogateescape")
     digest.update(b"%d %s %d " % (len(name), name, len(content)))
@@ -353,9 +355,7 @@ def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, lis
         if labels is not None:
             names, classes = class_numbers(labels, len(images))
     except Exception as error:  # numpy raises many types for damaged and foreign files
-        raise UserError(
-            f"{name_setting('data.path', data_path(config))}: {one_line(error)}"
-        ) from error
+        raise wrong_setting("data.path", data_path(config), f"{one_line(error)}") from error
     digest = hashlib.sha256(repr(images.shape).encode())
     for image in images:  # may be larger than memory
         digest.update(image.tobytes())
@@ -397,20 +397,21 @@ def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray
     if labels.shape == (count, 1):  # as in MedMNIST
         labels = labels[:, 0]
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    wrong = ""
-    if labels.ndim == 2 and len(labels) == count:
-        wrong = f"{labels.shape}, perhaps one-hot; use labels.argmax(1)"
-    elif labels.shape != (count,):
-        wrong = f"{labels.shape}, must be one for each of {count} images"
-    elif labels.dtype.kind not in "iuU":
-        wrong = f"{labels.dtype}, must be whole numbers or names"
-    elif labels.dtype.kind != "U" and values.tolist() != list(range(len(values))):
-        wrong = f"{list_names([*map(str, values)])}, must be whole numbers from 0 on without gaps"
-    elif len(values) < 2:
-        wrong = "one class only; leave them out"
-    elif (least := counts.min()) < LEAST_OF_CLASS:
-        rare = values[counts.argmin()]
-        wrong = f"{least} images of class {rare}, must be {LEAST_OF_CLASS} or more"
-    if wrong:
-        raise ValueError(f"labels: {wrong}")
+    kind = labels.dtype.kind
+    is_counted = kind in "iu" and values.tolist() == list(range(len(values)))
+    if labels.shape != (count,):
+        raise ValueError(
+            f"labels: {labels.shape}, must be one for each of {count} images; if one-hot, use "
+            "labels.argmax(1)"
+        )
+    if kind != "U" and not is_counted:
+        raise ValueError(
+            f"labels: {list_names([*map(str, values)])} of {labels.dtype}, must be names, or whole "
+            "numbers from 0 on without gaps"
+        )
+    if len(values) < 2 or min(counts) < LEAST_OF_CLASS:
+        raise ValueError(
+            f"labels: {min(counts)} images of class {values[counts.argmin()]}, must be 2 classes "
+            f"or more, each of {LEAST_OF_CLASS} images or more"
+        )
     return [repr(str(name))[1:-1] for name in values], numbers.astype(np.int64)

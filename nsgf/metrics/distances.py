@@ -65,9 +65,7 @@ def _cross_minus_within(
     return found
 
 
-def nearest_images(
-    x: Tensor, images: Tensor, *, flip: bool = False, own: Tensor | None = None
-) -> Tensor:
+def nearest_images(x: Tensor, images: Tensor, *, flip: bool, own: Tensor | None = None) -> Tensor:
     """Return the image of uint8 ``images`` (M, C, H, W) that is nearest to each x (N, C, H, W) in
     [-1, 1], as floats like x. ``flip``: also search mirrored images. ``own``: the index of each x
     among the images (N,), which is skipped."""

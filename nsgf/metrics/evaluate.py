@@ -25,7 +25,7 @@ from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import Samples, StraightFlow
 from nsgf.system.distributed import ALONE, World
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.files import Plain, ensure_writable, write_text
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import Log, show
@@ -137,7 +137,7 @@ class Yardstick:
                 raise UserError("evaluation.features = inception: must be imagenet to compare")
             require_neighbours(self.config.evaluation.num_samples)
         if self.samples < 2:
-            raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
+            raise wrong_setting("evaluation.num_samples", self.samples, "must be >= 2 to compare")
 
     @property
     def compared(self) -> list[Measure]:
@@ -190,13 +190,15 @@ def evaluate_run(
             are missing or damaged; a folder cannot be written, or has a link out of it.
     """
     if config.sampling.label is not None:
-        raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
+        raise wrong_setting(
+            "sampling.label", config.sampling.label, "must be null to measure a run"
+        )
     if not world.is_main:
         log = lambda _: None  # noqa: E731
     # everything that can fail before sampling
     folder = ensure_writable(results_folder(config, run))
     evaluation = config.evaluation
-    is_images = is_image_set(config.data.name)
+    is_images = is_image_set(config.data)
     if is_images and evaluation.features != "none":
         check_links(ensure_writable(config.out_path / ".features"))
     device = pick_device(config.device)

@@ -35,7 +35,7 @@ from nsgf.sampling.sampler import (
     StraightFlow,
     calls_per_velocity,
 )
-from nsgf.system.errors import UserError, name_setting
+from nsgf.system.errors import wrong_setting
 from nsgf.system.files import Plain
 from nsgf.training.precision import sampling_precision
 
@@ -108,11 +108,9 @@ class Way:
         """
         least, _ = self.possible_calls(config)
         if not least <= nfe <= MANY:
-            raise UserError(
-                f"{name_setting('nfe', nfe)}: must be a whole number >= {least} for this run"
-            )
+            raise wrong_setting("nfe", nfe, f"must be a whole number >= {least} for this run")
         if reason := self.find_fixed_calls(config):
-            raise UserError(f"nfe = {nfe}: {reason}; omit nfe")
+            raise wrong_setting("nfe", nfe, f"{reason}; omit nfe")
         return self.limit_calls(config, nfe)
 
     def limit_calls(self, config: Config, calls: int) -> Config:

@@ -14,7 +14,7 @@ from nsgf.models import OwnNetwork, VelocityMLP, make_own
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.seeding import derive_seed, keep_random_numbers
 from nsgf.training.task import Session, Task
 
@@ -81,9 +81,11 @@ class Phase(ABC):
                 checkpoint_activations=model.checkpoint_activations,
             )
         if own is None:
-            raise UserError(
-                f"model.network = {name}: is your class and not saved; from Python, use "
-                f"nsgf.train(resume=FOLDER, network={name}()), or nsgf.load(FOLDER, network=...)"
+            raise wrong_setting(
+                "model.network",
+                name,
+                "is your class and not saved; from Python, use "
+                f"nsgf.train(resume=FOLDER, network={name}()), or nsgf.load(FOLDER, network=...)",
             )
         return make_own(own)
 

@@ -30,7 +30,7 @@ from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.training.task import Batch, Drawn, NetworkCall, Session, Task
 
 
@@ -85,10 +85,10 @@ class GeneratorTask(Task):
 
     def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
         self.model = model
-        self._config = config.generator
+        own = config.generator
+        self._config = own
         self._is_residual = NSGF.name in config.phases
         self._noise = data.source("generator")
-        own = config.generator
         self.solvers = [BatchedSolver(blur, own.tolerance) for blur in own.blurs]
         self._groups = data_classes(config.data) + 1  # the last one has no class
         self._real = data.target_by_class("generator", mixed=True)
@@ -122,8 +122,8 @@ class GeneratorTask(Task):
         try:
             v = drift(self.solvers, x, y).transpose(0, 1).flatten(0, 1)
         except UserError as error:  # the samples are finite: the blur is the cause
-            raise UserError(
-                f"generator.blurs = {self._config.blurs}: too small for float32"
+            raise wrong_setting(
+                "generator.blurs", self._config.blurs, "too small for float32"
             ) from error
         way = made - (made.detach() + v)
         return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)

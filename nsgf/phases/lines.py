@@ -25,7 +25,7 @@ from nsgf.sampling.sampler import InferenceNetwork
 from nsgf.sinkhorn import FLOWS
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError
+from nsgf.system.errors import wrong_setting
 from nsgf.system.hardware import available_bytes
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
@@ -130,9 +130,11 @@ class LinePhase(Phase):
         starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
         needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
         if needed > (free := available_bytes()):
-            raise UserError(
-                f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
-                f"{format_bytes(free)} are free; use fewer, or null to compute new ones each time"
+            raise wrong_setting(
+                "nsf.starts",
+                config.nsf.starts,
+                f"need {format_bytes(needed)} of main memory, "
+                f"{format_bytes(free)} are free; use fewer, or null to compute new ones each time",
             )
         arrives = config.flow.schedule == "harmonic" and FLOWS[config.flow.kind].arrives
         if arrives and config.nsf.source == "prior":

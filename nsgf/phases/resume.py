@@ -33,7 +33,7 @@ def pending_phases(
             finished.
     """
     pending: list[PhaseName] = []
-    restarts: list[PhaseName] = []
+    restarts = []
     begin = config.phases.index(first) if first else len(config.phases)
     for number, name in enumerate(config.phases):
         is_done = _is_finished(config, run, name)

@@ -80,7 +80,7 @@ def draw_entry_times(tau: Tensor) -> Any:
     return figure
 
 
-def draw_fields(fields: Sequence[Field], axes: tuple[str, ...] | None = None) -> Any:
+def draw_fields(fields: Sequence[Field], axes: tuple[str, ...] | None) -> Any:
     """Draw the learned velocity and the velocity of the flow, one panel for each time. ``axes``:
     names of the coordinates."""
     figure = new_figure(4 * len(fields), 4.4)

@@ -30,7 +30,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn import FLOWS, Flow, build_flow
 from nsgf.system.distributed import ALONE, World
-from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
+from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest, wrong_setting
 from nsgf.system.hardware import available_bytes, free_disk_bytes, release_memory
 from nsgf.system.output import format_bytes
 from nsgf.training.task import Session
@@ -128,10 +128,12 @@ def plan_pool(
     if device.type == "cpu":
         solver = build_batch(config, shape, device) * flow_bytes(config, shape) // 2
     if solver > MEMORY_SHARE * memory:
-        raise UserError(
-            f"{name_setting('sinkhorn.batch_size', config.sinkhorn.batch_size)}: flows need about "
+        raise wrong_setting(
+            "sinkhorn.batch_size",
+            config.sinkhorn.batch_size,
+            "flows need about "
             f"{format_bytes(solver)} of memory, {format_bytes(memory)} are free; use a smaller "
-            f"one, or a smaller {suggest('sinkhorn.target_batch')}"
+            f"one, or a smaller {suggest('sinkhorn.target_batch')}",
         )
     taken = 0
     if on_disk := config.pool.storage == "disk":
@@ -153,11 +155,13 @@ def plan_pool(
     place = "disk space" if on_disk else "memory"
     if needed > budget:
         fitting = max(0, config.pool.num_batches * budget // needed)
-        raise UserError(
-            f"{name_setting('pool.num_batches', config.pool.num_batches)}: the pool needs "
+        raise wrong_setting(
+            "pool.num_batches",
+            config.pool.num_batches,
+            "the pool needs "
             f"{format_bytes(needed)} in {dtype}, it may take {format_bytes(max(0, budget))} of the "
             f"free {place}; use {fitting}, a smaller {suggest('sinkhorn.batch_size')}, or in a run "
-            f"{suggest('pool.storage', 'disk')}"
+            f"{suggest('pool.storage', 'disk')}",
         )
     return PoolPlan(
         dtype,
@@ -204,9 +208,11 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         else:
             positions = torch.empty((len(share) * n, *flow_shape[1:]), dtype=getattr(torch, dtype))
     except OSError as error:
-        raise UserError(
-            f"pool.storage = {config.pool.storage}: {folder} cannot be written ({cause(error)}); "
-            f"name another folder with {suggest('out_dir', 'DIR')}"
+        raise wrong_setting(
+            "pool.storage",
+            config.pool.storage,
+            f"{folder} cannot be written ({cause(error)}); "
+            f"name another folder with {suggest('out_dir', 'DIR')}",
         ) from error
     pool = TrajectoryPool(positions, time_step(config.flow.steps, config.flow.step_size), first * n)
     finished = first
@@ -239,10 +245,12 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
                     continue
                 except torch.cuda.OutOfMemoryError as error:
                     if len(numbers) == 1:
-                        raise UserError(
-                            f"{name_setting('sinkhorn.batch_size', n)}: the card's memory is full "
+                        raise wrong_setting(
+                            "sinkhorn.batch_size",
+                            n,
+                            "the card's memory is full "
                             "with a single flow of the pool; use a smaller one, or a smaller "
-                            f"{suggest('sinkhorn.target_batch')}"
+                            f"{suggest('sinkhorn.target_batch')}",
                         ) from error
                 # here the handler has freed the flows
                 solver.report = before

@@ -20,7 +20,7 @@ Curves = dict[str, list[tuple[int, float, float]]]
 
 def curves(run: RunFolder) -> Curves:
     """Return (step, loss, gradient norm) of each line of ``metrics.jsonl``, by phase in order."""
-    found: Curves = defaultdict(list)
+    found = defaultdict(list)
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
         found[phase].append((step, loss, norm))
     return found

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import mimetypes
 import os
 import shlex
 from dataclasses import replace
@@ -38,7 +37,7 @@ from nsgf.samples import count_samples, draw_path, part_of_way
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_flow
-from nsgf.system.errors import UserError, list_names, name_setting
+from nsgf.system.errors import UserError, list_names, wrong_setting
 from nsgf.system.files import Plain, ensure_writable, read_object, replacing
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import format_bytes, show
@@ -59,7 +58,7 @@ class Album:
         if out is not None:
             copy = expand_path("out", out)
             if copy.suffix.lower() != ".html" or copy.is_dir():
-                raise UserError(f"{name_setting('out', out)}: must end in .html, and be no folder")
+                raise wrong_setting("out", out, "must end in .html, and be no folder")
             ensure_writable(copy.parent, "out")
             self._pages.insert(0, copy)
         self.folder = ensure_writable(home / "report")
@@ -76,12 +75,12 @@ class Album:
         self.files.pop()  # the PNG, which follows
         self.add(file, title, text)
         if len(figure.axes) > 1:
-            panels = [(_as_link(part, "image/png"), width) for part, width in cut_panels(figure)]
+            panels = [(_as_link(part, "png"), width) for part, width in cut_panels(figure)]
             self.pictures[-1] |= {"panels": panels, "is_broad": False}
 
     def add(self, file: Path, title: str, text: str) -> None:
         """Add an existing picture to the page."""
-        source = _as_link(file.read_bytes(), mimetypes.guess_type(file.name)[0])
+        source = _as_link(file.read_bytes(), file.suffix[1:])
         with Image.open(file) as image:
             is_broad = image.width > BROAD
         panels = [(source, 100)]
@@ -101,9 +100,9 @@ class Album:
         return [*map(str, self._pages), *self.files]
 
 
-def _as_link(content: bytes, kind: str | None) -> str:
+def _as_link(content: bytes, kind: str) -> str:
     """Return a picture as a data URL."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> float:
@@ -123,8 +122,12 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         some = samples.x[:NEIGHBOURS]
         nearest = nearest_images(some, data.images, flip=config.data.flip)
         figure = draw_rows(torch.cat([some, nearest]), ["sample", "nearest"])
-        text = "By the distance of all pixels: equal pairs would be copies."
-        album.draw("nearest", figure, "The nearest training images", text)
+        album.draw(
+            "nearest",
+            figure,
+            "The nearest training images",
+            "By the distance of all pixels: equal pairs would be copies.",
+        )
     figure = draw_path(samples, config.data, data, "report")
     album.draw("way", figure, "The way of a batch", calls)
     in_plane = data.shape == (2,)
@@ -134,9 +137,12 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         save_animation(replace(samples, path=path), file, data.axes)
         album.add(file, "The same, moving", "One picture for each state on the way.")
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
-        text = "Both at points of a flow that was not trained on, with their true lengths."
-        figure = draw_fields(fields, data.axes)
-        album.draw("field", figure, "The learned velocity on top of the flow's", text)
+        album.draw(
+            "field",
+            draw_fields(fields, data.axes),
+            "The learned velocity on top of the flow's",
+            "Both at points of a flow that was not trained on, with their true lengths.",
+        )
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau)
         album.draw("tau", figure, "Where samples enter the straight flow", calls)
@@ -205,9 +211,13 @@ def report_run(
             title = f"Samples after training: {phase.title}{part_of_way(config, phase)}"
             album.add(file, title, "From the same noise.")
     if found := curves(run):
-        text = "Loss and gradient of each update that was logged."
         titled = {PHASES[own].title: found[own] for own in config.phases if own in found}
-        album.draw("curves", draw_curves(titled), "Training", text)
+        album.draw(
+            "curves",
+            draw_curves(titled),
+            "Training",
+            "Loss and gradient of each update that was logged.",
+        )
     log = run.path / "log.txt"
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")

@@ -248,12 +248,10 @@ def check_links(folder: Path, home: Path | None = None) -> None:
         name = path.relative_to(folder)
         if FOREIGN in name.parts[:-1]:
             continue
-        if path.is_symlink() and not path.resolve().is_relative_to(home):
+        if path.is_fifo() or (path.is_symlink() and not path.resolve().is_relative_to(home)):
             raise UserError(
-                f"{folder}: {name} is a link out of that folder; replace the link by a copy"
+                f"{folder}: {name} is a pipe or a link out of that folder; replace it by a copy"
             )
-        if path.is_fifo():
-            raise UserError(f"{folder}: {name} is a pipe; remove it")
 
 
 def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
 from nsgf.method import Observer, Velocity, pad_t_like_x, straight_times
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import one_line, wrong_setting
 
 Step = Callable[[Velocity, Tensor, Tensor, Any], Tensor]
 """Maps velocity, states x (B, *shape), times t (B,) and step sizes h to the states at t + h. h is
@@ -59,8 +59,8 @@ def load_odeint(solver: str) -> Any:
     try:
         from torchdiffeq import odeint
     except ImportError as error:
-        raise UserError(
-            f"sampling.solver = {solver}: needs torchdiffeq (pip install torchdiffeq), or use euler"
+        raise wrong_setting(
+            "sampling.solver", solver, "needs torchdiffeq (pip install torchdiffeq), or use euler"
         ) from error
     return odeint
 
@@ -130,10 +130,12 @@ def _solve_adaptively(
         own = config.tolerance
         states = odeint(slope, x, wanted, rtol=own, atol=own, method="dopri5", options=options)
     except AssertionError as error:
-        raise UserError(
-            f"sampling.solver = {config.solver}: the straight flow cannot be solved at "
+        raise wrong_setting(
+            "sampling.solver",
+            config.solver,
+            "the straight flow cannot be solved at "
             f"sampling.tolerance = {config.tolerance:g} ({one_line(error)}); use a larger one, or "
-            "euler"
+            "euler",
         ) from error
     if observe:
         for state in states[1:]:

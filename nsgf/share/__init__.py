@@ -46,12 +46,19 @@ from nsgf.system.errors import (
     UserError,
     cause,
     list_names,
-    name_setting,
     one_line,
     printable,
     shorten_paths,
+    wrong_setting,
 )
-from nsgf.system.files import fields, read_object, replacing, replacing_folder, write_text
+from nsgf.system.files import (
+    ensure_writable,
+    fields,
+    read_object,
+    replacing,
+    replacing_folder,
+    write_text,
+)
 from nsgf.version import __version__
 
 FORMAT = 1
@@ -100,9 +107,10 @@ def open_run(folder: Path) -> RunFolder:
         return run
     if (folder / CONFIG_FILE).is_file():
         return ExportedRun(folder)
-    raise UserError(
-        f"{name_setting('run', folder)}: no run folder (it has no config.yaml); pretrained runs: "
-        f"{', '.join(PRETRAINED)}"
+    raise wrong_setting(
+        "run",
+        folder,
+        f"no run folder (it has no config.yaml); pretrained runs: {', '.join(PRETRAINED)}",
     )
 
 
@@ -127,13 +135,8 @@ class ExportedRun(RunFolder):
             )
             saved = build({**read_layer(settings), **read_facts(settings)})
             check(saved)
-        except ValueError as error:
-            raise UserError(
-                f"{file}: is no exported run, or damaged; it must have {MARK}, settings, updates "
-                "and files"
-            ) from error
-        except UserError as error:
-            raise UserError(f"{file}: {error}") from error
+        except (ValueError, UserError) as error:
+            raise UserError(f"{file}: is no exported run, or damaged: {error}") from error
         kind = "pretrained" if folder in PRETRAINED.values() else "exported"
         self.results_name = f"{kind}-{folder.resolve().name}"
         self._saved = values(drop_machine_settings(saved))
@@ -184,41 +187,36 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
     to = to.expanduser().resolve()
     phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
     if not phases:
-        raise UserError(f"run = {run.path}: has no checkpoint yet; train it first")
-    try:
-        if to.exists() and (not to.is_dir() or os.listdir(to)):
-            raise UserError(f"to = {to}: is not empty; name an empty folder or a new one")
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_folder(to) as partial:
-            updates: dict[str, str] = {}
-            for phase in phases:
-                trained = load_network(phase, config, run, torch.device("cpu"))
-                updates[phase.name] = trained.progress
-                state = {}
-                for name, part in trained.network.state_dict().items():
-                    state[name] = part.clone(memory_format=torch.contiguous_format)  # may be shared
-                    if half and part.is_floating_point() and part.half().isfinite().all():
-                        state[name] = state[name].half()
-                with replacing(partial / weights_file(phase.name)) as stream:
-                    stream.write(save(state, {"format": "pt"}))
-            pictures = copied_pictures(run, phases, partial)
-            write_text(partial / "README.md", card(config, run, updates, pictures, half))
-            files = sorted(partial.iterdir())
-            index = {
-                MARK: FORMAT,
-                "library_name": "nsgf",
-                "version": __version__,
-                "settings": nest(values(drop_machine_settings(config))),
-                "updates": updates,
-                "weights": "float16" if half else "float32",
-                "files": {
-                    file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files
-                },
-            }
-            text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
-            write_text(partial / CONFIG_FILE, f"{text}\n")
-    except OSError as error:
-        raise UserError(f"to = {to}: cannot be written ({cause(error)}); name another") from error
+        raise wrong_setting("run", run.path, "has no checkpoint yet; train it first")
+    if to.exists() and (not to.is_dir() or os.listdir(to)):
+        raise wrong_setting("to", to, "is not empty; name an empty folder or a new one")
+    ensure_writable(to.parent, "to")
+    with replacing_folder(to) as partial:
+        updates: dict[str, str] = {}
+        for phase in phases:
+            trained = load_network(phase, config, run, torch.device("cpu"))
+            updates[phase.name] = trained.progress
+            state = {}
+            for name, part in trained.network.state_dict().items():
+                state[name] = part.clone(memory_format=torch.contiguous_format)  # may be shared
+                if half and part.is_floating_point() and part.half().isfinite().all():
+                    state[name] = state[name].half()
+            with replacing(partial / weights_file(phase.name)) as stream:
+                stream.write(save(state, {"format": "pt"}))
+        pictures = copied_pictures(run, phases, partial)
+        write_text(partial / "README.md", card(config, run, updates, pictures, half))
+        files = sorted(partial.iterdir())
+        index = {
+            MARK: FORMAT,
+            "library_name": "nsgf",
+            "version": __version__,
+            "settings": nest(values(drop_machine_settings(config))),
+            "updates": updates,
+            "weights": "float16" if half else "float32",
+            "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+        }
+        text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
+        write_text(partial / CONFIG_FILE, f"{text}\n")
     return [
         *(str(to / name) for name in sorted(os.listdir(to))),
         f"read it with nsgf.load({str(to)!r}); share it with: "
@@ -260,7 +258,7 @@ def card(
         config=config,
         flow=flow,
         way=way,
-        is_image=is_image_set(config.data.name),
+        is_image=is_image_set(config.data),
         shape=data_shape(config.data),
         names=names,
         listed=list_names(names),

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.system.errors import UserError, name_setting
+from nsgf.system.errors import UserError, wrong_setting
 
 Array = Tensor | np.ndarray[Any, Any]
 """Type of the points that a caller passes to the Python functions."""
@@ -128,7 +128,7 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
     number = int(value) if is_whole else float(value)
     if number != value or not 0 < number < (10**9 if is_whole else math.inf):
         kind = "a whole number" if is_whole else "a number"
-        raise UserError(f"{name_setting(name, value)}: must be {kind} > 0")
+        raise wrong_setting(name, value, f"must be {kind} > 0")
     return number
 
 
@@ -165,12 +165,10 @@ def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple
             f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
             "and (flows, M, *shape) with the same shape"
         )
-    if not x.numel() or not y.numel():
-        raise UserError(f"empty cloud: particles {tuple(x.shape)}, targets {tuple(y.shape)}")
     flat_x = x.flatten(2).to(dtype)
     flat_y = y.flatten(2).to(dtype)
-    if not (flat_x.sum() + flat_y.sum()).isfinite():
-        raise UserError("particles or targets are not finite")
+    if not (x.numel() and y.numel() and (flat_x.sum() + flat_y.sum()).isfinite()):
+        raise UserError("particles or targets are empty or not finite")
     return flat_x, flat_y
 
 

@@ -29,7 +29,7 @@ from nsgf.sinkhorn.base import (
 from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, TOLERANCE, BatchedSolver
 from nsgf.sinkhorn.blocks import clouds_of
 from nsgf.sinkhorn.plans import LOWEST, Clouds
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.seeding import torch_defaults
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
@@ -172,8 +172,8 @@ def _checked(
     lowest = float(extent.amax()) / math.sqrt(2 * FLOAT32_LIMIT)
     highest = LARGEST * float(extent.where(extent > 0, math.inf).amin())
     if not lowest <= blur <= highest:  # also true for nan, after an overflow of distances
-        raise UserError(
-            f"blur = {blur}: must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
+        raise wrong_setting(
+            "blur", blur, f"must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
         )
     return given, (x.div_(blur).float(), y.div_(blur).float()), blur, solver
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.output import is_launched, local_processes
 
 Value = TypeVar("Value")
@@ -93,7 +93,7 @@ ALONE = World()
 def check_shares(key: str, count: int, size: int) -> None:
     """Raise UserError if the setting ``key`` is below the number of processes."""
     if count < size:
-        raise UserError(f"{key} = {count}: must be >= the number of processes, {size}")
+        raise wrong_setting(key, count, f"must be >= the number of processes, {size}")
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def take_card(device: str) -> bool:
     """Make the card of this process torch's current card; return False if the device is the CPU.
     Raise UserError if there are more processes than cards, or if ``device`` names a single card."""
     if device.startswith("cuda:"):
-        raise UserError(f"device = {device}: each process needs its own card; use cuda")
+        raise wrong_setting("device", device, "each process needs its own card; use cuda")
     if device == "cpu" or not torch.cuda.is_available():
         return False
     if (local := int(os.environ["LOCAL_RANK"])) >= torch.cuda.device_count():

@@ -50,6 +50,11 @@ def name_setting(key: str, value: Any) -> str:
     return name if name == "data" and "/.data/." in str(value) else f"{name} = {value}"
 
 
+def wrong_setting(key: str, value: Any, reason: str) -> "UserError":
+    """Return the error for a wrong setting: ``KEY = VALUE: REASON``."""
+    return UserError(f"{name_setting(key, value)}: {reason}")
+
+
 def suggest(key: str, value: Any = "") -> str:
     """Return ``--KEY VALUE`` or ``KEY=VALUE``, as the user sets it; without a value, only the
     name."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from nsgf.system.errors import UserError
+from nsgf.system.errors import wrong_setting
 from nsgf.system.output import format_bytes
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -33,11 +33,11 @@ def pick_device(name: str) -> torch.device:
     if device.type != "cuda":
         return device
     if (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise UserError(f"device = {name}: this machine has {count} CUDA devices; use auto")
+        raise wrong_setting("device", name, f"this machine has {count} CUDA devices; use auto")
     if device.index is None:  # some functions of torch need a number
         device = torch.device("cuda", torch.cuda.current_device())
     if problem := _kernel_problem(device):
-        raise UserError(f"device = {name}: {problem}; or use cpu")
+        raise wrong_setting("device", name, f"{problem}; or use cpu")
     torch.cuda.set_device(device)  # for streams, events and memory without a given device
     return device
 

@@ -1,6 +1,5 @@
 """The training loop that all phases share."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -123,7 +122,7 @@ class PhaseLoop:
             self.log(f"continues after step {state.step} of {total}")
         session.log.tidy(session.config.phases, self.name, state.step)
         # batches; for points a thread costs more time than it saves
-        is_large = session.device.type == "cuda" and is_image_set(session.config.data.name)
+        is_large = session.device.type == "cuda" and is_image_set(session.config.data)
         loaded = load_batches(
             self.task,
             self.optim.batch_size,
@@ -201,7 +200,6 @@ class PhaseLoop:
         if outcome is None:
             return
         reading = outcome.read()
-        scaler = self.state.scaler
         if reading.is_finite:
             self.window.append(reading)
             self.skipped_in_a_row = 0
@@ -209,10 +207,10 @@ class PhaseLoop:
             return
         progress.update()
         self.skipped_in_a_row += 1
-        reason = f"loss {reading.loss:g}, gradient norm {reading.norm:g}"
-        if scaler.is_enabled() and scaler.get_scale() >= 1 and math.isfinite(reading.loss):
-            reason = f"fp16 gradients overflowed; their scale is now {scaler.get_scale():g}"
-        self.log(f"step {outcome.step} skipped, {reason}")
+        self.log(
+            f"step {outcome.step} skipped, loss {reading.loss:g}, gradient norm {reading.norm:g}, "
+            f"next loss scale {self.state.scaler.get_scale():g}"
+        )
         if self.skipped_in_a_row >= MAX_SKIPPED:
             self._save()
             raise Diverged(
@@ -260,17 +258,14 @@ class PhaseLoop:
         without a single finite update."""
         content = self.state.state_dict()
         step = self.state.step
-        moments = list(self.state.adam.state.values())[:1]  # Adam counts finite updates only
-        if step >= self.optim.iterations > 0 and not any(one["step"] > 0 for one in moments):
+        counts = (one["step"] for one in self.state.adam.state.values())  # of finite updates
+        is_untrained = step >= self.optim.iterations > 0 and not any(counts)
+        if is_untrained or not checkpoint.is_finite(content):
             raise Diverged(
-                f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
-                f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr in a new run, or "
-                "train longer: the loss scale of fp16 needs some updates to settle"
-            )
-        if not checkpoint.is_finite(content):
-            raise Diverged(
-                f"{self.name}: the weights are not finite after step {step}, so they are not "
-                f"saved; try a lower {self.name}.lr ({self.optim.lr:g}) in a new run"
+                f"{self.name}: weights or all updates are not finite after step {step}, so they "
+                f"are not saved; try {suggest('train.precision', 'fp32')} or a lower "
+                f"{self.name}.lr ({self.optim.lr:g}) in a new run; for fp16, train longer: "
+                "its loss scale needs some updates to settle"
             )
         if self.session.world.is_main:
             content |= {

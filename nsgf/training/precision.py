@@ -45,7 +45,7 @@ def pick_precision(config: Config, device: torch.device) -> Precision:
         )
     # whether the processor multiplies bf16; False if this version of torch cannot detect it
     is_fast = any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
-    return "bf16" if is_fast and is_image_set(config.data.name) else "fp32"
+    return "bf16" if is_fast and is_image_set(config.data) else "fp32"
 
 
 def sampling_precision(config: Config, device: torch.device, trained: object = None) -> Precision:

@@ -101,7 +101,7 @@ def load_batches(
     world: World,
     start: int = 0,
     *,
-    prefetch: bool = False,
+    prefetch: bool,
 ) -> Generator[Batch, None, None]:
     """Yield the batches of the updates ``start``, ``start`` + 1, ..., endlessly. Batch k has the
     samples k B to (k + 1) B - 1, divided among the processes.

@@ -22,9 +22,12 @@ def test_configuration_and_records_name_the_same_sets():
     (labels,) = get_args(get_type_hints(CompareConfig)["targets"])
     assert set(get_args(labels)) == {*points, "8gaussians_moons"}
     for name, record in DATA_SETS.items():
-        assert (record.name, len(record.shape)) == (name, 3 if is_image_set(name) else 1)
+        assert (record.name, len(record.shape)) == (
+            name,
+            3 if is_image_set(DataConfig(name=name)) else 1,
+        )
         assert (record.uses >= {"root", "download"}) is (name in ("mnist", "cifar10"))
-        assert (record.uses >= {"fake", "flip"}) is is_image_set(name)
+        assert (record.uses >= {"fake", "flip"}) is is_image_set(DataConfig(name=name))
 
 
 @pytest.fixture

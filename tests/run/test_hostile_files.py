@@ -65,7 +65,7 @@ def test_checkpoints_never_execute(kind, tiny_run, capsys):
 
 
 @pytest.mark.parametrize("name", ["log.txt", "samples", "checkpoints/x", "wandb"])
-@pytest.mark.parametrize("kind", ["link out of", "pipe"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_links_out_of_the_run_folder_are_refused(kind, name, tiny_run, tmp_path, capsys):
     """Pipes too: a program that opens one waits for ever."""
     victim = tmp_path / "victim"
@@ -79,9 +79,9 @@ def test_links_out_of_the_run_folder_are_refused(kind, name, tiny_run, tmp_path,
         file.symlink_to(victim)
     export = ["export", "--to", tmp_path / "to"]
     for command in (["train", "--resume"], ["sample"], ["evaluate"], ["report"], export):
-        assert f"is a {kind}" in fails(capsys, *command, "--run", tiny_run.path)
+        assert "is a pipe or a link out of" in fails(capsys, *command, "--run", tiny_run.path)
     argv = ["sample", "--exp", "2d", "--out-dir", tiny_run.path.parent]
-    assert f"is a {kind}" in fails(capsys, *argv)
+    assert "is a pipe or a link out of" in fails(capsys, *argv)
     assert victim.read_text() == "precious"
 
 

@@ -135,7 +135,7 @@ def test_what_fails_or_is_killed_leaves_nothing(small, small_run, target, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(share, "card", full)
-        with pytest.raises(UserError, match="No space left on device"):
+        with pytest.raises(OSError, match="No space left on device"):
             export_run(small, small_run, target)
     assert names(target.parent) == set()
     left = target.parent / f"moons.{platform.node()}-{2**22 + 1}.partial"  # no process has this id
