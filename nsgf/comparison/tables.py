@@ -34,7 +34,7 @@ LEGENDS = (
     "order, with another out_dir.",
     # settings
     "Each combination of the settings of compare.tune that a method uses was trained once, with a "
-    "seed and measured on a draw of the target that no table above uses. search.csv has all.",
+    "seed and measured on a draw of the target that no other table uses. search.csv has all.",
 )
 IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
 IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}
