@@ -75,10 +75,10 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
     areas = {height >> level: height * width >> 2 * level for level in range(levels)}
     end = height >> levels - 1
     if areas[end] > LARGEST_END**2:
+        what = f"data.size = {height}" if height == width else f"data.path: {height} x {width}"
         raise UserError(
-            f"data.size = {height} x {width}: can only be halved to {end} x "
-            f"{areas[end] // end} pixels, must come to {LARGEST_END} or fewer, as "
-            "28, 32, 48, 96 and 224 do"
+            f"{what}: can only be halved to {end} x {areas[end] // end} pixels, must come to "
+            f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
         )
     n = min(128, samples)
     values = channels * height * width
