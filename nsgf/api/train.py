@@ -50,8 +50,8 @@ class Update(NamedTuple):
     step: int
     """Number of updates of the phase."""
     loss: float | None
-    """Mean loss of the finite updates since the last call. If there was none, that of the last
-    call, which may be None."""
+    """Mean loss of the finite updates since the last call. Without such updates, the loss of the
+    last call; None at the first call."""
     run: Callable[[], Run]
     """Saves a checkpoint and opens the run like ``nsgf.load``, to sample with current weights."""
 
@@ -103,8 +103,8 @@ def train(
         config: a YAML file instead of ``exp``; with ``resume``, settings to change.
         resume: a run folder to continue. ``data`` is needed only if its file no longer exists.
         out_dir: folder for the run folders; None: ``runs``.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: that of the experiment.
-        seed: seed of all random numbers of the run; None: that of the experiment.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: as in the experiment.
+        seed: seed of all random numbers of the run; None: as in the experiment.
         overrides: other settings by key, such as ``{"nsgf.iterations": 2000}``. ``optim.*`` sets
             every phase.
         callback: function that gets an ``Update`` at each line of ``metrics.jsonl``: every

@@ -385,10 +385,9 @@ class CompareConfig:
     """Network calls per sample. nsgf++ needs at least 3, nsgf++h 2, the others 1; sampling.solver
     heun needs one more. onecall and onecall+ are measured with 1 call only."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
-    """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Each
-    method trains once with every combination of those that it uses, with seed + 1000 as the seed.
-    The comparison uses the best combination, by the energy distance or, if features are compared,
-    by their first measure."""
+    """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
+    combination of the settings that a method uses is trained once, with seed + 1000 as its seed.
+    The tables use the best: the smallest energy distance, or Frechet distance for features."""
     tune_nfe: CountOrNull = None
     """Network calls per sample in the search of compare.tune; null: the largest of compare.nfe."""
 

@@ -235,7 +235,7 @@ def read_table(config: DataConfig) -> Table:
                 f"name the columns to use with {suggest('data.columns', 'A,B')}"
             )
     except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
-        raise wrong_setting("data.path", file, f"{one_line(error)}") from error
+        raise wrong_setting("data.path", file, one_line(error)) from error
     if config.found:
         check_same_data(config, _checksum(values))
     return table._replace(values=values, names=names)

@@ -355,7 +355,7 @@ def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, lis
         if labels is not None:
             names, classes = class_numbers(labels, len(images))
     except Exception as error:  # numpy raises many types for damaged and foreign files
-        raise wrong_setting("data.path", data_path(config), f"{one_line(error)}") from error
+        raise wrong_setting("data.path", data_path(config), one_line(error)) from error
     digest = hashlib.sha256(repr(images.shape).encode())
     for image in images:  # may be larger than memory
         digest.update(image.tobytes())
@@ -397,21 +397,20 @@ def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray
     if labels.shape == (count, 1):  # as in MedMNIST
         labels = labels[:, 0]
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    kind = labels.dtype.kind
-    is_counted = kind in "iu" and values.tolist() == list(range(len(values)))
-    if labels.shape != (count,):
-        raise ValueError(
-            f"labels: {labels.shape}, must be one for each of {count} images; if one-hot, use "
-            "labels.argmax(1)"
-        )
-    if kind != "U" and not is_counted:
-        raise ValueError(
-            f"labels: {list_names([*map(str, values)])} of {labels.dtype}, must be names, or whole "
-            "numbers from 0 on without gaps"
-        )
-    if len(values) < 2 or min(counts) < LEAST_OF_CLASS:
-        raise ValueError(
-            f"labels: {min(counts)} images of class {values[counts.argmin()]}, must be 2 classes "
-            f"or more, each of {LEAST_OF_CLASS} images or more"
-        )
+    wrong = ""
+    if labels.ndim == 2 and len(labels) == count:
+        wrong = f"{labels.shape}, perhaps one-hot; use labels.argmax(1)"
+    elif labels.shape != (count,):
+        wrong = f"{labels.shape}, must be one for each of {count} images"
+    elif labels.dtype.kind not in "iuU":
+        wrong = f"{labels.dtype}, must be whole numbers or names"
+    elif labels.dtype.kind != "U" and values.tolist() != list(range(len(values))):
+        wrong = f"{list_names([*map(str, values)])}, must be whole numbers from 0 on without gaps"
+    elif len(values) < 2:
+        wrong = "one class only; leave them out"
+    elif (least := counts.min()) < LEAST_OF_CLASS:
+        rare = values[counts.argmin()]
+        wrong = f"{least} images of class {rare}, must be {LEAST_OF_CLASS} or more"
+    if wrong:
+        raise ValueError(f"labels: {wrong}")
     return [repr(str(name))[1:-1] for name in values], numbers.astype(np.int64)

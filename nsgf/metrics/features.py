@@ -30,7 +30,7 @@ from nsgf.metrics.measures import Measure, Space, Values, compute, measure_of_cl
 from nsgf.run import store
 from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
-from nsgf.system.errors import UserError, one_line, suggest, wrong_setting
+from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.files import ensure_writable
 from nsgf.system.output import Log
 from nsgf.system.seeding import make_generator
@@ -144,6 +144,7 @@ class Inception(FeatureNetwork):
         version = require_fidelity("evaluation.features = inception")
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
+        key = "" if file is None else "evaluation.inception_weights = "
         if file is None:
             file = Path(torch.hub.get_dir(), "checkpoints", PUBLISHED)
             try:
@@ -165,10 +166,8 @@ class Inception(FeatureNetwork):
                 "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
             )
         except Exception as error:  # torch raises many types for damaged or foreign files
-            raise wrong_setting(
-                "evaluation.inception_weights",
-                file,
-                f"no usable Inception weights ({one_line(error)[:100]})",
+            raise UserError(
+                f"{key}{file}: no usable Inception weights ({one_line(error)[:100]})"
             ) from error
         self.name = (
             f"{file.name}, sha256 {sha256[:12]}..., torch-fidelity {version}: images resized to "

@@ -71,9 +71,9 @@ class Album:
         for kind in self._kinds:
             file = self.folder / f"{name}.{kind}"
             save_figure(figure, file)
-            self.files.append(str(file))
-        self.files.pop()  # the PNG, which follows
-        self.add(file, title, text)
+            if kind != "png":
+                self.files.append(str(file))
+        self.add(file, title, text)  # the last kind: PNG
         if len(figure.axes) > 1:
             panels = [(_as_link(part, "png"), width) for part, width in cut_panels(figure)]
             self.pictures[-1] |= {"panels": panels, "is_broad": False}
@@ -90,8 +90,9 @@ class Album:
     def write_page(self, template: Path, **values: Any) -> list[str]:
         """Write the page from a template, values escaped, paths shortened. Return all files: first
         the copy, if any, then the page."""
-        # from the home folder, whose path may have the user's name
-        here = shlex.quote(os.path.relpath(os.curdir, os.path.expanduser("~")))
+        # only below the user's home folder, since other paths may have somebody's name
+        here = os.path.relpath(os.curdir, os.path.expanduser("~"))
+        here = "" if here.startswith(os.pardir) else shlex.quote(here)
         made = f"{datetime.now():%Y-%m-%d %H:%M}"
         page = render(template, made=made, here=here, pictures=self.pictures, **values)
         for file in self._pages:

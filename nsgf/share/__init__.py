@@ -136,7 +136,10 @@ class ExportedRun(RunFolder):
             saved = build({**read_layer(settings), **read_facts(settings)})
             check(saved)
         except (ValueError, UserError) as error:
-            raise UserError(f"{file}: is no exported run, or damaged: {error}") from error
+            raise UserError(
+                f"{file}: is no exported run, or damaged ({error}); it must have {MARK}, settings, "
+                "updates and files"
+            ) from error
         kind = "pretrained" if folder in PRETRAINED.values() else "exported"
         self.results_name = f"{kind}-{folder.resolve().name}"
         self._saved = values(drop_machine_settings(saved))

@@ -66,7 +66,7 @@ def refusal(folder, **how):
         ({"nsgf_export": 2}, "newer format 2, this program reads 1"),
         (
             {"nsgf_export": 1, "updates": {}, "files": {}},
-            "is no exported run, or damaged",
+            "nsgf_export, settings, updates",
         ),
         ({"colour": "blue"}, "colour: unknown key"),
         ({"seed": "x"}, "seed = x: must be an integer"),
