@@ -179,18 +179,13 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     from nsgf.models.unet import GROUPS
 
     unet = config.model.unet
-    channels = config.model.predictor_channels
     height, width = data_shape(config.data)[1:]
-    size = min(height, width)
-    both = f"{height} x {width} pixels"
-    if not channels or size >> len(channels) < 1:
-        yield (
-            "model.predictor_channels",
-            f"must have 1 to {int(math.log2(size))} layers, each halves {both}",
-        )
     parts = 2 ** max(0, len(unet.mult) - 1)
     if not unet.mult or height % parts or width % parts:
-        yield "model.unet.mult", f"must have 1 level or more that halve {both} evenly"
+        yield (
+            "model.unet.mult",
+            f"must have 1 level or more that halve {height} x {width} pixels evenly",
+        )
     if unet.channels % GROUPS:
         yield "model.unet.channels", f"must be a multiple of {GROUPS} (GroupNorm)"
     sides = {height >> level: unet.channels * mult for level, mult in enumerate(unet.mult)}

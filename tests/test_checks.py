@@ -43,7 +43,6 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("digits", "--model.unet.attention=[16]", "model.unet.attention"),
     ("digits", "--model.unet.mult=[1,0]", "model.unet.mult"),
     ("digits", "--model.unet.heads=3", "model.unet.heads"),
-    ("digits", "--model.predictor_channels=[8,8,8,8]", "model.predictor_channels"),
     ("digits", "--accumulate=1000", "train.accumulate"),
     ("mnist", "--model.unet.mult=[1,1,1,1]", "model.unet.mult"),
     ("digits/onecall", "--label=7", "sampling.label"),

@@ -67,7 +67,6 @@ IMAGES = {
     "model.unet.attention": ["[]", "[8]", "[7]", "[4]", "[8,4]"],
     "model.unet.heads": [1, 2, 4],
     "model.unet.dropout": [0, 0.5],
-    "model.predictor_channels": ["[1]", "[4,8]", "[3,3,3]"],
     "model.checkpoint_activations": ["true", "false"],
     "data.flip": ["true", "false"],
 }
@@ -84,7 +83,6 @@ def drawn(source):
         values["data.name"] = source.choice(SETS[exp])
         if exp != "2d":
             values |= {**CHEAP, "model.unet.attention": "[]"}
-            values["model.predictor_channels"] = "[4]"
             values["data.fake"] = "true" if exp != "digits" else "false"
         for key, choices in {**EVERYWHERE, **own}.items():
             if source.random() < 0.5:

@@ -70,7 +70,8 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
         if key == "sinkhorn.solver":  # of earlier versions
             key = "flow.kind"
             value = "sinkhorn" if value == "batched" else value
-        if key in FACTS:  # exported runs have them among their settings
+        # exported runs have facts among their settings; the other one is of earlier versions
+        if key in FACTS or key == "model.predictor_channels":
             continue
         if key in KEYS:
             layer[key] = read_value(key, KEYS[key].kind, value)

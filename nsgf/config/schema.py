@@ -195,10 +195,6 @@ class ModelConfig:
 
     mlp: MLPConfig = field(default_factory=MLPConfig)
     unet: UNetConfig = field(default_factory=UNetConfig)
-    predictor_channels: Annotated[list[int], Range(1, 2**14)] = field(
-        default_factory=lambda: [32, 64, 128, 256]
-    )
-    """Convolution layers of the time predictor for images; each halves the resolution."""
     checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
     """Recompute activations of a unet in the backward pass: less memory, a third more time."""
     network: Annotated[str | None, FACT] = None

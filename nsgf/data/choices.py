@@ -98,7 +98,6 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
         "model.unet.mult": [1, *[2] * (levels - 1)],
         "model.unet.attention": [it for it in [*areas][1:] if 8**2 <= areas[it] <= 16**2],
         "model.unet.heads": wide // 32 * min(2, levels),  # of 32 channels
-        "model.predictor_channels": [32, 64, 128, 256][: min(height, width).bit_length() - 1],
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),
         "peer.coupling_batch": min(1024, samples),

@@ -14,6 +14,8 @@ OwnNetwork = nn.Module | Callable[[], nn.Module]
 (B, *shape) and t (B,) to (B, *shape). With classes it also takes labels (B,), 0 to K (no class)."""
 MOST_VALUES = 4096
 """Largest number D of values in a sample for an affine map, which needs a matrix (D, D)."""
+PREDICTOR_CHANNELS = 32, 64, 128, 256
+"""Channels of the time predictor's convolutions (paper), each of which halves the resolution."""
 FASTEST = 25.0
 SLOWEST = 0.5
 TIME_FEATURES = 32
@@ -115,10 +117,11 @@ class TimePredictorCNN(nn.Module):
     """t_phi(x) for images (appendix of the paper): layers of 3x3 convolution, ReLU and 2x2 average
     pool, then a linear map and a sigmoid."""
 
-    def __init__(self, image_shape: Shape, channels: list[int]) -> None:
-        """``image_shape``: (C, H, W); ``channels``: output channels of each convolution."""
+    def __init__(self, image_shape: Shape) -> None:
+        """``image_shape``: (C, H, W). Below 16 pixels of side there are fewer layers."""
         super().__init__()
         inputs, height, width = image_shape
+        channels = PREDICTOR_CHANNELS[: min(height, width).bit_length() - 1]
         layers = []
         for outputs in channels:
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]

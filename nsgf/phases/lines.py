@@ -226,7 +226,7 @@ class Predictor(LinePhase):
         shape = data_shape(config.data)
         if len(shape) == 1:
             return TimePredictorMLP(shape[0], 1, config.model.mlp)
-        return TimePredictorCNN(shape, config.model.predictor_channels)
+        return TimePredictorCNN(shape)
 
 
 def measure_moments(data: Data) -> tuple[Tensor, Tensor]:

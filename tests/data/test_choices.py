@@ -47,11 +47,11 @@ def refused(*words):
     return str(refusal.value)
 
 
-IMAGES = [  # number, channels, pixels; batches, blur, flows; UNet; layers, starts
-    ((16, 3, 4), (16, 16, 0.5, 1600), (32, 1, [1], [], 1), 2, 65536),
-    ((10000, 1, 16), (128, 128, 0.5, 200), (32, 1, [1, 2, 2], [8], 2), 4, 65536),
-    ((10000, 3, 64), (128, 128, 1, 114), (128, 2, [1, *4 * [2]], [16, 8], 8), 4, 21845),
-    ((64, 3, 256), (64, 64, 1, 15), (64, 1, [1, *6 * [2]], [16, 8], 4), 4, 1365),
+IMAGES = [  # number, channels, pixels; batches, blur, flows; UNet; starts
+    ((16, 3, 4), (16, 16, 0.5, 1600), (32, 1, [1], [], 1), 65536),
+    ((10000, 1, 16), (128, 128, 0.5, 200), (32, 1, [1, 2, 2], [8], 2), 65536),
+    ((10000, 3, 64), (128, 128, 1, 114), (128, 2, [1, *4 * [2]], [16, 8], 8), 21845),
+    ((64, 3, 256), (64, 64, 1, 15), (64, 1, [1, *6 * [2]], [16, 8], 4), 1365),
 ]
 POINTS = [  # number, dimension; batches, blur, flows, width
     ((16, 1), (16, 16, 0.07, 6400, 256)),
@@ -62,10 +62,9 @@ BATCHES = ["optim.batch_size", "sinkhorn.batch_size", "sinkhorn.blur", "pool.num
 UNET = [f"model.unet.{key}" for key in ("channels", "res_blocks", "mult", "attention", "heads")]
 
 
-@pytest.mark.parametrize(("data", "batches", "unet", "layers", "starts"), IMAGES)
-def test_rules_for_images(data, batches, unet, layers, starts):
+@pytest.mark.parametrize(("data", "batches", "unet", "starts"), IMAGES)
+def test_rules_for_images(data, batches, unet, starts):
     chosen = for_images(*data, data[-1])
-    assert chosen.pop("model.predictor_channels") == [32, 64, 128, 256][:layers]
     assert chosen.pop("nsf.starts") == starts
     for phase in ("nsf", "peer"):
         assert chosen.pop(f"{phase}.coupling_batch") == min(data[0], 1024)
@@ -91,8 +90,7 @@ def test_chosen_networks_are_valid_at_every_size(size):
     with torch.device("meta"):
         x, t = torch.empty(2, channels, *sides), torch.empty(2)
         assert UNet(x.shape[1:], config.model.unet)(x, t).shape == x.shape
-        predictor = TimePredictorCNN(x.shape[1:], config.model.predictor_channels)
-        assert predictor(x).shape == (2,)
+        assert TimePredictorCNN(x.shape[1:])(x).shape == (2,)
     with pytest.raises(UserError, match=r"data\.size = 66: "):  # halves too seldom
         for_images(200, 3, 66, 66)
     with pytest.raises(UserError, match=r"data\.path: 66 x 28"):

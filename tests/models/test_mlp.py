@@ -25,21 +25,25 @@ def test_velocity_network_has_the_layers_of_the_paper_and_sees_place_and_time():
 
 
 @pytest.mark.parametrize(
-    ("shape", "channels", "inputs"),
+    ("shape", "layers", "inputs"),
     [
         ((2,), None, None),
-        ((1, 8, 8), [32, 64, 128], 128),
-        ((1, 28, 28), [32, 64, 128, 256], 256),
-        ((3, 32, 32), [32, 64, 128, 256], 1024),
+        ((3, 1, 5), 0, 15),
+        ((3, 2, 2), 1, 32),
+        ((1, 7, 15), 2, 64 * 1 * 3),
+        ((1, 8, 8), 3, 128),
+        ((1, 28, 28), 4, 256),
+        ((3, 32, 32), 4, 1024),
     ],
 )
-def test_time_predictor_has_the_layers_of_the_paper_for_each_image_size(shape, channels, inputs):
-    if channels is None:
+def test_time_predictor_has_the_layers_of_the_paper_for_each_image_size(shape, layers, inputs):
+    """Each halves the image, so small ones have fewer."""
+    if layers is None:
         model = TimePredictorMLP(2, 1, MLPConfig())
     else:
-        model = TimePredictorCNN(shape, channels)
+        model = TimePredictorCNN(shape)
         kinds = [type(layer) for layer in model.features]
-        assert kinds == [nn.Conv2d, nn.ReLU, nn.AvgPool2d] * len(channels)
+        assert kinds == [nn.Conv2d, nn.ReLU, nn.AvgPool2d] * layers
         assert model.head.in_features == inputs
     t = model(torch.randn(4, *shape))
     assert t.shape == (4,)

@@ -182,7 +182,7 @@ def test_networks_compile_as_one_graph(name):
     if name == "mlp":
         check_compiled(VelocityMLP(2, 2, MLPConfig(width=8)), x[:, 0, 0, :2], t)
     elif name == "predictor":
-        check_compiled(TimePredictorCNN((1, 8, 8), [4, 8]), x)
+        check_compiled(TimePredictorCNN((1, 8, 8)), x)
     else:
         config = UNetConfig(channels=32, mult=[1, 1], attention=[4])
         recompute = name == "recomputing unet"
