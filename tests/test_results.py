@@ -165,12 +165,6 @@ TABLES = [
     ),
     ("W2 at 10 / 100 calls, seed 0", "2d_plus", W2, {}),
     (
-        "W2 | moons, 10 calls",
-        "ablations_2d",
-        [at(["w2"], nfe, target=place) for place in ("moons", "checkerboard") for nfe in (10, 100)],
-        {},
-    ),
-    (
         "Fréchet distance at | 1 call",
         "digits",
         [*(at([FRECHET], nfe) for nfe in (1, 2, 3, 5, 10, 20)), TIME],
@@ -337,6 +331,11 @@ def test_figures_in_sentences():
         *(digits("nsgf++h", n) for n in (5, 10)),
     )
     assert_said("docs/one-call.md", f"{one} at 1 call | {five} at 5, {ten} at 10")
+    constant, harmonic = (
+        shown("ablations_2d", variant, *at(["w2"], 100, target="moons"))
+        for variant in ("constant eta 0.5", "configs/2d.yaml")
+    )
+    assert_said(PAGE, f"W2 on moons is {constant} at 100 calls, with harmonic ones {harmonic} ")
     places = {line["target"] for line in lines_of("points_search")}
     differences = [
         paired("points_searched", ("nsgf++h", "otcfm+"), *at(["energy"], 10, target=place)[0])
