@@ -89,7 +89,7 @@ def find_folder(path: str | PathLike[str]) -> Path:
         except Exception as error:  # the hub, its transport and the system raise many types
             raise UserError(
                 f"{path}: cannot be downloaded from the hub ({one_line(error)[:300]}); it needs "
-                "pip install -e .[hub]"
+                "pip install -e '.[hub]'"
             ) from error
     folder = expand_path("run", path)
     index = folder / CONFIG_FILE  # other programs use this name too
