@@ -120,7 +120,7 @@ def resolve(
         options[key] = expand_path(key, options[key])
 
     # the experiment: the file of --config, on top of the shipped one that has its name
-    top = Experiment({}, {}, {})
+    top = Experiment({}, {})
     if "config" in options:
         top = read_experiment(options["config"])
     on_top = spread_optim(top.settings)
@@ -140,16 +140,16 @@ def resolve(
             sections = dict(top.methods)
             for name, section in below.methods.items():
                 sections[name] = {**section, **on_top, **sections.get(name, {})}
-            own = Experiment({**spread_optim(below.settings), **on_top}, sections, {})
+            own = Experiment({**spread_optim(below.settings), **on_top}, sections)
         elif exp and not on_top:
             raise wrong_setting("exp", exp, f"must be one of {', '.join(EXPERIMENTS)}{hint}")
 
     # the run that the command uses, or the data of a new run
     run = run or _find_run(command, options, given, own.settings, notes)
     if run:
-        own = Experiment(_settings_of_run(command, run, options, given, on_top, notes), {}, {})
+        own = Experiment(_settings_of_run(command, run, options, given, on_top, notes), {})
     elif "compare" in options:
-        own = Experiment({"out_dir": os.path.dirname(os.path.abspath(options["compare"]))}, {}, {})
+        own = Experiment({"out_dir": os.path.dirname(os.path.abspath(options["compare"]))}, {})
     elif not {"exp", "data.name"} <= {**own.settings, **given}.keys():
         raise UserError(
             f"use {suggest('exp', 'NAME')} ({', '.join(EXPERIMENTS)}), or "
@@ -286,6 +286,8 @@ def _configure(
         chosen, found, lines = choose_for_own_data(draft)
         given |= found
         notes += lines
+    elif given.get("data.size", 0) in ("auto", None) and layer.get("data.name") == "images":
+        del given["data.size"]  # the size that was found
     base = {**below, **chosen, **own}
 
     # settings that depend on others

@@ -19,7 +19,7 @@ import torch
 from nsgf.checks import check
 from nsgf.comparison import SETTINGS
 from nsgf.comparison.tuning import AS_GIVEN, SEED_OFFSET, Choice, choices_of
-from nsgf.config.files import method_layers, read_experiment
+from nsgf.config.files import method_layers, read_experiment, stored_facts
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build, change, fixed_values, sections_of
 from nsgf.config.values import dump_yaml, format_value
@@ -57,8 +57,8 @@ NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
 FORMAT = 3
 """Version of the measures. Increase it when the computation of a measure changes."""
-EQUAL = ("seed", "data", "model", "evaluation")
-"""Sections that must agree for all methods."""
+EQUAL = ("seed", "data", "model", "evaluation", "compare.tune", "compare.tune_nfe")
+"""Sections and settings that must agree for all methods."""
 
 Draw = Callable[..., Array]
 """(noise, nfe) or, with classes, (noise, nfe, labels) -> samples in the units of the data. Noise
@@ -158,7 +158,8 @@ class Comparison:
         if not names:
             raise wrong_setting("compare", folder, f"its {SETTINGS} has no methods")
         layers = [method_layers(stored, name) for name in names]
-        methods = [build({**below, **own, **stored.facts}) for below, own in layers]
+        facts = stored_facts(folder)
+        methods = [build({**below, **own, **facts}) for below, own in layers]
         return cls(methods[0], {method.method: method for method in methods})
 
     @property
@@ -189,7 +190,7 @@ class Comparison:
         trials = []
         for one in self.trials_of(self.methods, [seed]):
             choices = choices_of(self.methods[one.method])
-            if len(choices) > 1:
+            if len(choices) > 1 and one.nfe:
                 trials += [replace(one, choice=own, is_tuning=True) for own in choices]
         return [trial for trial in trials if trial.nfe]
 

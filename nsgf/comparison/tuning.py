@@ -54,13 +54,13 @@ def choices_of(config: Config) -> list[Choice]:
         if key not in KEYS:
             refuse_unknown(name, KEYS)
         section, _, last = key.rpartition(".")
-        is_term = section in (*OF_PHASES, "optim") and last in TERMS
-        if key != "sampling.spacing" and (section not in SECTIONS or is_term):
+        is_term = last in TERMS and section in (*OF_PHASES, "optim")
+        if key != "sampling.spacing" and (section not in SECTIONS or is_term or KEYS[key].is_free):
             raise wrong_setting(
                 "compare.tune",
                 name,
                 "must be sampling.spacing, or a setting of "
-                f"{', '.join(SECTIONS)}, but none of {', '.join(TERMS)}",
+                f"{', '.join(SECTIONS)} that changes results, but none of {', '.join(TERMS)}",
             )
         typed = [
             read_value(f"compare.tune.{name}", KEYS[key].kind, value)
@@ -70,7 +70,9 @@ def choices_of(config: Config) -> list[Choice]:
             raise wrong_setting("compare.tune", name, "must have two different values or more")
         # whether the method uses the setting
         if section == "sampling":
-            is_used = any(issubclass(leg, StraightFlow) for leg, _ in find_way(config).legs)
+            is_fixed = config.sampling.solver == "dopri5" or config.sampling.omega
+            legs = find_way(config).legs
+            is_used = not is_fixed and any(issubclass(leg, StraightFlow) for leg, _ in legs)
         else:
             is_used = section == "optim" or any(phase.uses(config, key) for phase in phases)
         if is_used:

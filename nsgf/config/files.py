@@ -13,7 +13,7 @@ import yaml
 from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value
 from nsgf.system.errors import UserError, cause, suggest, wrong_setting
-from nsgf.system.files import Plain
+from nsgf.system.files import Plain, parse_object
 
 FACTS_FILE = "facts.json"
 PACKAGE = Path(__file__).parents[1]
@@ -36,8 +36,6 @@ class Experiment(NamedTuple):
     settings: Layer
     methods: dict[str, Layer]
     """Settings for single methods, which override the others."""
-    facts: Layer
-    """Facts that the run stored in ``facts.json`` beside the settings."""
 
 
 def read_experiment(file: Path) -> Experiment:
@@ -57,8 +55,7 @@ def read_experiment(file: Path) -> Experiment:
             own[str(name)] = read_layer(section)
         except UserError as error:
             raise UserError(f"methods.{name}.{error}") from error
-    beside = file.with_name(FACTS_FILE)
-    return Experiment(settings, own, read_facts(read_plain(beside)) if beside.exists() else {})
+    return Experiment(settings, own)
 
 
 def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
@@ -80,6 +77,15 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
         else:
             refuse_unknown(key, KEYS)
     return layer
+
+
+def stored_facts(folder: Path) -> Layer:
+    """Return the facts of a run or of a comparison. Raise UserError if they are damaged."""
+    file = folder / FACTS_FILE
+    try:
+        return read_facts(parse_object(file.read_bytes())) if file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: damaged ({cause(error)}); train a new run") from error
 
 
 def read_facts(sections: Plain) -> Layer:

@@ -124,7 +124,10 @@ def _convert(kind: Any, value: Any) -> Any:
         return value
     if origin is dict:
         if isinstance(value, str):
-            value = dict(word.split("=", 1) for word in value.split())
+            pairs = [word.split("=", 1) for word in value.split()]
+            value = dict(pairs)
+            if len(value) < len(pairs):
+                raise ValueError
         return {_convert(str, name): _convert(parts[1], own) for name, own in value.items()}
     if origin is Literal or kind is str:
         if not isinstance(value, str) or (parts and value not in parts):

@@ -242,6 +242,8 @@ def evaluate_run(
     }
     if any(isinstance(leg, StraightFlow) for leg in sampler.legs):
         metrics["solver"] = config.sampling.solver
+        if config.sampling.spacing != 1:
+            metrics["spacing"] = config.sampling.spacing
     if config.data.conditional:
         metrics["guidance"] = config.sampling.guidance
     if (tau := samples[0].tau) is not None:

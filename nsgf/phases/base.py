@@ -13,6 +13,7 @@ from nsgf.data import Data, data_classes, data_shape
 from nsgf.models import OwnNetwork, VelocityMLP, make_own
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
+from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.seeding import derive_seed, keep_random_numbers
@@ -94,8 +95,18 @@ class Phase(ABC):
         return derive_seed(session.config.seed, self.name)
 
     def uses(self, config: Config, key: str) -> bool:
-        """Whether training reads the setting ``key`` of its own section, or of :attr:`reads`."""
-        return key.partition(".")[0] in (self.name, *self.reads)
+        """Whether training reads the setting ``key`` of its own section, or of :attr:`reads`, and
+        the other settings do not make it useless."""
+        section, _, name = key.partition(".")
+        is_useless = {
+            "flow.eta": config.flow.schedule != "constant",
+            "nsf.coupling_batch": config.nsf.coupling != "ot",
+            "nsf.starts": config.nsf.source != "nsgf",
+            "peer.coupling_batch": config.peer.method != "otcfm",
+            "peer.sigma": config.peer.method == "rf",
+            f"sinkhorn.{name}": name in {*FLOW_SETTINGS} - {*FLOWS[config.flow.kind].uses},
+        }
+        return section in (self.name, *self.reads) and not is_useless.get(key, False)
 
     def needs(self, config: Config) -> tuple["Phase", ...]:
         """Return the earlier phases that must be trained before this one."""

@@ -70,11 +70,6 @@ class Peer(Phase):
     title = "flow matching"
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
-    def uses(self, config: Config, key: str) -> bool:
-        method = config.peer.method
-        needed = {"peer.coupling_batch": method == "otcfm", "peer.sigma": method != "rf"}
-        return super().uses(config, key) and needed.get(key, True)
-
     def task(self, session: Session, data: Data) -> Task:
         config = session.config.peer
         group = None

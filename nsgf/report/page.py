@@ -244,7 +244,7 @@ def report_run(
 def chosen_settings(config: Config) -> str:
     """Return, as text, the settings of training and sampling that differ from the shipped files of
     experiment and method."""
-    shipped = Experiment({}, {}, {})
+    shipped = Experiment({}, {})
     if config.exp in EXPERIMENTS:
         shipped = read_experiment(CONFIGS / f"{config.exp}.yaml")
     below, own = method_layers(shipped, config.method if config.method in METHODS else None)

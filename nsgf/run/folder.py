@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from nsgf.config.files import FACTS_FILE, read_experiment
+from nsgf.config.files import FACTS_FILE, read_experiment, stored_facts
 from nsgf.config.schema import PHASE_NUMBERS, Config, DataConfig, PhaseName
 from nsgf.config.settings import FACTS, Layer, nest, sections_of
 from nsgf.config.values import dump_yaml
@@ -87,11 +87,10 @@ class RunFolder:
         """Return the saved settings and facts; raise UserError if they are damaged or wrong, or
         come from a version with other settings."""
         try:
-            saved = read_experiment(self.config_file)
+            return read_experiment(self.config_file).settings | stored_facts(self.path)
         except UserError as error:
             version = read_object(self.path / "versions.json").get("nsgf", "an unknown version")
             raise UserError(f"{self.config_file}, written by nsgf {version}: {error}") from error
-        return {**saved.settings, **saved.facts}
 
     def weights(self, phase: PhaseName) -> Weights:
         """Return the averaged weights of a phase, from its newest readable checkpoint.

@@ -245,12 +245,13 @@ def card(
 ) -> str:
     """Return the text of ``README.md`` with the hub's front matter. ``updates``: training progress
     by phase; ``pictures``: names of the pictures in the folder."""
-    # measures of these updates and, with classes, of the same guidance
+    # measures of these updates, with the same spacing and guidance
     measures = read_object(run.path / "metrics.json")
     its = measures.get("updates")
     is_same = isinstance(its, dict) and its and its.items() <= updates.items()
-    is_other = config.data.conditional and measures.get("guidance") != config.sampling.guidance
-    if is_other or not is_same:
+    sampling = config.sampling
+    measured = measures.get("spacing", 1), measures.get("guidance", 1)
+    if measured != (sampling.spacing, sampling.guidance) or not is_same:
         measures = {}
     way = find_way(config)
     least, most = way.possible_calls(config)

@@ -56,6 +56,40 @@ def test_a_method_tries_the_settings_that_it_uses(method, names, count):
         assert {text.split()[0] for text in one.title.split(", ")} == names
 
 
+@pytest.mark.parametrize(
+    ("flags", "useless"),
+    [
+        ("--methods=nsgf", "sinkhorn.scaling=0.5,0.8"),
+        ("--methods=nsgf --flow.kind=energy", "sinkhorn.blur=0.1,0.2"),
+        ("--methods=nsgf --flow.schedule=harmonic", "flow.eta=0.2,0.5"),
+        ("--methods=nsgf++", "nsf.coupling_batch=4,8"),
+        ("--methods=affine", "nsf.starts=64,128"),
+        ("--methods=icfm", "peer.coupling_batch=4,8"),
+        ("--methods=1rf", "peer.sigma=0,0.1"),
+        ("--methods=nsgf++h --sampling.solver=dopri5", "sampling.spacing=1,2"),
+        ("--methods=nsgf++h --sampling.omega=0.1", "sampling.spacing=1,2"),
+    ],
+)
+def test_settings_that_change_nothing_are_not_tried(flags, useless):
+    config = compared("2d", *flags.split(), f"--compare.tune=lr=1e-3,3e-3 {useless}")
+    assert [one.title for one in choices_of(config.methods[flags.split()[0][10:]])] == [
+        "lr 0.001",
+        "lr 0.003",
+    ]
+
+
+def test_methods_without_a_row_are_not_searched(tmp_path):
+    found = searched(tmp_path, "--compare.methods=[nsgf,onecall]", "--compare.tune_nfe=1")
+    assert {trial.method for trial in found.tuning_trials} == {"nsgf"}
+
+
+def test_a_method_cannot_bring_its_own_search(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("phases: [nsgf]\ncompare: {tune: {lr: [1.0e-4, 1.0e-3]}}\n")
+    with pytest.raises(UserError, match=r"^compare\.tune = "):
+        compared("2d", f"--methods=nsgf,{file}")
+
+
 def test_a_choice_reaches_all_networks_of_the_method():
     grid = "--compare.tune=nsgf.lr=0.1,0.2 lr=0.5,0.6 sampling.spacing=2,3"
     config = compared("2d", "--methods=nsgf++", grid).methods["nsgf++"]
@@ -83,6 +117,8 @@ def test_a_choice_reaches_all_networks_of_the_method():
         ("sampling.guidance=1,2", r"compare\.tune = sampling\.guidance"),
         ("peer.sigma=0,0.1", r"compare\.tune = peer\.sigma"),
         ("lr=fast", r"compare\.tune\.lr"),
+        ("lr=1e-3,3e-3 lr=1e-2,1e-1", r"compare\.tune"),
+        ("pool.storage=memory,disk", r"compare\.tune = pool\.storage"),
         ("lr=-1,1e-3", r"nsgf\.lr"),
     ],
 )

@@ -134,6 +134,9 @@ def test_a_run_keeps_the_size_of_its_images_and_a_saved_file_wins_over_choices(i
     run = RunFolder.create(config)
     message = refused("--run", run.path, "--resume", "--data.size=16")
     assert message.startswith("data.size = 16: must be 32")
+    resumed = parse(["train", "--run", str(run.path), "--resume", "--data.size=auto"])
+    assert resumed.config.data.size == 32
+    (run.path / "facts.json").write_text("[1, 2]")  # a new run finds its own
     again = parse(["train", "--config", str(run.config_file)]).config
     assert (again, again.data.found) == (config, config.data.found)
 

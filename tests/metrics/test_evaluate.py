@@ -46,12 +46,13 @@ def strict(file):
 @pytest.mark.filterwarnings("error")
 def test_one_sample_has_no_spread(small, small_run):
     evaluation = replace(small.evaluation, num_samples=1)
-    sampling = replace(small.sampling, solver="dopri5")
+    sampling = replace(small.sampling, solver="dopri5", spacing=2.0)
     config = replace(small, evaluation=evaluation, sampling=sampling)
     file, found = evaluate_run(config, small_run)
     assert strict(file) == found
     assert found["tau_std"] == 0
     assert found["expected_nfe"] is None
+    assert found["spacing"] == 2
     assert found["nfe"] > 3 + 1 + 2
 
 

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from nsgf.config.settings import change
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config, newest_run
 from nsgf.share import open_run
@@ -55,6 +56,15 @@ def test_folder_that_cannot_be_written_or_is_no_run_is_refused(tiny, tmp_path):
         RunFolder.create(replace(tiny, out_dir=str(tmp_path / "file")))
     with pytest.raises(UserError, match="no run folder"):
         open_run(tmp_path)
+
+
+def test_facts_may_have_any_name(tiny, tmp_path):
+    facts = {"data.found": {"class_names": ["\U0001f600", "\u00e9\u65e5"]}}
+    run = RunFolder.create(change(tiny, {**facts, "out_dir": str(tmp_path)}))
+    assert run.read_settings()["data.found"] == facts["data.found"]
+    (run.path / "facts.json").write_text("{")
+    with pytest.raises(UserError, match=r"facts\.json: damaged"):
+        run.read_settings()
 
 
 def test_set_aside_never_overwrites(tiny):

@@ -238,11 +238,12 @@ def test_measures_of_the_same_weights_are_shown(small, small_run):
     [
         ({"guidance": 2.0}, True),
         ({"guidance": 1.0}, False),
+        ({"guidance": 2.0, "spacing": 3.0}, False),
         ({"guidance": 2.0, "updates": {"generator": "6 of 12"}}, False),
         ({"guidance": 2.0, "updates": 3}, False),
     ],
 )
-def test_measures_of_other_weights_or_guidance_are_not(small_run, changes, is_same):
+def test_measures_of_other_weights_or_sampling_are_not(small_run, changes, is_same):
     config = shipped("digits/onecall", *CLASSES, "--sampling.guidance=2")
     updates = {"generator": "12 of 12"}
     text = card(config, with_measures(small_run, **{"updates": updates, **changes}), updates, [])
