@@ -333,7 +333,8 @@ def _configure(
     check(config)
     kind = config.flow.kind
     useless = {
-        f"sinkhorn.{name}": f"flow.kind {kind}" for name in {*FLOW_SETTINGS} - {*FLOWS[kind].uses}
+        f"sinkhorn.{name}": f"flow.kind {kind}"
+        for name in FLOW_SETTINGS.difference(FLOWS[kind].uses)
     }
     if "download" not in target_set(config.data).uses:
         useless["data.download"] = f"data.name {config.data.name}"

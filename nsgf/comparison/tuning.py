@@ -70,9 +70,9 @@ def choices_of(config: Config) -> list[Choice]:
             raise wrong_setting("compare.tune", name, "must have two different values or more")
         # whether the method uses the setting
         if section == "sampling":
-            is_fixed = config.sampling.solver == "dopri5" or config.sampling.omega
+            ignores_spacing = config.sampling.solver == "dopri5" or config.sampling.omega
             legs = find_way(config).legs
-            is_used = not is_fixed and any(issubclass(leg, StraightFlow) for leg, _ in legs)
+            is_used = not ignores_spacing and any(issubclass(leg, StraightFlow) for leg, _ in legs)
         else:
             is_used = section == "optim" or any(phase.uses(config, key) for phase in phases)
         if is_used:

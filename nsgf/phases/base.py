@@ -104,7 +104,7 @@ class Phase(ABC):
             "nsf.starts": config.nsf.source != "nsgf",
             "peer.coupling_batch": config.peer.method != "otcfm",
             "peer.sigma": config.peer.method == "rf",
-            f"sinkhorn.{name}": name in {*FLOW_SETTINGS} - {*FLOWS[config.flow.kind].uses},
+            f"sinkhorn.{name}": name in FLOW_SETTINGS.difference(FLOWS[config.flow.kind].uses),
         }
         return section in (self.name, *self.reads) and not is_useless.get(key, False)
 
