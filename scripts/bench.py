@@ -1,10 +1,9 @@
 """Benchmarks: the tables of docs/performance.md, and those of several comparisons together.
 
     python scripts/bench.py train --exp digits --vary precision=fp32,bf16
-    python scripts/bench.py memory --exp cifar10 --vary batch-size=32,64,128
     python scripts/bench.py tables docs/results/2d.csv --nfe 10
 
-train and memory also take any flag of `nsgf train`. MNIST and CIFAR-10 are random images
+train also takes any flag of `nsgf train`. MNIST and CIFAR-10 are random images
 unless --data-root names a folder of real ones. What a table compares is timed in turn in one
 process. Times are medians of --repeats; brackets hold the smallest and the largest.
 """
@@ -48,8 +47,7 @@ def main() -> None:
         return
     device = pick_device(options.device)
     print(machine(device, options.repeats))
-    tables = {"train": train_table, "memory": memory_table}
-    for line in tables[options.command](options, [*flags, "--device", str(device)], device):
+    for line in train_table(options, [*flags, "--device", str(device)]):
         print(line, flush=True)
 
 
@@ -58,22 +56,19 @@ def parse_arguments() -> tuple[Options, list[str]]:
     text, shown = __doc__, argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=text, formatter_class=shown, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    own = {
-        name: commands.add_parser(name, allow_abbrev=False)
-        for name in ("train", "memory", "tables")
-    }
-    for name in ("train", "memory"):
-        own[name].add_argument("--device", default="auto")
-        own[name].add_argument("--repeats", type=int, default=5)
-        own[name].add_argument("--exp", default="digits", help="experiment")
-        text = "a row for each value of this flag of `nsgf train`; several are combined"
-        own[name].add_argument("--vary", action="append", default=[], metavar="FLAG=A,B", help=text)
-        own[name].add_argument("--steps", type=int, default=10, help="updates of a repeat")
-    own["tables"].add_argument("files", nargs="+", type=Path, metavar="TABLE.CSV")
-    own["tables"].add_argument("--methods", nargs="+", help="rows; the first against the others")
-    own["tables"].add_argument("--nfe", nargs="+", type=int, help="columns")
-    own["tables"].add_argument("--latex", action="store_true")
-    own["tables"].add_argument("--figure", type=Path, help="also draw the measures against NFE")
+    train = commands.add_parser("train", allow_abbrev=False)
+    train.add_argument("--device", default="auto")
+    train.add_argument("--repeats", type=int, default=5)
+    train.add_argument("--exp", default="digits", help="experiment")
+    text = "a row for each value of this flag of `nsgf train`; several are combined"
+    train.add_argument("--vary", action="append", default=[], metavar="FLAG=A,B", help=text)
+    train.add_argument("--steps", type=int, default=10, help="updates of a repeat")
+    tables = commands.add_parser("tables", allow_abbrev=False)
+    tables.add_argument("files", nargs="+", type=Path, metavar="TABLE.CSV")
+    tables.add_argument("--methods", nargs="+", help="rows; the first against the others")
+    tables.add_argument("--nfe", nargs="+", type=int, help="columns")
+    tables.add_argument("--latex", action="store_true")
+    tables.add_argument("--figure", type=Path, help="also draw the measures against NFE")
     options, flags = parser.parse_known_args()
     if flags and options.command == "tables":
         parser.error(f"unknown argument {flags[0]}")
@@ -160,12 +155,13 @@ def trained(options: Options, variant: Variant) -> dict[str, dict[str, Any]]:
     return found
 
 
-def train_table(options: Options, flags: Sequence[str], device: torch.device) -> Iterator[str]:
-    """Milliseconds of an update, and samples per second beside those of the first row."""
+def train_table(options: Options, flags: Sequence[str]) -> Iterator[str]:
+    """Milliseconds of an update, samples per second beside those of the first row, and the most
+    bytes in use: on the card, or by the process so far, libraries and earlier phases included."""
     own = variants(options, flags)
     turns = [[trained(options, variant) for variant in own] for _ in range(options.repeats)]
-    yield f"| {options.exp}: phase | settings | batch | ms | samples/s | speed |"
-    yield "|---|---|---:|---:|---:|---:|"
+    yield f"| {options.exp}: phase | settings | batch | ms | samples/s | speed | peak memory |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
     for phase in own[0].config.phases:
         sizes = [getattr(variant.config, phase).batch_size for variant in own]
         for number, variant in enumerate(own):
@@ -173,20 +169,9 @@ def train_table(options: Options, flags: Sequence[str], device: torch.device) ->
             first = [sizes[0] * turn[0][phase]["steps_per_second"] for turn in turns]
             speed = median(a / b for a, b in zip(rates, first, strict=True))
             times = spread([1e3 * sizes[number] / rate for rate in rates])
-            cells = f"{sizes[number]} | {times} | {median(rates):,.1f} | {speed:.3f}"
+            memory = format_bytes(max(turn[number][phase]["peak_memory"] for turn in turns))
+            cells = f"{sizes[number]} | {times} | {median(rates):,.1f} | {speed:.3f} | {memory}"
             yield f"| {phase} | {variant.label} | {cells} |"
-
-
-def memory_table(options: Options, flags: Sequence[str], device: torch.device) -> Iterator[str]:
-    """The most bytes in use while a phase trains: on the card, or by the process so far, libraries
-    and earlier phases included."""
-    own = variants(options, flags)
-    yield f"| {options.exp}: phase | settings | batch | peak memory |\n|---|---|---:|---:|"
-    for variant in own:
-        for phase, record in trained(options, variant).items():
-            size = getattr(variant.config, phase).batch_size
-            peak = format_bytes(record["peak_memory"])
-            yield f"| {phase} | {variant.label} | {size} | {peak} |"
 
 
 # --- tables of comparisons ----------------------------------------------------------------------

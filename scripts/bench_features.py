@@ -1,14 +1,18 @@
 """What do the measures of images see? Pictures of known quality, measured as samples are.
 
-    python scripts/bench_features.py FILE.csv digits mnist [--sides 64 112] [--scalings nearest]
+    python scripts/bench_features.py FILE.csv
+    python scripts/bench_features.py FILE.csv FOLDER ...    # runs on MNIST, with and without haze
 
-256 pictures of each kind are compared with at most 1,000 real images that none was made from.
+256 pictures of each kind are compared with at most 1,000 real images that none was made from. Of a
+run, 2,048 samples are measured as `nsgf evaluate` does, and again with levels below 12 set to 0 in
+samples and real images.
 """
 
-import argparse
 import csv
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -17,15 +21,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nsgf.config.schema import DataConfig
-from nsgf.data import DATA_SETS, ImageSet
+import nsgf
+from nsgf.config.schema import DataConfig, ImageName
+from nsgf.data import DATA_SETS, ImageSet, build_source
+from nsgf.data.images import to_bytes
 from nsgf.metrics import features
-from nsgf.metrics.features import SIDE, FeatureMetrics, ImageNet
+from nsgf.metrics.features import FeatureMetrics, ImageNet
 from nsgf.metrics.measures import keys_of, measures_in
+from nsgf.phases import find_way
+from nsgf.sampling.generate import generate
 
-COUNT, MEASURES = 256, keys_of(measures_in("imagenet"))
-features.MOST = 1000
+COUNT, SAMPLES, CALLS = 256, 2048, (3, 5, 10, 20)
+MEASURES = keys_of(measures_in("imagenet"))
 ImageNet.splits = 4
+SETS: list[ImageName] = ["digits", "mnist"]
+NETWORKS = [(112, "bicubic", 0), (64, "bicubic", 0), (112, "nearest", 0), (160, "bicubic", 0)]
+OF_RUNS = [(112, "bicubic", 0), (112, "bicubic", 12)]
+
+
+class Network(ImageNet):
+    """The features of images whose levels below ``black`` are set to 0."""
+
+    def __init__(self, side: int, scaling: str, black: int) -> None:
+        super().__init__(side, scaling)
+        self.black = black
+
+    def _features(self, images: Tensor) -> Tensor:
+        return super()._features(images.where(images >= self.black, 0))
 
 
 def pictures(images: Tensor, labels: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -48,44 +70,54 @@ def pictures(images: Tensor, labels: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "16 images, each 16 times", images[:16].repeat(COUNT // 16, 1, 1, 1)
 
 
+@cache
+def samples(folder: str, nfe: int) -> Tensor:
+    """Return the samples that `nsgf evaluate` measures, as bytes."""
+    run = nsgf.load(folder, device="cpu", overrides={"train.precision": "fp32"})
+    config = find_way(run.config).choose_calls(run.config, nfe)
+    source = build_source(config.data, config.seed, "evaluate", "0")
+    return to_bytes(generate(run.sampler.with_settings(config), source, SAMPLES, run.device).x)
+
+
 def main() -> None:
-    """Measure all pictures at each scale, and write a line of the file for each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path)
-    parser.add_argument("sets", nargs="+", choices=["digits", "mnist", "cifar10"])
-    parser.add_argument("--sides", nargs="+", type=int, default=[SIDE])
-    parser.add_argument("--scalings", nargs="+", default=["bicubic"])
-    parser.add_argument("--data-root", default="data")
-    options = parser.parse_args()
-    places = product(options.sets, options.sides, options.scalings)
-    with options.file.open("a", newline="") as stream:
+    """Measure all pictures by each network, and write a line of the file for each."""
+    file, *runs = sys.argv[1:]
+    features.MOST = features.MOST if runs else 1000
+    places = product(SETS[1:], OF_RUNS) if runs else product(SETS, NETWORKS)
+    with open(file, "a", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         if not stream.tell():
-            writer.writerow(["set", "side", "scaling", "pictures", *MEASURES])
-        for name, side, how in places:
-            for kind, found in measures(DataConfig(name=name, root=options.data_root), side, how):
-                writer.writerow([name, side, how, kind, *(f"{found[key]:.4g}" for key in MEASURES)])
+            writer.writerow(["set", "side", "scaling", "black", "pictures", *MEASURES])
+        for name, network in places:
+            for kind, found in measures(DataConfig(name=name), Network(*network), runs):
+                values = [f"{found[key]:.4g}" for key in MEASURES]
+                writer.writerow([name, *network, kind, *values])
                 stream.flush()
 
 
-def measures(config: DataConfig, side: int, scaling: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the measures of real images, then of each kind of pictures."""
-    kind = DATA_SETS[config.name]
+def measures(
+    config: DataConfig, network: ImageNet, runs: Sequence[str]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield the measures of real images, then of each kind of pictures or of each run's samples."""
+    kind, count = DATA_SETS[config.name], SAMPLES if runs else COUNT
     assert isinstance(kind, ImageSet)
     images = kind.load(config, seed=0)
     assert images is not None
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
     chosen = order[: 2 * features.MOST]
     with tempfile.TemporaryDirectory() as folder:
-        network, place = ImageNet(side, scaling), Path(folder)
-        metrics = FeatureMetrics(network, config, images[chosen], place, torch.device("cpu"), print)
-        floors = [metrics.floor(COUNT, split) for split in range(network.splits)]
+        device = torch.device("cpu")
+        metrics = FeatureMetrics(network, config, images[chosen], Path(folder), device, print)
+        floors = [metrics.floor(count, split) for split in range(network.splits)]
         yield "real", {key: mean(floor[key] for floor in floors) for key in MEASURES}
-        numbers = {image.numpy().tobytes(): n for n, image in enumerate(images)}
-        rows = [numbers[image.numpy().tobytes()] for image in metrics.rest]
-        labels = kind.labels(config, len(images))[rows]
-        for name, pixels in pictures(metrics.rest, labels):
-            yield name, metrics.measure(pixels)
+        for run, nfe in product(runs, CALLS):
+            yield f"{Path(run).name}, {nfe} calls", metrics.measure(samples(run, nfe))
+        if not runs:
+            numbers = {image.numpy().tobytes(): n for n, image in enumerate(images)}
+            rows = [numbers[image.numpy().tobytes()] for image in metrics.rest]
+            labels = kind.labels(config, len(images))[rows]
+            for name, pixels in pictures(metrics.rest, labels):
+                yield name, metrics.measure(pixels)
 
 
 if __name__ == "__main__":

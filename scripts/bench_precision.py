@@ -31,7 +31,6 @@ from torch.nn.functional import interpolate
 import nsgf
 from nsgf.config.schema import DataConfig
 from nsgf.data import Data
-from nsgf.method import run_flow
 from nsgf.sinkhorn.batched import BatchedSolver
 
 PROBLEMS, REPEATS, MOST = 8, 5, 3000  # MOST: updates of a rival
@@ -241,24 +240,9 @@ def best(rows, solver, problems, most):
     return min(((median(ms), setting) for setting, ms in times.items()), default=(np.inf, "never"))
 
 
-def exponents():
-    """Print the powers with which the processor time of four flows grows."""
-    sizes = {"n = m": (1, 1, 0, 0), "m": (0, 1, 0, 0), "D": (0, 0, 1, 0), "T": (0, 0, 0, 1)}
-    for name, powers in sizes.items():
-        times = []
-        for factor in (1, 4):
-            n, m, dim, steps = np.array((192, 192, 128, 5)) * factor ** np.array(powers)
-            x, y = (torch.randn(4, k, dim) * (8 / dim) ** 0.5 for k in (n, m))
-            solver, etas = BatchedSolver(0.5), 1 / np.arange(steps, 0, -1)
-            times.append(median(timed(run_flow, solver, x, y, etas)[0] for _ in range(REPEATS)))
-        power = np.log(times[1] / times[0]) / np.log(4)
-        print(f"time grows as {name} to the power {power:.2f}", flush=True)
-
-
 def main():
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of rivals that end without convergence
-    exponents()
     table, rivals = {}, ("POT", "ott-jax", "mdot-tnt", "geomloss")
     for name, x, y, blur in cases(*sys.argv[1:]):
         solver = BatchedSolver(blur)

@@ -124,13 +124,11 @@ def test_bench_points_measures_each_ended_run_once(script, tmp_path):
 
 
 @pytest.mark.e2e
-def test_bench_train_and_memory(run):
+def test_bench_train(run):
     flags = ("--device=cpu", "--exp=2d", "--steps=3", *SMALL)
-    ((*labels, ms, rate, speed),) = cells(run("bench", "train", *flags, "--repeats=1"))
+    ((*labels, ms, rate, speed, peak),) = cells(run("bench", "train", *flags, "--repeats=1"))
     assert (labels, speed) == (["nsgf", "as configured", "16"], "1.000")
     assert float(rate.replace(",", "")) == pytest.approx(16e3 / float(ms.split()[0]), rel=0.01)
-    ((*labels, peak),) = cells(run("bench", "memory", *flags))
-    assert labels == ["nsgf", "as configured", "16"]
     assert_finite([peak])
 
 
@@ -148,7 +146,7 @@ def test_bench_combines_the_values_that_it_varies(script):
     ("name", "words", "told"),
     [
         ("bench", "train --exp 2d --batch-size 0", "nsgf.batch_size"),
-        ("bench", "memory --exp 2d --vary nsgf.batchsize=1,2", "--nsgf.batchsize"),
+        ("bench", "train --exp 2d --vary nsgf.batchsize=1,2", "--nsgf.batchsize"),
         ("bench", "train --repeats 0", "--repeats"),
         ("bench", "tables none.csv", "none.csv"),
     ],
