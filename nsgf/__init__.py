@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from nsgf.sinkhorn.divergence import sinkhorn_divergence, sinkhorn_velocity
 
 _PLACES = {
-    **{"Run": "nsgf.api.run", "load": "nsgf.api.run", "train": "nsgf.api.train"},
-    **{"SinkhornPool": "nsgf.api.pool", "compare": "nsgf.api.compare"},
+    "Run": "nsgf.api.run",
+    "load": "nsgf.api.run",
+    "train": "nsgf.api.train",
+    "SinkhornPool": "nsgf.api.pool",
+    "compare": "nsgf.api.compare",
     "SinkhornFlowMatcher": "nsgf.method",
-    **dict.fromkeys(("sinkhorn_divergence", "sinkhorn_velocity"), "nsgf.sinkhorn.divergence"),
+    "sinkhorn_divergence": "nsgf.sinkhorn.divergence",
+    "sinkhorn_velocity": "nsgf.sinkhorn.divergence",
 }
 """Modules of the names that need torch, which takes seconds to import."""
 __all__ = ["Run", "SinkhornFlowMatcher", "SinkhornPool", "UserError", "__version__", "compare"]

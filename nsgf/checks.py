@@ -133,9 +133,8 @@ def _general_rules(config: Config) -> Iterator[Rule]:
             )
     if config.peer.method == "sbcfm" and config.peer.sigma == 0:
         yield "peer.sigma", "must be > 0 for sbcfm"
-    compare = config.compare
     for key in ("methods", "nfe", "targets"):
-        values = getattr(compare, key)
+        values = getattr(config.compare, key)
         if len(set(values)) < len(values) or not (values or key == "targets"):
             yield f"compare.{key}", "must name none twice; methods and nfe need at least one"
     split = config.train.accumulate

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from nsgf.config.schema import Config, OptimConfig, PhaseName
-from nsgf.config.settings import find_contradictions, nest
+from nsgf.config.settings import change, find_contradictions, nest
 from nsgf.data import Data
 from nsgf.models import OwnNetwork
 from nsgf.phases import get_phases
@@ -41,7 +41,7 @@ from nsgf.system.output import format_bytes
 from nsgf.training.loop import fit
 from nsgf.training.precision import pick_precision, prepare_compiler
 from nsgf.training.task import OnLog, Session
-from nsgf.trial import MOST_MINUTES, fit_minutes
+from nsgf.trial import LEAST, MOST_MINUTES, PREPARED, fit_minutes
 
 WEIGHT_BYTES = 16
 """Bytes of a checkpoint per weight: the weight, its average and Adam's two moments, in float32."""
@@ -86,6 +86,8 @@ def train(
                 f"minutes = {minutes:g}: must be > 0 and <= {MOST_MINUTES}, for a new run in one "
                 "process without smoke"
             )
+        smallest = change(config, dict.fromkeys(PREPARED, LEAST))
+        training_plan(smallest, config.phases, device, network=network)
         config, *fitted = fit_minutes(config, minutes, device, stop, network)
     with ExitStack() as held:
         # complete a restart that a killed process began

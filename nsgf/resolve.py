@@ -25,7 +25,7 @@ from nsgf.config.files import (
 )
 from nsgf.config.schema import OF_PHASES, Config, OwnName, PointName
 from nsgf.config.settings import Layer, build, change, spread_optim
-from nsgf.config.values import expand_path, format_value
+from nsgf.config.values import expand_path, format_layer, format_value
 from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def _configure(
             notes.append(f"method {method}: experiment or flags win: {list_names(lost)}")
     fits = is_new and config.data.conditional and (smoke or "data.conditional" in given)
     if fits and (fitted := fit_to_classes(config)):
-        shown = ", ".join(f"{key} {format_value(value)}" for key, value in fitted.items())
+        shown = format_layer(fitted)
         notes.append(
             f"method {config.method}: chosen for {data_classes(config.data)} classes: {shown}"
         )

@@ -280,8 +280,7 @@ def preview_samples(
     """Return the samples of a phase's picture, drawn with averaged weights and the settings of
     ``sampling`` through the legs of :func:`nsgf.phases.find_preview`.  CPU, (n, *shape)"""
     sampler, _ = load_sampler(config, run, device, find_preview(config, phase))
-    count = count_samples(config, data, device)
-    return generate(sampler, data.source("preview"), count, device).x
+    return generate(sampler, data.source("preview"), count_samples(config, data, device), device).x
 
 
 def count_samples(config: Config, data: Data, device: torch.device) -> int:

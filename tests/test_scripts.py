@@ -2,7 +2,6 @@
 
 import ast
 import csv
-import math
 import os
 import random
 import re
@@ -72,12 +71,6 @@ def cells(text):
     return [line.strip("| ").split(" | ") for n, line in enumerate(lines) if n not in heads]
 
 
-def assert_finite(numbers):
-    """Each cell begins with a finite number above 0."""
-    for cell in numbers:
-        assert 0 < float(cell.split()[0].replace(",", "")) < math.inf, cell
-
-
 @pytest.mark.parametrize(("blur", "step"), [(0.5, 1.0), (0.1, 0.3)])
 def test_bench_precision_solves_transport_exactly(script, blur, step):
     """As the tests' own solver does, from the start to the end of a flow."""
@@ -129,7 +122,7 @@ def test_bench_train(run):
     ((*labels, ms, rate, speed, peak),) = cells(run("bench", "train", *flags, "--repeats=1"))
     assert (labels, speed) == (["nsgf", "as configured", "16"], "1.000")
     assert float(rate.replace(",", "")) == pytest.approx(16e3 / float(ms.split()[0]), rel=0.01)
-    assert_finite([peak])
+    assert peak.endswith("MB")
 
 
 def test_bench_combines_the_values_that_it_varies(script):
@@ -143,17 +136,17 @@ def test_bench_combines_the_values_that_it_varies(script):
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "told"),
+    ("words", "told"),
     [
-        ("bench", "train --exp 2d --batch-size 0", "nsgf.batch_size"),
-        ("bench", "train --exp 2d --vary nsgf.batchsize=1,2", "--nsgf.batchsize"),
-        ("bench", "train --repeats 0", "--repeats"),
-        ("bench", "tables none.csv", "none.csv"),
+        ("train --exp 2d --batch-size 0", "nsgf.batch_size"),
+        ("train --exp 2d --vary nsgf.batchsize=1,2", "--nsgf.batchsize"),
+        ("train --repeats 0", "--repeats"),
+        ("tables none.csv", "none.csv"),
     ],
 )
-def test_scripts_refuse_in_one_line_before_any_work(name, words, told, run, tmp_path, monkeypatch):
+def test_bench_refuses_in_one_line_before_any_work(words, told, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert told in run(name, *words.split(), code=2).splitlines()[-1]
+    assert told in run("bench", *words.split(), code=2).splitlines()[-1]
     assert not list(tmp_path.iterdir())
 
 
@@ -254,5 +247,5 @@ def test_torture_kills_and_resumes_commands():
     names = ["train, pool on disk", "compare"]
     rows = cells("\n".join(torture("--every", "100", "--scenario", *names)))
     assert [row[0] for row in rows] == names
-    for row in rows:
-        assert_finite(row[1:3])
+    for _, operations, kills, _ in rows:
+        assert int(operations) > 0 < int(kills)

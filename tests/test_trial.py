@@ -81,6 +81,13 @@ def test_minutes_that_no_training_can_take_are_refused(minutes, clock, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+def test_what_cannot_be_trained_is_refused_before_updates_are_measured(clock, tmp_path):
+    config = shipped("2d/nsgf++h", *HAND_OVER, "--precision=fp16")
+    with pytest.raises(UserError, match=r"^train\.precision = "):
+        train(change(config, {"out_dir": str(tmp_path)}), minutes=30)
+    assert clock.now == 0
+
+
 def test_a_finished_or_resumed_run_keeps_its_updates(tiny_run, capfd):
     assert main(["train", "--run", str(tiny_run.path), "--resume", "--minutes=5"]) == 2
     assert "minutes = 5" in capfd.readouterr().err

@@ -11,7 +11,8 @@ from nsgf.config.files import from_arguments
 from nsgf.config.settings import build
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
 from nsgf.method import time_step
-from nsgf.pool import PoolBatch, TrajectoryPool, flow_groups, plan_pool, simulate
+from nsgf.pool import flow_groups, plan_pool, simulate
+from nsgf.pool.trajectories import PoolBatch, TrajectoryPool
 from nsgf.sinkhorn import build_flow
 from nsgf.sinkhorn.base import Array, positive_number, to_tensor
 from nsgf.system.errors import UserError, naming
@@ -87,7 +88,6 @@ class SinkhornPool:
             check(config)
             n = config.sinkhorn.batch_size
             steps = config.flow.steps
-            flows = config.pool.num_batches
             self.device = pick_device(config.device)
             with torch_defaults():
                 mu0 = _sampler("source", source, config.seed)
@@ -97,7 +97,9 @@ class SinkhornPool:
                         f"source has points of shape {shape}, target {mu1.shape}: must be equal"
                     )
                 dtype = getattr(torch, plan_pool(config, shape, self.device).dtype)
-                positions = torch.empty((flows * n, steps + 1, *shape), dtype=dtype)
+                positions = torch.empty(
+                    (config.pool.num_batches * n, steps + 1, *shape), dtype=dtype
+                )
                 self.time_step = time_step(steps, config.flow.step_size)
                 self._pool = TrajectoryPool(positions, self.time_step)
                 solver = build_flow(config)

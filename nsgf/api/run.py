@@ -40,7 +40,6 @@ from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
 """If the first argument of a network has such a name, the network takes the time before x."""
-_OF_SAMPLE = {f"sampling.{key}": key for key in ("label", "batch_size")}
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,13 @@ class Run:
         """Shape of one sample."""
         return data_shape(self.config.data)
 
-    @from_python({**_OF_SAMPLE, "sampling.num_samples": "n"})
+    @from_python(
+        {
+            "sampling.num_samples": "n",
+            "sampling.label": "label",
+            "sampling.batch_size": "batch_size",
+        }
+    )
     def sample(
         self,
         n: int,

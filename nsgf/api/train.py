@@ -39,8 +39,14 @@ from nsgf.system.seeding import from_python, keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any] | Place
 """Points or images, or the path of a file or folder with them."""
-_NAMES = {"data.name": "dataset", "data.path": "data", "run": "resume"}
-_NAMES |= {f"optim.{name}": name for name in ("iterations", "batch_size", "lr")}
+_NAMES = {
+    "data.name": "dataset",
+    "data.path": "data",
+    "run": "resume",
+    "optim.iterations": "iterations",
+    "optim.batch_size": "batch_size",
+    "optim.lr": "lr",
+}
 
 
 class Update(NamedTuple):
@@ -166,9 +172,10 @@ def train(
 def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:
     """Return the name of an experiment and the data; the first argument may be either. Text that
     looks like a path is the path of data, even if the data are missing."""
-    is_text = isinstance(exp, str)
-    is_path = is_text and (os.path.exists(exp) or Path(exp).stem != exp)
-    if exp is None or (is_text and (exp in EXPERIMENTS or not is_path)):
+    is_name = isinstance(exp, str) and (
+        exp in EXPERIMENTS or (Path(exp).stem == exp and not os.path.exists(exp))
+    )
+    if exp is None or is_name:
         return exp, data
     if data is not None:
         raise UserError("data: given twice; leave the first argument out")

@@ -51,7 +51,7 @@ FLAG_NAMES = {keys[0]: f"--{flag}" for flag, keys in SHORT_FLAGS.items()}
 OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
 HAS_SETTINGS = COMMANDS.keys() - {"list"}
-WITH_RUN = HAS_SETTINGS - {*WITHOUT_RUN}
+WITH_RUN = HAS_SETTINGS.difference(WITHOUT_RUN)
 SHIPPED: Any = Literal[tuple(PRETRAINED)]
 OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "help": (COMMANDS, str, "KEY", "Explain a flag, a setting or a section; all: every setting."),
@@ -180,8 +180,11 @@ def parse(argv: list[str]) -> Request:
         if not is_used(name, key):
             takes = ", ".join(USES[name].split())
             raise UserError(f"{key}: has no effect on {name}, which takes only {takes}")
-    keeps_total = "sinkhorn-batch" in given
-    given_settings = {**spread_optim(fanned), **settings}
-    request = resolve(command, given_settings, options, keeps_total=keeps_total)
+    request = resolve(
+        command,
+        {**spread_optim(fanned), **settings},
+        options,
+        keeps_total="sinkhorn-batch" in given,
+    )
     request.words = words
     return request

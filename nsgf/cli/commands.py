@@ -120,8 +120,7 @@ def _train(request: Request) -> Iterator[str]:
     stop = StopRequest(config.train.max_hours)
     with join(config.device) as world, stop.listening():
         try:
-            minutes = request.options.get("minutes")
-            run = train(config, run, first, world, stop, minutes=minutes)
+            run = train(config, run, first, world, stop, minutes=request.options.get("minutes"))
         except Stopped as stopped:
             if world.is_main:
                 yield f"stopped ({stop.reason}), {stopped}; continue with:"
@@ -147,8 +146,13 @@ def _sample(request: Request) -> Iterator[str]:
     from nsgf.system.distributed import join
 
     with join(request.config.device) as world:
-        how = {key: request.options.get(key) for key in ("nfe", "out")}
-        yield from sample_run(request.config, request.opened, world, **how)
+        yield from sample_run(
+            request.config,
+            request.opened,
+            world,
+            nfe=request.options.get("nfe"),
+            out=request.options.get("out"),
+        )
 
 
 def _evaluate(request: Request) -> Iterator[str]:
@@ -261,8 +265,8 @@ def _compare(request: Request) -> Iterator[str]:
 def _export(request: Request) -> list[str]:
     from nsgf.share import export_run
 
-    half = request.options.get("half", False)
-    return export_run(request.config, request.opened, request.options["to"], half)
+    options = request.options
+    return export_run(request.config, request.opened, options["to"], options.get("half", False))
 
 
 def _preflight(request: Request) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from nsgf.comparison import Measured, Row, add_measure, read_measures
-from nsgf.comparison.tables import save_pictures, write_report
+from nsgf.comparison.tables import save_pictures, targets_of, write_report
 from nsgf.comparison.trials import (
     FLOOR,
     NOISE_ROW,
@@ -292,7 +292,7 @@ class Work:
         ]
         rows = self.rows_of(trials)
         # floors, and for images pure noise
-        for target in dict.fromkeys(row.target for row in rows):
+        for target in targets_of(rows):
             yardstick = self._yardsticks[target]
             file = comparison.folder / target / "floors.jsonl"
             places = dict.fromkeys((row.seed, row.draw) for row in rows if row.target == target)

@@ -16,8 +16,9 @@ from nsgf.comparison.tables import (
     by_seed,
     calls_of,
     cells_of,
-    columns_of,
+    counts_of,
     methods_of,
+    targets_of,
 )
 from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
 from nsgf.comparison.tuning import SEARCH
@@ -50,7 +51,7 @@ def report_comparison(
     rows = measured_rows(folder)
     comparison = Comparison.stored(folder)
     search = folder / SEARCH
-    targets = list(dict.fromkeys(row.target for row in rows))
+    targets = targets_of(rows)
     home = results_folder(Config(out_dir=out_dir), RunFolder(folder))
     album = Album(home, kind, out)
     album.draw(
@@ -74,7 +75,7 @@ def report_comparison(
     shared = {name: drop_machine_settings(own) for name, own in comparison.methods.items()}
     settings = Comparison(drop_machine_settings(comparison.config), shared)
     return album.write_page(
-        Path(__file__).with_name("page.html.j2"),
+        "comparison/page.html.j2",
         title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
         config=comparison.config,
         targets=targets,
@@ -106,9 +107,9 @@ def measured_rows(folder: Path) -> list[Row]:
 def draw_quality(rows: Rows) -> Any:
     """Draw the measures of a comparison against NFE: a row for each target, a column for each
     measure. Each method has a line with standard deviations over seeds; the floor is dashed."""
-    targets = list(dict.fromkeys(row.target for row in rows))
+    targets = targets_of(rows)
     metrics = without_classes(rows[0].values)
-    counts = sorted({nfe for _, nfe in columns_of(rows)})
+    counts = counts_of(rows)
     cells = cells_of(rows)
     known = [*TITLES, *(method for method in methods_of(rows) if method not in TITLES)]
     figure = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4)

@@ -36,10 +36,20 @@ LEGENDS = (
     "Each combination of the settings of compare.tune that a method uses was trained once, with a "
     "seed and measured on a draw of the target that no other table uses. search.csv has all.",
 )
-IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
-IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}
+IN_LATEX = str.maketrans(
+    {
+        "_": r"\_",
+        "%": r"\%",
+        "&": r"\&",
+        "#": r"\#",
+        "↓": r"$\downarrow$",
+        "↑": r"$\uparrow$",
+        "±": r"$\pm$",
+    }
+)
 
-POINTS, IMAGES = 2048, 36
+POINTS = 2048
+IMAGES = 36
 """Number of samples of each method in a picture, of points and of images."""
 
 Cells = Mapping[tuple[str, int | None, str], list[Row]]
@@ -54,11 +64,19 @@ def methods_of(rows: Rows) -> list[str]:
     return list(dict.fromkeys(row.method for row in rows if row.nfe is not None))
 
 
+def targets_of(rows: Rows) -> list[str]:
+    """Return the targets in the order of the rows."""
+    return list(dict.fromkeys(row.target for row in rows))
+
+
+def counts_of(rows: Rows) -> list[int]:
+    """Return the requested numbers of network calls, in ascending order."""
+    return sorted({row.nfe for row in rows if row.nfe is not None})
+
+
 def columns_of(rows: Rows) -> list[tuple[str, int]]:
     """Return (target, NFE) of each column, by ascending NFE, then by target."""
-    targets = dict.fromkeys(row.target for row in rows)
-    counts = sorted({row.nfe for row in rows if row.nfe is not None})
-    return [(target, nfe) for nfe in counts for target in targets]
+    return [(target, nfe) for nfe in counts_of(rows) for target in targets_of(rows)]
 
 
 def cells_of(rows: Rows) -> Cells:
@@ -168,7 +186,7 @@ def verdict(differences: Sequence[float], metric: str) -> str:
 
 def cost_table(rows: Rows) -> Table:
     """Return updates, mean training time and mean sampling times of each method."""
-    counts = sorted({nfe for _, nfe in columns_of(rows)})
+    counts = counts_of(rows)
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
     table = [head + [f"sampling at NFE {nfe}, s" for nfe in counts]]
     own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
@@ -193,7 +211,7 @@ def search_table(rows: Rows, tried: Rows) -> Table:
     """Return the settings that the search selected, and the number of combinations that it tried.
     Rows: methods. Columns: targets."""
     ranked = ranking(tried)
-    targets = dict.fromkeys(row.target for row in tried)
+    targets = targets_of(tried)
     measure = name_of(selecting_measure(tried[0]))
     table = [[f"settings, best by {measure}, seed {tried[0].seed}", *targets]]
     for method in methods_of(rows):
@@ -219,7 +237,7 @@ def tables_text(name: str, tables: Tables) -> str:
     """Return all tables as the text of ``table.md`` (Markdown) or ``table.tex`` (with booktabs)."""
     means, differences, others = tables
     return render(
-        Path(__file__).with_name(f"{name}.j2"),
+        f"comparison/{name}.j2",
         means=means,
         differences=differences,
         others=others,

@@ -50,7 +50,9 @@ TITLES = {
 }
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
 
-FLOOR, NOISE_ROW, SHARED = "floor", "pure noise", "rf"
+FLOOR = "floor"
+NOISE_ROW = "pure noise"
+SHARED = "rf"
 """Names in place of a method, in rows of floors and noise, and in the folder of rectified flows."""
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches allowed names of methods, which are valid in folders and tables."""
@@ -119,7 +121,7 @@ class Comparison:
         for own, total in zip(methods, totals, strict=True):
             if not find_ways(own):  # other methods have no tau
                 own = change(own, {"sampling.tau": None})
-            counts = [getattr(own, phase).iterations for phase in own.phases]
+            counts = updates_of(own)
             if find_way(own).adds_updates and not own.compare.updates:  # 2-RF: its own, after 1-RF
                 shares = [total, *counts[1:]]
             else:
@@ -165,8 +167,8 @@ class Comparison:
     @property
     def folder(self) -> Path:
         """Folder of the comparison. A smoke comparison has a different folder."""
-        name = folder_stem(self.config.exp, self.config.smoke)
-        return self.config.out_path / f"compare-{name}"
+        config = self.config
+        return config.out_path / f"compare-{folder_stem(config.exp, config.smoke)}"
 
     @cached_property
     def settings_text(self) -> str:
@@ -306,9 +308,7 @@ class Trial:
         for nfe in self.nfe:
             own = {"method": self.method, "nfe": nfe, "seed": self.seed}
             if self.is_trained:
-                own["updates"] = [
-                    getattr(self.config, phase).iterations for phase in self.config.phases
-                ]
+                own["updates"] = updates_of(self.config)
                 own["precision"] = self.config.train.precision
                 sampling = asdict(find_way(self.config).limit_calls(self.config, nfe).sampling)
                 for unused in ("num_samples", "label", "guidance"):
@@ -323,7 +323,10 @@ class Trial:
 
 def measure_key(config: Config, **own: Any) -> str:
     """Return the key of a measure: the numbers of samples, and the settings ``own``."""
-    counts = {name: getattr(config.evaluation, name) for name in ("num_samples", "w2_samples")}
+    counts = {
+        "num_samples": config.evaluation.num_samples,
+        "w2_samples": config.evaluation.w2_samples,
+    }
     if found := config.data.found:
         own["data"] = found["checksum"]
         if max(found["shape"][1:], default=0) > SIDE:
@@ -339,9 +342,14 @@ def _shares_training(config: Config) -> bool:
     return find_way(config).shares_training and not (compare.updates or compare.tune)
 
 
+def updates_of(config: Config) -> list[int]:
+    """Return the number of optimizer updates of each phase."""
+    return [getattr(config, phase).iterations for phase in config.phases]
+
+
 def count_updates(config: Config) -> int:
     """Return the number of optimizer updates of all phases."""
-    return sum(getattr(config, phase).iterations for phase in config.phases)
+    return sum(updates_of(config))
 
 
 class FunctionLeg(Leg):

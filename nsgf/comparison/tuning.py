@@ -9,7 +9,7 @@ from typing import NamedTuple
 from nsgf.comparison import Row
 from nsgf.config.files import refuse_unknown
 from nsgf.config.schema import OF_PHASES, Config
-from nsgf.config.settings import KEYS, Layer
+from nsgf.config.settings import KEYS, Layer, change
 from nsgf.config.values import format_value, read_value
 from nsgf.phases import find_way, get_phases
 from nsgf.sampling.sampler import StraightFlow
@@ -46,7 +46,6 @@ AS_GIVEN = Choice({})
 def choices_of(config: Config) -> list[Choice]:
     """Return each combination of the values in ``compare.tune`` for the settings that a method
     uses; one empty combination if it uses none. Raise UserError if a key or a value is wrong."""
-    phases = get_phases(config.phases)
     grid = []
     keys_of = {name: name if name in KEYS else f"optim.{name}" for name in config.compare.tune}
     # settings of optim first, so that those of single phases override them
@@ -68,24 +67,28 @@ def choices_of(config: Config) -> list[Choice]:
         ]
         if len({*map(str, typed)}) < max(2, len(typed)):
             raise wrong_setting("compare.tune", name, "must have two different values or more")
-        # whether the method uses the setting
-        if section == "sampling":
-            ignores_spacing = config.sampling.solver == "dopri5" or config.sampling.omega
-            legs = find_way(config).legs
-            is_used = not ignores_spacing and any(issubclass(leg, StraightFlow) for leg, _ in legs)
-        else:
-            is_used = section == "optim" or any(phase.uses(config, key) for phase in phases)
-        if is_used:
-            owners = config.phases if section == "optim" else [section]
-            keys = [f"{owner}.{last}" for owner in owners]
-            grid.append([(f"{name} {format_value(it)}", dict.fromkeys(keys, it)) for it in typed])
-    found = []
+        owners = config.phases if section == "optim" else [section]
+        keys = [f"{owner}.{last}" for owner in owners]
+        grid.append([(f"{name} {format_value(it)}", dict.fromkeys(keys, it)) for it in typed])
+    found = {}
     for combination in product(*grid):
-        settings = {key: value for _, layer in combination for key, value in layer.items()}
-        texts = [text for text, _ in combination]
+        whole = {key: value for _, layer in combination for key, value in layer.items()}
+        used = [part for part in combination if _is_used(config, whole, [*part[1]])]
+        settings = {key: value for _, layer in used for key, value in layer.items()}
+        texts = [text for text, _ in used]
         trained = [text for text in texts if not text.startswith("sampling.")]
-        found.append(Choice(settings, ", ".join(texts), ", ".join(trained)))
-    return found
+        found[", ".join(texts)] = Choice(settings, ", ".join(texts), ", ".join(trained))
+    return [*found.values()]
+
+
+def _is_used(config: Config, layer: Layer, keys: list[str]) -> bool:
+    """Whether one of the settings has an effect beside the others of the layer."""
+    if keys == ["sampling.spacing"]:
+        ignores_spacing = config.sampling.solver == "dopri5" or config.sampling.omega
+        legs = find_way(config).legs
+        return not ignores_spacing and any(issubclass(leg, StraightFlow) for leg, _ in legs)
+    phases, whole = get_phases(config.phases), change(config, layer)
+    return any(phase.uses(whole, key) for phase in phases for key in keys)
 
 
 def selecting_measure(row: Row) -> str:

@@ -99,6 +99,11 @@ def format_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace('"', "")
 
 
+def format_layer(layer: Plain) -> str:
+    """Return settings with their values as text: ``nsgf.lr 0.001, seed 3``."""
+    return ", ".join(f"{key} {format_value(value)}" for key, value in layer.items())
+
+
 def read_value(key: str, kind: Any, value: Any) -> Any:
     """Return a value of the declared type. Values other than strings may also be YAML text, as on
     the command line. Raise UserError for a wrong type."""
@@ -150,7 +155,7 @@ def _convert(kind: Any, value: Any) -> Any:
 def is_path(text: str) -> bool:
     """Whether a text can be a path (~NAME only for an existing user)."""
     try:
-        return bool(text) and bool(Path(text).expanduser())
+        return bool(text and Path(text).expanduser())
     except RuntimeError:  # no user of this NAME in ~NAME
         return False
 

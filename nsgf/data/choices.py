@@ -5,7 +5,7 @@ The rules are described in docs/own-data.md. Settings of files and flags win.
 
 from nsgf.config.schema import Config
 from nsgf.config.settings import SETTINGS, Layer, spread_optim
-from nsgf.config.values import format_value
+from nsgf.config.values import format_layer
 from nsgf.data.own import inspect_points, read_found, split_rows
 from nsgf.data.own_images import inspect_images
 from nsgf.system.errors import UserError, suggest
@@ -48,7 +48,7 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     facts: Layer = {"data.found": found._asdict()}
     if data.name == "images":
         facts["data.size"] = found.shape[1]
-    shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
+    shown = format_layer(chosen)
     notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
     return spread_optim(chosen), facts, notes
 

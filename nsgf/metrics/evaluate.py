@@ -59,7 +59,7 @@ class Yardstick:
         """The held-out part of own data; the same as ``data`` if there is none."""
         self.network: FeatureNetwork | None = None
         evaluation = self.config.evaluation
-        if self.data.images is not None and evaluation.features == "inception":
+        if evaluation.features == "inception":
             weights = evaluation.inception_weights
             self.network = Inception(None if weights is None else Path(weights))
         elif self.data.images is not None and evaluation.features != "none":
@@ -211,9 +211,8 @@ def evaluate_run(
     drawn = batch_folder(folder / "samples", sampler, device, keep)
     yardstick = Yardstick(config, device, log) if world.is_main else None
     # samples
-    samples = []
-    for repeat in map(str, range(1 if is_images else REPEATS)):
-        part = generate(
+    samples = [
+        generate(
             sampler,
             build_source(config.data, config.seed, "evaluate", repeat),
             evaluation.num_samples,
@@ -222,7 +221,8 @@ def evaluate_run(
             world=world,
             folder=drawn / repeat,
         )
-        samples.append(part)
+        for repeat in map(str, range(1 if is_images else REPEATS))
+    ]
     file = folder / "metrics.json"
     if yardstick is None:
         return file, {}
@@ -309,8 +309,7 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> Pl
 def nearest_real(config: Config, samples: Tensor, images: Tensor) -> Values:
     """Return the mean distance from samples (N, C, H, W) to the nearest training image, and from
     training images to the nearest other one. At most NEAREST of each are used."""
-    generator = make_generator(config.seed, "nearest")
-    own = torch.randperm(len(images), generator=generator)[:NEAREST]
+    own = torch.randperm(len(images), generator=make_generator(config.seed, "nearest"))[:NEAREST]
 
     def mean_distance(x: Tensor, index: Tensor | None) -> float:
         nearest = nearest_images(x, images, flip=config.data.flip, own=index)

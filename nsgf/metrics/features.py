@@ -83,11 +83,9 @@ class FeatureNetwork(ABC):
         """Return features, (N, F), float32 on the CPU, of images, uint8 (N, C, H, W). The progress
         bar shows ``title``."""
         self._network.to(device)
-        found = []
+        parts = count_progress(images.split(BATCH), title, "batch")
         with torch.no_grad(), full_precision(device):
-            for part in count_progress(images.split(BATCH), title, "batch"):
-                found.append(self._features(to_colour(part.to(device))).cpu())
-        return torch.cat(found)
+            return torch.cat([self._features(to_colour(part.to(device))).cpu() for part in parts])
 
 
 class ImageNet(FeatureNetwork):

@@ -136,7 +136,8 @@ class Way:
 
 _LINES: When = {"nsf.source": ("prior", "nsgf")}
 _FIXED: When = {**_LINES, "sampling.tau": Range(0, below=1)}
-_STEPS, _STRAIGHT = (NSGFSteps, NSGF()), (StraightFlow, NSF())
+_STEPS = (NSGFSteps, NSGF())
+_STRAIGHT = (StraightFlow, NSF())
 _PEER: Plain = {
     "title": "by `{config.peer.method}`",
     "text": f"`{{config.peer.method}}`, compared with {PAPER}",

@@ -106,7 +106,7 @@ class Phase(ABC):
             "peer.sigma": config.peer.method == "rf",
             f"sinkhorn.{name}": name in FLOW_SETTINGS.difference(FLOWS[config.flow.kind].uses),
         }
-        return section in (self.name, *self.reads) and not is_useless.get(key, False)
+        return section in (self.name, *self.reads) and not is_useless.get(key)
 
     def needs(self, config: Config) -> tuple["Phase", ...]:
         """Return the earlier phases that must be trained before this one."""

@@ -75,9 +75,13 @@ class Peer(Phase):
         group = None
         if config.method in ("otcfm", "sbcfm"):
             group = config.coupling_batch or config.batch_size
-        source = data.source(self.name)
-        target = data.target_by_class(self.name)
-        pairs = Pairs(source, target, session.device, group, data.classes)
+        pairs = Pairs(
+            data.source(self.name),
+            data.target_by_class(self.name),
+            session.device,
+            group,
+            data.classes,
+        )
         return PeerTask(
             starting_network(self, session), pairs, config, self.seed(session), data.classes
         )
@@ -100,15 +104,15 @@ class StoredPairs(Pairs):
 
     def __init__(self, starts: Tensor, ends: Tensor, seed: int, classes: int = 0) -> None:
         """``starts`` and ``ends``: each (N, *shape), on the CPU."""
-        self._ends = (starts, ends)
+        self._starts = starts
+        self._ends = ends
         self._classes = classes or 1
         self._indices = PointSampler(INDICES, derive_seed(seed, "pairs"))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
-        turns = self._indices.at(positions) % (len(self._ends[0]) // self._classes)
+        turns = self._indices.at(positions) % (len(self._ends) // self._classes)
         index = turns * self._classes + class_labels(positions, self._classes)
-        start, end = (part.index_select(0, index) for part in self._ends)
-        return start, end
+        return self._starts.index_select(0, index), self._ends.index_select(0, index)
 
 
 class Reflow(Phase):

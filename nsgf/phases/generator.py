@@ -71,9 +71,10 @@ def mean_cost(x: Tensor, y: Tensor) -> Tensor:
     """Return the mean of 1/2 |x - y|^2 over all pairs of x (B, N, *shape) and y (B, M, *shape), a
     scalar; 1 if that is 0."""
     origin = y.mean((0, 1))
-    flat = [(cloud - origin).flatten(2).float() for cloud in (x, y)]
-    squares = flat[0].square().sum(2).mean() + flat[1].square().sum(2).mean()
-    products = (flat[0].mean(1) * flat[1].mean(1)).sum(1).mean()
+    a = (x - origin).flatten(2).float()
+    b = (y - origin).flatten(2).float()
+    squares = a.square().sum(2).mean() + b.square().sum(2).mean()
+    products = (a.mean(1) * b.mean(1)).sum(1).mean()
     cost = (squares / 2 - products).clamp_min(0)
     return torch.where(cost > 0, cost, torch.ones_like(cost))
 
@@ -112,9 +113,9 @@ class GeneratorTask(Task):
         Raises:
             UserError: a blur is too small for float32.
         """
-        noise = batch.inputs[0]
-        answer = forward(*batch.inputs)
-        made = noise + answer if self._is_residual else answer
+        made = forward(*batch.inputs)
+        if self._is_residual:
+            made = batch.inputs[0] + made
         if not made.isfinite().all():
             return made.sum() * float("nan")
         clouds = made.detach(), batch.target  # sample i is in group i mod G

@@ -7,12 +7,12 @@ Shapes: B batch, *shape one sample.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import Config
 from nsgf.config.settings import change
 from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
@@ -116,7 +116,10 @@ class LinePhase(Phase):
 
     follows = (
         *NSGF.follows,
-        *("nsf.source", "nsf.coupling", "nsf.coupling_batch", "nsf.starts"),
+        "nsf.source",
+        "nsf.coupling",
+        "nsf.coupling_batch",
+        "nsf.starts",
     )
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
@@ -174,7 +177,7 @@ class LinePhase(Phase):
 class NSF(LinePhase):
     """Train u_delta on the velocity of the lines."""
 
-    name: ClassVar[PhaseName] = "nsf"
+    name = "nsf"
     title = "straight flow"
     reads = ("flow",)  # settings of the affine map
     follows = (*LinePhase.follows, "nsf.init")
@@ -210,7 +213,7 @@ class NSF(LinePhase):
 class Predictor(LinePhase):
     """Train t_phi to predict the times of points on the lines of phase 2."""
 
-    name: ClassVar[PhaseName] = "predictor"
+    name = "predictor"
     title = "time predictor"
 
     def task(self, session: Session, data: Data) -> Task:

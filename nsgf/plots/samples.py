@@ -24,7 +24,8 @@ from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
 
 MAX_PATHS = 256
-ROWS, COLUMNS = 8, 16
+ROWS = 8
+COLUMNS = 16
 """Largest numbers of samples, and of states of each, in a picture of the paths of images."""
 BINS = 60
 DPI = 120
@@ -244,7 +245,8 @@ def draw_points(
     count = 2 if on_line or target is not None else 1
     figure = new_figure(5.5 * count, min(5.5, 1.6 + 5 * shape))
     panels = figure.subplots(1, count, sharex=True, sharey=not on_line, squeeze=False)[0]
-    left, right = panels[0], panels[-1]
+    left = panels[0]
+    right = panels[-1]
     _show_path(left, path, marks)
     if on_line:
         _show_samples(right, path[-1], shown, "tab:red", "samples")

@@ -19,7 +19,6 @@ from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.pool.trajectories import (
     POSITIONS,
     Header,
-    PoolBatch,
     PoolFile,
     TrajectoryPool,
     content_settings,
@@ -34,8 +33,6 @@ from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
 from nsgf.system.hardware import available_bytes, free_disk_bytes, release_memory
 from nsgf.system.output import format_bytes
 from nsgf.training.task import Session
-
-__all__ = ["PoolBatch", "TrajectoryPool"]
 
 MEMORY_SHARE = 0.85
 """Fraction of the free memory for pool and solver. The rest is for networks and batches."""

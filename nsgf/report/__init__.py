@@ -41,17 +41,18 @@ def trained_updates(run: RunFolder, phase: PhaseName) -> int:
     return read_good_header(run.checkpoint_file(phase))["step"]
 
 
-def render(template: Path, **values: Any) -> str:
-    """Return the text of a template with these values. Paths are shortened; in HTML all values are
-    escaped."""
+def render(template: str, **values: Any) -> str:
+    """Return the text of a template, given by its path in the package, with these values. Paths are
+    shortened; in HTML all values are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    here = Path(__file__).parent
     engine = Environment(
-        loader=FileSystemLoader([template.parent, Path(__file__).parent]),
-        autoescape=".html" in template.suffixes,
+        loader=FileSystemLoader([here, here.parent]),
+        autoescape=".html" in template,
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
         finalize=lambda value: shorten_paths(value) if type(value) is str else value,
     )
-    return engine.get_template(template.name).render(**values)
+    return engine.get_template(template).render(**values)

@@ -22,7 +22,7 @@ from nsgf.config.files import (
 )
 from nsgf.config.schema import Config
 from nsgf.config.settings import build, drop_machine_settings, fixed_values, values
-from nsgf.config.values import Place, expand_path, format_value
+from nsgf.config.values import Place, expand_path, format_layer
 from nsgf.data import Data, class_names
 from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.metrics.distances import nearest_images
@@ -87,7 +87,7 @@ class Album:
         self.pictures.append({"title": title, "text": text, "is_broad": is_broad, "panels": panels})
         self.files.append(str(file))
 
-    def write_page(self, template: Path, **values: Any) -> list[str]:
+    def write_page(self, template: str, **values: Any) -> list[str]:
         """Write the page from a template, values escaped, paths shortened. Return all files: first
         the copy, if any, then the page."""
         # only below the user's home folder, since other paths may have somebody's name
@@ -112,9 +112,8 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     data = Data(config.data, config.seed)
     sampler, _ = load_sampler(config, run, device)
     count = min(count_samples(config, data, device), config.sampling.batch_size)
-    source = data.source("report")
-    samples = generate(sampler, source, count, device, path=count, progress=False)
-    if not all(bool(state.isfinite().all()) for state in samples.path):
+    samples = generate(sampler, data.source("report"), count, device, path=count, progress=False)
+    if not all(state.isfinite().all() for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
     calls = f"{count} samples, {samples.nfe:g} network calls each."
     if data.images is not None:
@@ -223,7 +222,7 @@ def report_run(
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
     return album.write_page(
-        Path(__file__).with_name("page.html.j2"),
+        "report/page.html.j2",
         title=f"{config.exp}: {run.path.name}",
         config=config,
         chosen=chosen_settings(config),
@@ -253,8 +252,8 @@ def chosen_settings(config: Config) -> str:
     for phase in get_phases(config.phases):
         parts |= {phase.name, *phase.reads}
     used = fixed_values(config, parts)
-    texts = [f"{key} {format_value(used[key])}" for key in used if used[key] != recipe[key]]
-    return ", ".join(texts) or "as in the recipe"
+    changed = {key: value for key, value in used.items() if value != recipe[key]}
+    return format_layer(changed) or "as in the recipe"
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:

@@ -117,10 +117,10 @@ def is_finite(payload: Mapping[str, Any]) -> bool:
     """Whether all tensors in the states of networks (the dictionaries of a payload) are finite."""
     import torch
 
-    states = [state for state in payload.values() if isinstance(state, Mapping)]
     finite = [
         part.isfinite().all()
-        for state in states
+        for state in payload.values()
+        if isinstance(state, Mapping)
         for part in state.values()
         if isinstance(part, torch.Tensor)
     ]

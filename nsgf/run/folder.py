@@ -140,8 +140,8 @@ class RunFolder:
     def prepare(cls, path: Path) -> "RunFolder":
         """Make a run folder if needed, and return it. Raise UserError if it cannot be written."""
         ensure_writable(path / "checkpoints")
-        for folder in (path, path.parent):
-            sync_folder(folder)
+        sync_folder(path)
+        sync_folder(path.parent)
         return cls(path)
 
     def write_config(self, config: Config, comment: str = "") -> None:
@@ -195,11 +195,11 @@ def folder_stem(exp: str, smoke: bool) -> str:
 def dated_folders(out_dir: Path, exp: str, smoke: bool) -> list[tuple[str, int, Path]]:
     """Return (time, number within that second, path) of each run folder, the oldest first."""
     stamp = re.compile(re.escape(folder_stem(exp, smoke)) + r"-(\d{8}_\d{6})(?:_(\d+))?")
-    found = []
-    for path in out_dir.glob(f"{exp}-*"):
-        if name := stamp.fullmatch(path.name):
-            found.append((name[1], int(name[2] or 1), path))
-    return sorted(found)
+    return sorted(
+        (name[1], int(name[2] or 1), path)
+        for path in out_dir.glob(f"{exp}-*")
+        if (name := stamp.fullmatch(path.name))
+    )
 
 
 def newest_run(

@@ -25,8 +25,7 @@ HEADER = "archive/header.json"
 def fingerprint(tensor: "Tensor") -> str:
     """Return 12 hexadecimal digits of the SHA-256 of a tensor's shape, type and values."""
     digest = hashlib.sha256(repr((tuple(tensor.shape), tensor.dtype)).encode())
-    rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
-    for part in rows.split(4096):  # a mapped tensor may be larger than memory
+    for part in tensor.unsqueeze(-1).split(4096):  # a mapped tensor may be larger than memory
         digest.update(part.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:12]
 

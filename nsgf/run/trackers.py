@@ -89,7 +89,7 @@ class TensorBoardTracker:
 
     def _writer(self, phase: str, step: int) -> Any:
         if phase not in self._writers:
-            writer = self._begin(str(self._folder / phase), purge_step=step)
+            writer = self._begin(self._folder / phase, purge_step=step)
             settings = dump_config(self._config).replace("\n", "\n    ")
             writer.add_text("settings", f"    {settings}", step)
             self._writers[phase] = writer
@@ -141,7 +141,7 @@ class WandbTracker:
                 save_code=False,
             ),
         )
-        self.place = str(self._run.url or mode)
+        self.place = self._run.url or mode
         if mode in ("offline", "dryrun"):
             self.place = f"kept offline; upload it with: wandb sync {Path(self._run.dir).parent}"
         for phase in OF_PHASES:

@@ -187,7 +187,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
     """
     if half:
         config = replace(config, train=replace(config.train, precision="auto"))
-    to = to.expanduser().resolve()
+    to = to.resolve()
     phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
     if not phases:
         raise wrong_setting("run", run.path, "has no checkpoint yet; train it first")
@@ -255,12 +255,11 @@ def card(
         measures = {}
     way = find_way(config)
     least, most = way.possible_calls(config)
-    flow = build_flow(config)
     names = class_names(config.data)
     text = render(
-        Path(__file__).with_name("card.md.j2"),
+        "share/card.md.j2",
         config=config,
-        flow=flow,
+        flow=build_flow(config),
         way=way,
         is_image=is_image_set(config.data),
         shape=data_shape(config.data),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsgf.sinkhorn.base import Flow, SolverReport, box_diameter
+from nsgf.sinkhorn.base import Flow, box_diameter
 from nsgf.sinkhorn.batched import BatchedSolver
 
 
@@ -94,6 +94,3 @@ def build_flow(config: Any) -> Flow:
     """Return the flow of a configuration, with the settings that it uses and an empty report."""
     flow = FLOWS[config.flow.kind]
     return flow(**{name: getattr(config.sinkhorn, name) for name in flow.uses})
-
-
-__all__ = ["FLOWS", "FLOW_SETTINGS", "BatchedSolver", "Flow", "SolverReport", "build_flow"]

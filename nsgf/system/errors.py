@@ -122,8 +122,6 @@ def is_memory_full(error: BaseException) -> bool:
 
 def printable(text: str) -> str:
     """Escape all characters of a text that are neither printable nor line ends."""
-    if text.isprintable():
-        return text
     return "".join(
         [c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text]
     )

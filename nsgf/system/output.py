@@ -51,9 +51,8 @@ STARTED_BY = os.getppid()
 
 def is_launched() -> bool:
     """Whether torchrun started this process together with others."""
-    size = os.environ.get("WORLD_SIZE", "")
-    numbers = (size, os.environ.get("RANK", ""), os.environ.get("LOCAL_RANK", ""))
-    return all(map(str.isdecimal, numbers)) and int(size) > 1
+    numbers = [os.environ.get(key, "") for key in ("WORLD_SIZE", "RANK", "LOCAL_RANK")]
+    return all(map(str.isdecimal, numbers)) and int(numbers[0]) > 1
 
 
 def launched_rank() -> int:

@@ -156,7 +156,7 @@ class TrainState:
                     f"{suggest('model.checkpoint_activations', 'true')}"
                 )
             self.accumulate = min(2 * self.accumulate, size)
-            self.adam.zero_grad(set_to_none=True)
+            self.adam.zero_grad()
             torch.cuda.empty_cache()
         if self.accumulate != before:
             self.log(

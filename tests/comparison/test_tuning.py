@@ -78,6 +78,16 @@ def test_settings_that_change_nothing_are_not_tried(flags, useless):
     ]
 
 
+def test_a_setting_is_tried_where_another_one_gives_it_an_effect():
+    grid = "--compare.tune=flow.eta=0.2,0.5 flow.schedule=harmonic,constant"
+    found = choices_of(compared("2d", "--methods=nsgf", grid).methods["nsgf"])
+    assert [one.title for one in found] == [
+        "flow.schedule harmonic",
+        "flow.eta 0.2, flow.schedule constant",
+        "flow.eta 0.5, flow.schedule constant",
+    ]
+
+
 def test_methods_without_a_row_are_not_searched(tmp_path):
     found = searched(tmp_path, "--compare.methods=[nsgf,onecall]", "--compare.tune_nfe=1")
     assert {trial.method for trial in found.tuning_trials} == {"nsgf"}
