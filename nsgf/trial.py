@@ -117,20 +117,21 @@ def fit_minutes(
     config: Config,
     minutes: float,
     device: torch.device,
-    stop: StopRequest | None,
+    stop: StopRequest,
     network: OwnNetwork | None,
 ) -> tuple[Config, str]:
     """Return settings with which training takes these minutes, measuring included, and a line about
     them. Phases keep their shares of the updates. With fewer updates, warm-ups are shorter and less
-    is prepared. Raise UserError if the minutes are too few, and KeyboardInterrupt if ``stop``
-    requests it."""
+    is prepared. Raise UserError if the minutes are too few or ``stop`` ends the measuring, and
+    KeyboardInterrupt after Ctrl-C."""
     given = f"minutes = {minutes:g}"
     show(f"{given}: measuring updates")
     begin = time.perf_counter()
     try:
         tried = [*try_phases(config, device, stop, network, 60 * minutes * TRIED)]
     except Stopped as stopped:  # there is no run yet
-        raise KeyboardInterrupt(f"{given}: stopped while measuring") from stopped
+        kind = KeyboardInterrupt if stop.reason == "SIGINT" else UserError
+        raise kind(f"{given}: stopped while measuring ({stop.reason})") from stopped
     prepare, updates, rest = (sum(part) for part in list(zip(*tried, strict=True))[1:])
     left = 60 * minutes - (time.perf_counter() - begin) - rest
     # with more updates than in the recipe, nothing more is prepared

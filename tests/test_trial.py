@@ -95,6 +95,6 @@ def test_a_finished_or_resumed_run_keeps_its_updates(tiny_run, capfd):
 
 def test_a_stop_while_updates_are_measured_leaves_nothing(clock, tmp_path):
     config = change(shipped("2d/nsgf++h", *HAND_OVER), {"out_dir": str(tmp_path)})
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(UserError, match=r"train\.max_hours = "):
         train(config, minutes=30, stop=StopRequest(max_hours=1e-9))
     assert not list(tmp_path.iterdir())
