@@ -1,11 +1,10 @@
 """What do the measures of images see? Pictures of known quality, measured as samples are.
 
     python scripts/bench_features.py FILE.csv
-    python scripts/bench_features.py FILE.csv FOLDER ...    # runs on MNIST, with and without haze
+    python scripts/bench_features.py FILE.csv FOLDER ...    # runs on MNIST
 
 256 pictures of each kind are compared with at most 1,000 real images that none was made from. Of a
-run, 2,048 samples are measured as `nsgf evaluate` does, and again with levels below 12 set to 0 in
-samples and real images.
+run, 2,048 samples are measured as by `nsgf evaluate`, then with levels below 12 as 0 in all images.
 """
 
 import csv
@@ -87,18 +86,19 @@ def main() -> None:
     with open(file, "a", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         if not stream.tell():
-            writer.writerow(["set", "side", "scaling", "black", "pictures", *MEASURES])
+            writer.writerow(["set", "side", "scaling", "black", "pictures", "nfe", *MEASURES])
         for name, network in places:
-            for kind, found in measures(DataConfig(name=name), Network(*network), runs):
+            for kind, nfe, found in measures(DataConfig(name=name), Network(*network), runs):
                 values = [f"{found[key]:.4g}" for key in MEASURES]
-                writer.writerow([name, *network, kind, *values])
+                writer.writerow([name, *network, kind, nfe, *values])
                 stream.flush()
 
 
 def measures(
     config: DataConfig, network: ImageNet, runs: Sequence[str]
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the measures of real images, then of each kind of pictures or of each run's samples."""
+) -> Iterator[tuple[str, int | str, dict[str, float]]]:
+    """Yield the measures of real images, then of each kind of pictures or of each run's samples:
+    their name, network calls and measures."""
     kind, count = DATA_SETS[config.name], SAMPLES if runs else COUNT
     assert isinstance(kind, ImageSet)
     images = kind.load(config, seed=0)
@@ -109,15 +109,15 @@ def measures(
         device = torch.device("cpu")
         metrics = FeatureMetrics(network, config, images[chosen], Path(folder), device, print)
         floors = [metrics.floor(count, split) for split in range(network.splits)]
-        yield "real", {key: mean(floor[key] for floor in floors) for key in MEASURES}
+        yield "real", "", {key: mean(floor[key] for floor in floors) for key in MEASURES}
         for run, nfe in product(runs, CALLS):
-            yield f"{Path(run).name}, {nfe} calls", metrics.measure(samples(run, nfe))
+            yield Path(run).name, nfe, metrics.measure(samples(run, nfe))
         if not runs:
             numbers = {image.numpy().tobytes(): n for n, image in enumerate(images)}
             rows = [numbers[image.numpy().tobytes()] for image in metrics.rest]
             labels = kind.labels(config, len(images))[rows]
             for name, pixels in pictures(metrics.rest, labels):
-                yield name, metrics.measure(pixels)
+                yield name, "", metrics.measure(pixels)
 
 
 if __name__ == "__main__":

@@ -61,8 +61,7 @@ def compared(name, *flags):
 
 def new_network(phase, config):
     """A phase's network on the CPU before its first update."""
-    session = Session(config, RunFolder(Path()), RunLog(Path()), CPU)
-    return starting_network(PHASES[phase], session)
+    return starting_network(PHASES[phase], Session(config, RunFolder(Path()), RunLog(Path()), CPU))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -144,8 +144,7 @@ def test_samples_are_shown(small_run, tmp_path, monkeypatch):
 
 def test_a_run_is_opened_on_another_device(small_run):
     run = nsgf.load(small_run.path, overrides={"sampling.solver": "heun"})
-    other = run.to(CPU)
-    assert torch.equal(other.sample(5, seed=0), run.sample(5, seed=0))
+    assert torch.equal(run.to(CPU).sample(5, seed=0), run.sample(5, seed=0))
     with pytest.raises(UserError, match="device = cuda:99"):
         run.to("cuda:99")
 

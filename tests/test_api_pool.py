@@ -53,7 +53,7 @@ def test_a_pass_has_each_pair_once():
     assert len(torch.unique(x, dim=0)) == 96
 
 
-def test_example_of_the_docstring_learns(monkeypatch):
+def test_example_of_the_docstring_learns():
     text = inspect.getdoc(SinkhornPool).partition(", ...:\n")[2].partition("One loop")[0]
     torch.manual_seed(0)
     data = 0.3 * torch.randn(2000, 2) + torch.tensor([2.0, -1.0])

@@ -140,8 +140,7 @@ def test_what_belongs_together_is_valid(exp, flags):
     ],
 )
 def test_wrong_settings_from_python_are_refused(exp, key, value):
-    settings = {"sampling.solver": "heun", key: value}
-    config = build({**values(shipped(exp)), **settings})
+    config = build({**values(shipped(exp)), "sampling.solver": "heun", key: value})
     with pytest.raises(UserError, match=rf"^{re.escape(key)} = "):
         check(config)
 

@@ -104,8 +104,7 @@ def test_all_phases_learn_classes(source, tmp_path):
     sampler, _ = load_sampler(config, run, CPU)
     found = sampler(torch.randn(3, 1, 8, 8))
     assert found.nfe == sampler.expected_nfe == 2 * config.flow.steps + 1 + 2 * 2
-    lines = sample_run(config, run)
-    assert f"NFE {found.nfe:g}" in lines[0]
+    assert f"NFE {found.nfe:g}" in sample_run(config, run)[0]
 
 
 def test_comparison_tells_what_it_chose_for_each_method():

@@ -103,8 +103,7 @@ def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, tiny_run, p
 
 @pytest.mark.parametrize("first", [None, "nsf"])
 def test_more_iterations_continue_a_finished_phase(tiny, tiny_run, first):
-    longer = replace(tiny, nsf=replace(tiny.nsf, iterations=20))
-    train(longer, tiny_run, first)
+    train(replace(tiny, nsf=replace(tiny.nsf, iterations=20)), tiny_run, first)
     assert weights(tiny_run)["nsf"]["step"] == 20
     assert weights(tiny_run)["nsgf"]["step"] == 12
     assert "phase2_nsf.previous1.pt" not in _files(tiny_run)
@@ -266,8 +265,7 @@ def test_pool_on_disk_is_removed_when_phase_one_is_done(tiny):
     run = train(with_phases(config, 1))
     assert not list(run.path.rglob("positions.bin"))
     assert "pool: removed from the disk" in (run.path / "log.txt").read_text()
-    longer = replace(config, nsgf=replace(config.nsgf, iterations=14))
-    train(longer, run)
+    train(replace(config, nsgf=replace(config.nsgf, iterations=14)), run)
     assert weights(run)["nsgf"]["step"] == 14
 
 

@@ -32,8 +32,7 @@ LABELS = torch.arange(40) % 2
 
 
 def train(folder, overrides=None, **how):
-    settings = {**SMALL, **(overrides or {})}
-    return nsgf.train(out_dir=folder, overrides=settings, quiet=True, **how)
+    return nsgf.train(out_dir=folder, overrides={**SMALL, **(overrides or {})}, quiet=True, **how)
 
 
 FRAME = pd.DataFrame(POINTS[:, :2].numpy(), columns=["height", "weight"]).assign(kind="a")
@@ -113,8 +112,7 @@ def test_data_of_a_run_are_found_beside_it(tmp_path):
     assert list(file.parent.iterdir()) == [file]
     nsgf.train(resume=run.path, data=POINTS, quiet=True, iterations=5)
     moved = run.path.rename(tmp_path / "runs" / "renamed")
-    again = nsgf.train(resume=moved, quiet=True, iterations=6)
-    assert again.config.data.path == str(file)
+    assert nsgf.train(resume=moved, quiet=True, iterations=6).config.data.path == str(file)
 
 
 def test_a_refused_call_leaves_the_data_of_others(tmp_path, monkeypatch):
@@ -162,14 +160,12 @@ def test_names_of_classes_may_be_objects():
         labels = _arrays(PIXELS, pd.Series([1, 0] * 20).astype(kind))["labels"]
         assert labels.dtype == np.int64
         assert labels.tolist() == [1, 0] * 20
-    data = StackDataset(torch.from_numpy(PIXELS), words)
-    assert _arrays(data, None)["labels"].tolist() == words
+    assert _arrays(StackDataset(torch.from_numpy(PIXELS), words), None)["labels"].tolist() == words
 
 
 def test_labels_make_a_run_conditional(tmp_path):
     """The rate is that of every phase."""
-    data = TensorDataset(torch.from_numpy(PIXELS) / 127.5 - 1, LABELS)
-    run = train(tmp_path, data=data, lr=2e-3)
+    run = train(tmp_path, data=TensorDataset(torch.from_numpy(PIXELS) / 127.5 - 1, LABELS), lr=2e-3)
     assert run.config.nsgf.lr == run.config.nsf.lr == 2e-3
     assert (run.config.data.conditional, run.config.method) == (True, "nsgf++h")
     assert run.config.nsf.coupling == "independent"
@@ -361,8 +357,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, ours):
     with pytest.raises(KeyboardInterrupt, match=r"nsgf: step 3 of 4\); .*network=") as caught:
         train_own(tmp_path, stopped)
     folder = re.search("resume='(.*)'", str(caught.value))[1]
-    run = nsgf.train(resume=folder, network=MyUNet(), quiet=True)
-    assert run.progress["nsgf"] == "4 of 4"
+    assert nsgf.train(resume=folder, network=MyUNet(), quiet=True).progress["nsgf"] == "4 of 4"
     assert getsignal(SIGINT) is ours
     with pytest.raises(KeyboardInterrupt, match=r"SIGINT.* complete"):  # in the last update
         train(tmp_path, data=POINTS, method="otcfm", callback=raise_at_the_end)

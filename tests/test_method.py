@@ -53,8 +53,7 @@ def test_pairs_of_a_flow():
     """Of the particle and the step that are named: positions, difference quotients and times."""
     positions = torch.arange(2 * 4 * 3.0).view(2, 4, 3).square()  # two particles, T = 3
     particle = torch.tensor([1, 0, 1])
-    step = torch.tensor([0, 2, 2])
-    x, v, t = flow_pairs(positions, particle, step, 0.5)
+    x, v, t = flow_pairs(positions, particle, torch.tensor([0, 2, 2]), 0.5)
     assert torch.equal(x, torch.stack([positions[1, 0], positions[0, 2], positions[1, 2]]))
     after = torch.stack([positions[1, 1], positions[0, 3], positions[1, 3]])
     assert torch.equal(x + 0.5 * v, after)

@@ -16,8 +16,7 @@ NOTEBOOK = ROOT / "notebooks" / "nsgf_kaggle.ipynb"
 def printed(folder):
     """What the cells say when they run in this folder."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
-    client.execute()
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     pictures = ["a picture" for output in outputs if "image" in str(output.get("data", ()))]
     return "".join(output.get("text", "") for output in outputs) + "\n".join(pictures)

@@ -46,7 +46,7 @@ def test_trial_of_a_phase_prepares_a_part():
     assert short.pool.num_batches == build_batch(config, (2,), CPU) == 100 / times
 
 
-def test_all_that_stops_a_run_is_said_at_once(tiny, tmp_path):
+def test_all_that_stops_a_run_is_said_at_once(tmp_path):
     no_pool_no_data = shipped("mnist", f"--data-root={tmp_path}", "--pool-batches=1000000000")
     red = [line for line in preflight(no_pool_no_data) if line.startswith("NO ")]
     assert len(red) == 2

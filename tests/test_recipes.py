@@ -159,8 +159,7 @@ def test_lines_for_python_run(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nsgf, "train", short_train, raising=False)
-    own = {"nsgf": nsgf, "MyUNet": MyUNet, "x": images(100, 8), "y": np.arange(100) % 10}
-    exec(network, own)
+    exec(network, {"nsgf": nsgf, "MyUNet": MyUNet, "x": images(100, 8), "y": np.arange(100) % 10})
     assert [run.config.data.conditional for run in runs] == [False, False, True]
     assert {run.config.model.network for run in runs} == {"MyUNet"}
 
@@ -199,8 +198,7 @@ def test_loops_of_the_page_train(loop, line, tmp_path, monkeypatch):
     left = 0.8**5 if "Pool" in loop else 0.0
     x, data = names["x"], names["data"]
     torch.testing.assert_close(x.mean(0), (1 - left) * data.mean(0), rtol=0, atol=0.2)
-    spread = torch.full((2,), 0.5 + 0.5 * left)
-    torch.testing.assert_close(x.std(0), spread, rtol=0.25, atol=0)
+    torch.testing.assert_close(x.std(0), torch.full((2,), 0.5 + 0.5 * left), rtol=0.25, atol=0)
 
 
 def images(count, size):

@@ -277,6 +277,5 @@ def test_picture_that_fails_is_one_line(pictured_config, monkeypatch):
 
     monkeypatch.setattr("nsgf.samples.preview_samples", broken)
     run = train(pictured_config)
-    log = (run.path / "log.txt").read_text()
-    assert log.count("no picture of samples (no memory)") == 3
+    assert (run.path / "log.txt").read_text().count("no picture of samples (no memory)") == 3
     assert all(run.checkpoint_file(phase).exists() for phase in OF_METHOD)

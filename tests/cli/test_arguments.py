@@ -90,8 +90,8 @@ def test_fewer_updates_than_the_recipe_have_a_smaller_pool(own_data, tmp_path):
     }
     for (exp, *flags), expected in flows.items():
         assert parse(["train", "--exp", exp, *flags]).config.pool.num_batches == expected, flags
-    compare = ["compare", "--exp=2d", "--train-iters=5000"]  # its trained cells are used again
-    assert parse(compare).config.pool.num_batches == 100
+    # the trained cells of a comparison are used again
+    assert parse(["compare", "--exp=2d", "--train-iters=5000"]).config.pool.num_batches == 100
     (file := tmp_path / "own.yaml").write_text("exp: 2d\npool: {num_batches: 70}\n")
     config = parse(["train", f"--config={file}", "--phases=[nsgf]", "--train-iters=5"]).config
     assert config.pool.num_batches == 70
@@ -295,8 +295,7 @@ def test_settings_of_a_run_are_the_base_of_later_commands(tiny):
 
 
 def test_files_and_optim_flags_reach_the_phases_of_a_run(tiny, tmp_path):
-    run = RunFolder.create(tiny)
-    argv = ["train", "--run", str(run.path), "--resume"]
+    argv = ["train", "--run", str(RunFolder.create(tiny).path), "--resume"]
     config = parse([*argv, "--optim.lr=1", "--optim.iterations=9"]).config
     assert of_phases(config, "lr") == [1] * 6
     assert of_phases(config, "iterations") == [9] * 6

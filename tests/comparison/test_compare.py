@@ -94,7 +94,7 @@ def test_other_nfe_are_measured_without_training(finished, tmp_path, monkeypatch
     assert {row.nfe for row in read_rows(files[1])} == {3, None}
 
 
-def test_few_calls_are_measured_where_a_method_can_do_with_them(tmp_path, monkeypatch):
+def test_few_calls_are_measured_where_a_method_can_do_with_them(tmp_path):
     """A method that has no other cells is not trained."""
     methods = "--compare.methods=[nsgf++,nsgf++h,onecall,nsgf]"
     own = moons(tmp_path, methods, "--compare.nfe=[4,2,3]", "--compare.updates=[6]")
@@ -228,7 +228,7 @@ def test_tables_are_written_after_each_trial(tmp_path, monkeypatch):
 def test_two_workers_compare_what_one_does(comparison, finished_once):
     """The same measures, told once."""
     words = ["compare", "--exp=2d", *FLAGS, f"--out-dir={comparison.folder.parent}"]
-    done = torchrun(2, "-m", "nsgf", "--", *words)
+    done = torchrun("-m", "nsgf", "--", *words)
     assert done.returncode == 0, done.stderr
 
     def measures(comparison):
@@ -294,8 +294,7 @@ def test_links_out_of_a_comparison_are_refused(comparison, tmp_path):
     ],
 )
 def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, key):
-    words = ["compare", "--exp", "2d", "--smoke", "--out-dir", str(tmp_path), *flags]
-    assert main(words) == 2
+    assert main(["compare", "--exp", "2d", "--smoke", "--out-dir", str(tmp_path), *flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"nsgf: error: {key}")
     assert error.count("\n") == 1

@@ -156,5 +156,4 @@ def test_stored_settings_train_the_same_again(tmp_path):
     again = Comparison.of(request.config, request.methods)
     assert again.methods == comparison.methods
     assert len(again.trials) == len(comparison.trials)
-    stored = Comparison.stored(comparison.folder)
-    assert stored.methods == comparison.methods
+    assert Comparison.stored(comparison.folder).methods == comparison.methods

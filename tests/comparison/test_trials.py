@@ -14,12 +14,12 @@ from nsgf.system.errors import UserError
 from tests.conftest import compared, shipped
 
 
-def one_trial(exp, method, *flags, target="", seed=0):
+def one_trial(exp, method, *flags):
     """Configuration of a trial of ``method``."""
     comparison = compared(exp, f"--compare.methods=[{method}]", "--device=cpu", *flags)
-    label = target or ("moons" if exp == "2d" else exp)
+    label = "moons" if exp == "2d" else exp
     (name,) = comparison.methods
-    return Trial(comparison, label, name, seed).config
+    return Trial(comparison, label, name, 0).config
 
 
 def test_one_seed_is_complete_before_the_next():
@@ -197,8 +197,7 @@ def test_updates_that_fit_no_method_are_refused(wrong):
 )
 def test_methods_are_sampled_with_the_calls_that_they_can_make(method, flag, possible):
     methods = f"--compare.methods=[{method}]"
-    comparison = compared("digits", methods, "--compare.nfe=[1,2,3,20]", *flag.split())
-    trial = comparison.trials[0]
+    trial = compared("digits", methods, "--compare.nfe=[1,2,3,20]", *flag.split()).trials[0]
     assert trial.nfe == possible
     keys = {nfe: json.loads(trial.keys[nfe, 0])["sampling"] for nfe in possible}
     assert not any("spacing" in key for key in keys.values())  # as in rows of earlier versions

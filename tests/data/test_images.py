@@ -104,8 +104,7 @@ def test_cifar10_is_read_batch_after_batch_and_test_images_from_other_files(
     assert labels("cifar10", tmp_path).tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
     for name, expected in {"mnist": GREY[::-1, None], "cifar10": COLOUR[:2]}.items():
         config = DataConfig(name=name, root=str(tmp_path))
-        found = DATA_SETS[name].load(config, 0, held_out=True)
-        assert np.array_equal(found.numpy(), expected)
+        assert np.array_equal(DATA_SETS[name].load(config, 0, held_out=True).numpy(), expected)
     assert DATA_SETS["digits"].load(DataConfig(name="digits"), 0, held_out=True) is None
 
 

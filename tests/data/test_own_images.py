@@ -184,8 +184,7 @@ def test_a_line_says_what_is_left_out_or_changed(write, note, tmp_path):
 @pytest.mark.parametrize("wanted", [None, "auto", 8])
 def test_squares_of_one_size_keep_it(sizes, side, is_said, wanted, tmp_path):
     for number in range(16):
-        image = Image.effect_noise(sizes[number % len(sizes)], 50)
-        image.save(tmp_path / f"{number}.png")
+        Image.effect_noise(sizes[number % len(sizes)], 50).save(tmp_path / f"{number}.png")
     found, notes = inspect_images(settings(tmp_path, wanted))
     if wanted == 8:
         side = 8
@@ -334,14 +333,15 @@ LABELS = np.arange(40) % 3
 WIDE = np.concatenate([PIXELS, PIXELS[:, :1]], axis=1)[..., :8]  # 4 channels of 12 x 8 pixels
 
 
-def config_of(file, *flags, **arrays):
+def config_of(folder, *flags, **arrays):
+    file = folder / "own.npz"
     np.savez(file, **arrays)
     return parse(["train", "--exp=images", f"--data.path={file}", *flags]).config
 
 
 def test_labels_become_classes(tmp_path):
     names = np.array(["cat", "ant", "dog"])[LABELS]
-    config = config_of(tmp_path / "own.npz", "--data.conditional=true", images=PIXELS, labels=names)
+    config = config_of(tmp_path, "--data.conditional=true", images=PIXELS, labels=names)
     assert (config.data.found["classes"], config.nsf.coupling) == (3, "independent")
     assert class_names(config.data) == ("ant", "cat", "dog")
     sample = Data(config.data, 0).target_by_class("x").sample(3)
@@ -353,7 +353,7 @@ def test_labels_become_classes(tmp_path):
     held_out = split_rows(replace(config.data, held_out=0.5), 40)[1]
     names = np.where(np.isin(np.arange(40), held_out), "cat", "dog")
     flags = ("--data.conditional=true", "--data.held_out=0.5")
-    config = config_of(tmp_path / "own.npz", *flags, images=PIXELS, labels=names)
+    config = config_of(tmp_path, *flags, images=PIXELS, labels=names)
     with pytest.raises(UserError, match=r"data\.conditional .*data\.held_out = 0\.5"):
         Data(config.data, 0)
 
@@ -370,7 +370,7 @@ def test_labels_become_classes(tmp_path):
     ],
 )
 def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
-    config = config_of(tmp_path / "own.npz", arr_0=stored)
+    config = config_of(tmp_path, arr_0=stored)
     assert (config.data.size, config.data.found["classes"]) == (12, 0)
     assert torch.equal(Data(config.data, 0).images, torch.from_numpy(expected))
 
@@ -378,7 +378,7 @@ def test_images_are_read_as_others_store_them(stored, expected, tmp_path):
 @pytest.mark.parametrize("stored", [PIXELS, FLOATS])
 def test_an_array_alone_is_the_file_with_only_that_array(stored, tmp_path):
     """The same images and checksum; bytes stay in the file."""
-    expected = config_of(tmp_path / "own.npz", images=stored).data
+    expected = config_of(tmp_path, images=stored).data
     np.save(file := tmp_path / "own.npy", stored)
     config = parse(["train", "--exp=images", f"--data.path={file}"]).config.data
     images = Data(config, 0).images
@@ -428,7 +428,7 @@ def test_a_held_out_part_of_a_mapped_array_must_fit_into_memory(tmp_path, monkey
 
 def test_images_of_any_height_and_width_are_trained_on_and_drawn(tmp_path):
     flags = ("--smoke", "--device=cpu", f"--out-dir={tmp_path}", "--method=nsgf++")
-    config = config_of(tmp_path / "own.npz", *flags, images=WIDE)
+    config = config_of(tmp_path, *flags, images=WIDE)
     assert config.model.unet.mult == [1, 2]  # 12 x 8, 6 x 4
     run = train(config)
     sample_run(config, run, out=str(tmp_path / "x.npz"))
@@ -444,7 +444,7 @@ def test_labels_belong_to_the_images_whose_name_begins_alike(tmp_path):
     arrays = {"images": PIXELS, "labels": LABELS, "x_test": PIXELS[20:]}
     arrays |= {"test_images": PIXELS[::-1], "test_labels": 2 - LABELS[:, None]}
     for key, expected in {"images": LABELS, "test_images": 2 - LABELS, "x_test": None}.items():
-        config = config_of(tmp_path / "own.npz", f"--data.key={key}", **arrays).data
+        config = config_of(tmp_path, f"--data.key={key}", **arrays).data
         assert torch.equal(read_images(config), torch.from_numpy(arrays[key].copy()))
         assert config.found["classes"] == (0 if expected is None else 3)
         if expected is not None:

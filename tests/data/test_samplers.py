@@ -33,9 +33,8 @@ STREAMS = [
 ]
 
 
-def numbered(count):
-    """Images of one pixel whose value is their number."""
-    return torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1)
+NUMBERED = torch.arange(50, dtype=torch.uint8).view(-1, 1, 1, 1)
+"""Images of one pixel whose value is their number."""
 
 
 def numbers(batch):
@@ -44,7 +43,7 @@ def numbers(batch):
 
 def test_epoch_is_without_replacement_and_the_next_is_shuffled_anew():
     """Also where a batch begins in one epoch and ends in the next."""
-    sampler = image_sampler(numbered(50), seed=0)
+    sampler = image_sampler(NUMBERED, seed=0)
     stream = numbers(torch.cat([sampler.sample(n) for n in (20, 60, 70)]))
     epochs = [stream[:50], stream[50:100], stream[100:]]
     for epoch in epochs:
@@ -54,7 +53,7 @@ def test_epoch_is_without_replacement_and_the_next_is_shuffled_anew():
 
 def test_order_of_images_is_that_of_earlier_versions():
     """Runs of the same seed stay comparable."""
-    sampler = image_sampler(numbered(50), seed=7)
+    sampler = image_sampler(NUMBERED, seed=7)
     assert numbers(sampler.at(range(6))) == [20, 27, 45, 1, 44, 33]
     assert numbers(sampler.at(range(50, 56))) == [42, 1, 5, 22, 24, 46]
 
@@ -108,7 +107,7 @@ def test_rows_come_as_they_are_and_in_the_order_of_images():
     rows = torch.arange(50.0, dtype=torch.float64).view(-1, 1).expand(-1, 3).contiguous()
     drawn = RowSampler(rows, seed=7).at(range(60))
     assert drawn.dtype == torch.float64
-    assert drawn[:, 2].int().tolist() == numbers(image_sampler(numbered(50), seed=7).at(range(60)))
+    assert drawn[:, 2].int().tolist() == numbers(image_sampler(NUMBERED, seed=7).at(range(60)))
     assert sorted(drawn[:50, 0].tolist()) == list(range(50))
 
 
@@ -117,11 +116,11 @@ def test_rows_come_as_they_are_and_in_the_order_of_images():
 TOLD = replace(shipped("digits/onecall").data, conditional=True)
 
 
-def streams(classes=3, count=7):
-    """Images of one pixel, 100 c + 0 .. count - 1 in class c."""
-    images = torch.cat([100 * c + torch.arange(count) for c in range(classes)]).to(torch.uint8)
+def streams():
+    """Images of one pixel, 100 c + 0 .. 6 in class c of 3."""
+    images = torch.cat([100 * c + torch.arange(7) for c in range(3)]).to(torch.uint8)
     numbered = images.view(-1, 1, 1, 1)
-    rows = torch.arange(len(images)).view(classes, count)
+    rows = torch.arange(21).view(3, 7)
     return [image_sampler(numbered, c, chosen=own) for c, own in enumerate(rows)]
 
 

@@ -46,8 +46,7 @@ def notes_of(file, **how):
 def written(file, frame, **how):
     """Write a table with pandas, without its index unless ``how`` says so."""
     to_excel = lambda place, **how: frame.to_excel(place, **how)  # noqa: E731
-    to_csv = frame.to_csv
-    writer = {".parquet": frame.to_parquet, ".xlsx": to_excel}.get(file.suffix, to_csv)
+    writer = {".parquet": frame.to_parquet, ".xlsx": to_excel}.get(file.suffix, frame.to_csv)
     writer(file, **({} if file.suffix == ".parquet" else {"index": False}) | how)
     return file
 

@@ -47,8 +47,7 @@ def strict(file):
 def test_one_sample_has_no_spread(small, small_run):
     evaluation = replace(small.evaluation, num_samples=1)
     sampling = replace(small.sampling, solver="dopri5", spacing=2.0)
-    config = replace(small, evaluation=evaluation, sampling=sampling)
-    file, found = evaluate_run(config, small_run)
+    file, found = evaluate_run(replace(small, evaluation=evaluation, sampling=sampling), small_run)
     assert strict(file) == found
     assert found["tau_std"] == 0
     assert found["expected_nfe"] is None
@@ -189,8 +188,7 @@ def test_interrupted_evaluation_continues_with_the_saved_samples(
 ):
     """Once while sampling, once after it; an evaluation with other settings comes between."""
     config, run = (small, small_run) if exp == "2d" else digits_run
-    sampling = replace(config.sampling, batch_size=7)
-    config = replace(config, sampling=sampling, out_dir=str(tmp_path))
+    config = replace(config, sampling=replace(config.sampling, batch_size=7), out_dir=str(tmp_path))
     samples = results_folder(config, run) / "samples"
     whole = evaluate_run(config, run)[1]
     assert not list(samples.glob(".*"))

@@ -219,8 +219,7 @@ def test_test_images_are_the_reference_of_a_set_that_has_some(
     assert not (first | second) & test
     told = replace(CONFIG, conditional=True)
     metrics = FeatureMetrics(Pixels(), told, images[:1200], tmp_path, CPU, print, labels[:1200])
-    floor = metrics.floor(400, 0, metrics.measures[1:])
-    assert abs(floor[CLASS_KID]) < WITHIN_CLASS
+    assert abs(metrics.floor(400, 0, metrics.measures[1:])[CLASS_KID]) < WITHIN_CLASS
 
 
 class Published(Pixels):

@@ -33,8 +33,7 @@ def test_floors_compare_halves_and_samples_are_as_many(exp, own_data, compared):
     yardstick.measure(yardstick.compared, None, seed=3, draw=0)
     (others, reals), *standardised = compared
     assert len(standardised) == (exp == "points")
-    whole = torch.cat([reals, others]).flatten(1)
-    assert len(whole.unique(dim=0)) == 2 * yardstick.samples
+    assert len(torch.cat([reals, others]).flatten(1).unique(dim=0)) == 2 * yardstick.samples
     assert torch.equal(reals, data.reference("compare", "0").sample(yardstick.samples))
 
 

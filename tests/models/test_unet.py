@@ -39,8 +39,7 @@ def test_shape_and_gradient_of_every_weight(name):
     y = awake(model)(x, t)
     assert y.shape == x.shape
     y.square().mean().backward()
-    silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert silent == []
+    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 def test_classes_add_only_an_embedding():
@@ -128,8 +127,7 @@ def test_residual_block_equals_its_formula():
     h = convolution(silu(norm(x)))
     time = block.time[1](silu(embedding))[:, :, None, None]
     h = block.norm(h) * (1 + time[:, :64]) + time[:, 64:]
-    expected = block.shortcut(x) + block.second[2](silu(h))
-    torch.testing.assert_close(block(x, embedding), expected)
+    torch.testing.assert_close(block(x, embedding), block.shortcut(x) + block.second[2](silu(h)))
 
 
 def test_dropout_acts_in_training_only():

@@ -24,9 +24,9 @@ def small_unet(*, config=SMALL, **options):
     return model
 
 
-def images(n=4):
+def images():
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(n, 1, 8, 8, generator=generator), torch.rand(n, generator=generator)
+    return torch.randn(4, 1, 8, 8, generator=generator), torch.rand(4, generator=generator)
 
 
 def bfloat16(device="cpu"):
@@ -66,8 +66,7 @@ def test_norm_runs_outside_autocast_with_weights_of_its_inputs_type(monkeypatch)
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_unet_is_16_bit_under_autocast_between_convolutions(device):
-    config = UNetConfig(channels=32, mult=[1, 2], attention=[4])
-    model = small_unet(config=config).to(device)
+    model = small_unet(config=UNetConfig(channels=32, mult=[1, 2], attention=[4])).to(device)
     x, t = (z.to(device) for z in images())
     expected = model(x, t)
     types = {}
@@ -197,8 +196,7 @@ def check_compiled(model, *inputs):
     torch.testing.assert_close(compiled(*inputs), model(*inputs))
     compiled(*inputs).square().mean().backward()  # on top of the gradients that are there
     for name, parameter in model.named_parameters():
-        expected = 2 * wanted[name]
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-3, msg=name)
+        torch.testing.assert_close(parameter.grad, 2 * wanted[name], atol=1e-5, rtol=1e-3, msg=name)
 
 
 def test_residual_block_compiles_as_one_graph_under_autocast():

@@ -28,8 +28,7 @@ class Grid:
         self.shift = shift
 
     def draw(self, n, generator):
-        places = torch.randint(-32, 32, (n, 1), generator=generator) / 4
-        return places + self.shift
+        return torch.randint(-32, 32, (n, 1), generator=generator) / 4 + self.shift
 
 
 class ByClass:
@@ -39,11 +38,11 @@ class ByClass:
         return torch.tensor([[100.0 * (i % 3) + (7 * i) % 13 - 6] for i in positions])
 
 
-def task(method, sigma=0.0, seed=3):
+def task(method, seed=3):
     """64 pairs in a group, where the method has optimal pairs."""
     group = 64 if method in ("otcfm", "sbcfm") else None
     pairs = Pairs(PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2), CPU, group)
-    return PeerTask(nn.Identity(), pairs, PeerConfig(method=method, sigma=sigma), seed)
+    return PeerTask(nn.Identity(), pairs, PeerConfig(method=method, sigma=0.3), seed)
 
 
 MATCHERS = {
@@ -57,10 +56,10 @@ MATCHERS = {
 @pytest.mark.parametrize("method", MATCHERS)
 def test_batches_are_torchcfms_for_the_same_draws(method):
     """Points, velocities and, where it pairs, the pairs: each of its plan, in our order."""
-    matcher, drawn = MATCHERS[method], task(method, 0.3).draw(range(64))
+    matcher, drawn = MATCHERS[method], task(method).draw(range(64))
     start, end, t, noise = drawn
     x = matcher.sample_xt(start, end, t, noise)
-    batch = task(method, 0.3).batch(*drawn)
+    batch = task(method).batch(*drawn)
     torch.testing.assert_close(batch.inputs[0], x)
     assert torch.equal(batch.inputs[1], t)
     velocity = matcher.compute_conditional_flow(start, end, t, x)
@@ -75,14 +74,14 @@ def test_batches_are_torchcfms_for_the_same_draws(method):
 def test_noise_depends_on_seed_and_position():
     """A batch is the same in any order, and whatever parts it is drawn in, as by processes."""
     for method in MATCHERS:
-        whole = task(method, 0.3).draw(range(128))
-        again = task(method, 0.3)
+        whole = task(method).draw(range(128))
+        again = task(method)
         for start, stop in ((70, 128), (0, 33), (33, 70)):
             for part, expected in zip(again.draw(range(start, stop)), whole, strict=True):
                 assert torch.equal(part, expected[start:stop])
     noise = whole[3]
     assert float(noise.std()) == pytest.approx(1, rel=0.25)
-    assert not torch.equal(noise, task("icfm", 0.3, seed=4).draw(range(128))[3])
+    assert not torch.equal(noise, task("icfm", seed=4).draw(range(128))[3])
     assert not torch.equal(noise[:64], noise[64:])
 
 
@@ -111,8 +110,7 @@ def test_pairs_of_the_phase_are_those_of_its_group(tiny_run, exp, flags, group, 
 def test_samples_are_paired_within_their_class():
     """Pair i has class i mod K, ends of the class, and its label; a tenth has none."""
     pairs = Pairs(PointSampler(Grid(0.0), 1), ByClass(), CPU, 64, 3)
-    config = PeerConfig(method="otcfm", sigma=0.0)
-    peer = PeerTask(nn.Identity(), pairs, config, 3, classes=3)
+    peer = PeerTask(nn.Identity(), pairs, PeerConfig(method="otcfm", sigma=0.0), 3, classes=3)
     (x, t, labels), velocity = (
         (batch := peer.batch(*peer.draw(range(64, 128)))).inputs,
         batch.target,
@@ -201,8 +199,7 @@ def test_reflow_learns_paths_within_their_class(monkeypatch, tiny_run):
     monkeypatch.setattr(flow_matching, "load_euler_steps", lambda *_: carry)
     config = shipped("digits/2rf", "--data.conditional=true", "--reflow.pairs=50")
     session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
-    task = PHASES["reflow"].task(session, Data(config.data, 0))
-    start, end, _, labels = task.draw(range(3, 203))
+    start, end, _, labels = PHASES["reflow"].task(session, Data(config.data, 0)).draw(range(3, 203))
     classes = torch.arange(3, 203) % 10
     torch.testing.assert_close(end, carry(start, classes))
     assert torch.equal(labels[labels < 10], classes[labels < 10].int())

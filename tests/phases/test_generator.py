@@ -26,8 +26,7 @@ def one_call(tiny):
 
 
 def task_of(config):
-    model = new_network("generator", config)
-    return GeneratorTask(model, Data(config.data, config.seed), config)
+    return GeneratorTask(new_network("generator", config), Data(config.data, config.seed), config)
 
 
 def test_generator_trains_samples_and_evaluates(one_call):
@@ -85,8 +84,7 @@ def test_too_small_blur_is_a_one_line_error(one_call):
 def test_batches_may_have_more_targets_than_particles(one_call):
     config = replace(one_call, generator=replace(one_call.generator, targets=40))
     task = task_of(config)
-    cuts = [range(0, 16), range(16, 32)]
-    parts = [task.draw(cut) for cut in cuts]
+    parts = [task.draw(cut) for cut in [range(0, 16), range(16, 32)]]
     assert [len(real) for _, real in parts] == [40, 40]
     both = Data(config.data, config.seed).target("generator").at(range(80))
     assert torch.equal(torch.cat([real for _, real in parts]), both)
@@ -106,8 +104,7 @@ def conditional(tmp_path):
 def test_labels_are_those_of_the_real_samples_in_the_group(conditional):
     task, data = task_of(conditional), Data(conditional.data, conditional.seed)
     batch = task.batch(*task.draw(range(44, 88)))
-    labels = batch.inputs[2]
-    assert torch.equal(labels, torch.arange(44).int() % 11)
+    assert torch.equal(batch.inputs[2], torch.arange(44).int() % 11)
     own = data.target_by_class("generator", mixed=True).at(range(88, 176))
     assert torch.equal(batch.target, own)
     parts = [task.draw(World(rank, 2).share(range(44, 88))) for rank in (0, 1)]
@@ -191,8 +188,7 @@ def test_odd_samples_and_single_points_stay():
 def test_samples_of_the_target_stay_on_average():
     """Where generated samples have the target's law, both maps make the same errors. The usual
     velocity, against the samples themselves, still draws all of them inwards."""
-    generator = torch.Generator().manual_seed(1)
-    made, real = torch.randn(2, 1, 1024, 8, generator=generator)
+    made, real = torch.randn(2, 1, 1024, 8, generator=torch.Generator().manual_seed(1))
     v = drift([BatchedSolver(1 / float(mean_cost(made, real).sqrt()), 1e-3)], made, real)[0]
     outwards = (v * made[0]).sum(1).mean() / made[0].square().sum(1).mean()
     assert abs(float(outwards)) < 0.02

@@ -144,8 +144,7 @@ def test_starts_are_computed_each_time_or_once_and_repeated():
     first = starts.at(range(300))
     assert torch.equal(starts.at(range(310, 890)), torch.cat([first[10:], first[:290]]))
     assert walk.calls == [256, 256]
-    again = cached(Walk(), 300).at(range(890, 905))
-    assert torch.equal(again, torch.cat([first[290:], first[:5]]))
+    assert torch.equal(cached(Walk(), 300).at(range(890, 905)), torch.cat([first[290:], first[:5]]))
 
 
 @pytest.mark.parametrize("kept", [None, 300])
@@ -159,8 +158,7 @@ def test_lines_of_a_phase_are_paired_within_the_configured_group(tiny, tiny_run,
     """If no group is set, within a batch."""
     coupling, within, group = case
     nsf = replace(tiny.nsf, batch_size=8, coupling=coupling, coupling_batch=within)
-    config = replace(tiny, nsf=nsf)
-    session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
+    session = Session(replace(tiny, nsf=nsf), tiny_run, RunLog(tiny_run.path), CPU)
     start, end, _ = PHASES["nsf"].task(session, Data(tiny.data, 0)).draw(range(8))
     streams = (Data(tiny.data, 0).source("nsf"), Data(tiny.data, 0).target("nsf"))
     expected = Pairs(*streams, CPU, group=group).at(range(8))

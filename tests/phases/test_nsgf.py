@@ -30,8 +30,7 @@ def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
     ends, labels = [], []
     for rank in range(size):
         run = RunFolder(tmp_path / f"{rank}")
-        world = Apart(rank, size)
-        session = Session(config, run, RunLog(tmp_path, quiet=True), CPU, world)
+        session = Session(config, run, RunLog(tmp_path, quiet=True), CPU, Apart(rank, size))
         task = PHASES["nsgf"].task(session, data)
         ends.append(task.pool._positions[:, -1])
         labels.append(task._labels)

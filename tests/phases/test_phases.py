@@ -45,8 +45,7 @@ def test_phases_start_with_different_weights(tiny):
     starts = {name: new_network(name, tiny) for name in OF_PHASES if name != "predictor"}
     for one, other in combinations(starts.values(), 2):
         assert not torch.equal(one.layers[0].weight, other.layers[0].weight)
-    again = new_network("nsf", tiny)
-    assert torch.equal(again.layers[0].weight, starts["nsf"].layers[0].weight)
+    assert torch.equal(new_network("nsf", tiny).layers[0].weight, starts["nsf"].layers[0].weight)
 
 
 def test_phases_draw_different_lines(tiny, tmp_path):
@@ -137,8 +136,7 @@ def test_fixed_tau_needs_no_trained_predictor(tiny, tiny_run):
 
 def test_samples_pass_the_affine_map_without_a_network_call(tiny):
     config = replace(tiny, phases=["nsf"], nsf=replace(tiny.nsf, source="affine"))
-    run = train(config)
-    sampler, _ = load_sampler(config, run, CPU)
+    sampler, _ = load_sampler(config, train(config), CPU)
     _, straight = sampler.legs
     x = torch.randn(5, 2)
     drawn = sampler(x, keep_path=True)

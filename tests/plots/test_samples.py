@@ -27,11 +27,10 @@ def pixels(file):
     return np.asarray(Image.open(file)).astype(int)
 
 
-def cell(panel, row, column, size=8):
-    """The brightness in the middle of an image of a grid."""
+def cell(panel, row, column):
+    """The brightness in the middle of an image of a grid: each has 8 pixels and a margin of one."""
     array = np.asarray(panel.images[0].get_array())
-    value = array[row * (size + 1) + size // 2, column * (size + 1) + size // 2, 0]
-    return round(float(value) / 255, 2)
+    return round(float(array[row * 9 + 4, column * 9 + 4, 0]) / 255, 2)
 
 
 def offsets(panel, number):
@@ -78,8 +77,7 @@ def test_image_path_has_a_row_for_each_sample_and_a_column_for_each_state():
 @pytest.mark.parametrize(("nsgf", "straight"), [(5, 54), (100, 0), (0, 100)])
 def test_some_states_of_a_long_path_are_shown(nsgf, straight):
     """All of the NSGF steps if they fit, and equally many between the others."""
-    marks = ["start", *["NSGF"] * nsgf, *["straight flow"] * straight]
-    chosen = chosen_states(marks)
+    chosen = chosen_states(["start", *["NSGF"] * nsgf, *["straight flow"] * straight])
     assert 0.6 * COLUMNS < len(chosen) <= COLUMNS
     kept = nsgf if nsgf < COLUMNS else 0
     assert chosen[: kept + 1] == [*range(kept + 1)]

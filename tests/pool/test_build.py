@@ -105,14 +105,12 @@ def test_full_card_halves_the_flows_at_a_time(config, storage, monkeypatch):
     said = []
     monkeypatch.setattr("nsgf.pool.release_memory", lambda device: said.append("given back"))
     solver = HalfWay(room=2, unconverged=1)
-    chosen = with_pool(config, storage=storage, build_batch=7)
-    pool = build(chosen, solver=solver, lines=said)
+    pool = build(with_pool(config, storage=storage, build_batch=7), solver=solver, lines=said)
     assert solver.calls == [7, 3, 1, 1, 1, 1, 1, 1, 1]
     assert torch.equal(pool._positions, build(config)._positions)
     assert solver.report.unconverged == 7
     assert said.count("given back") == 2
-    numbers = [re.findall(r"\d+", line) for line in said if "card" in line]
-    assert numbers == [["7", "3"], ["3", "1"]]
+    assert [re.findall(r"\d+", line) for line in said if "card" in line] == [["7", "3"], ["3", "1"]]
 
 
 def test_single_flow_that_does_not_fit_names_the_setting(config):

@@ -17,8 +17,7 @@ CIFAR = (3, 32, 32)
 
 
 def with_clouds(config, n, m=None):
-    sinkhorn = replace(config.sinkhorn, batch_size=n, target_batch=m)
-    return replace(config, sinkhorn=sinkhorn)
+    return replace(config, sinkhorn=replace(config.sinkhorn, batch_size=n, target_batch=m))
 
 
 @pytest.fixture
@@ -104,8 +103,8 @@ def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path, free):
     assert plan_pool(config, (2,), CPU).dtype == "float16"
     with pytest.raises(UserError, match="float32"):
         plan_pool(config, (2,), CPU, run)
-    other = with_pool(config, num_batches=6)  # another pool: chosen anew
-    assert plan_pool(other, (2,), CPU, run).dtype == "float16"
+    # another pool: chosen anew
+    assert plan_pool(with_pool(config, num_batches=6), (2,), CPU, run).dtype == "float16"
 
 
 def test_flows_together_can_be_set_and_do_not_exceed_pool_and_card(monkeypatch):
@@ -119,5 +118,4 @@ def test_flows_together_can_be_set_and_do_not_exceed_pool_and_card(monkeypatch):
         known = SimpleNamespace(total_memory=card)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, known=known: known)
         many = with_pool(config, num_batches=10**6)
-        found = build_batch(many, CIFAR, torch.device("cuda"))
-        assert found == budget // flow_bytes(config, CIFAR)
+        assert build_batch(many, CIFAR, torch.device("cuda")) == budget // flow_bytes(config, CIFAR)

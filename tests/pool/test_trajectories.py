@@ -73,8 +73,7 @@ def test_float16_velocities_are_differences_in_float32():
     """Positions 1000 and 1000.5 are exact in float16; 0.5 / 1e-6 is only in float32."""
     pool = TrajectoryPool(torch.empty(1, 2, 1, dtype=torch.float16), 1e-6)
     pool.append(torch.tensor([1000.0, 1000.5]).view(1, 2, 1))
-    v = pool.pairs(indices(1)).v
-    torch.testing.assert_close(v, torch.full((1, 1), 0.5 / 1e-6))
+    torch.testing.assert_close(pool.pairs(indices(1)).v, torch.full((1, 1), 0.5 / 1e-6))
 
 
 @pytest.fixture
@@ -116,8 +115,7 @@ def test_finished_pool_is_used_again_without_the_solver(disk, folder):
     built, never = build(disk, folder), HalfWay(fail_at=0)
     other = replace(with_pool(disk, build_batch=5), data=replace(disk.data, root="elsewhere"))
     build(with_pool(other, storage="memory"), folder)  # leaves the file as it is
-    again = build(other, folder, never)
-    assert torch.equal(again._positions, built._positions)
+    assert torch.equal(build(other, folder, never)._positions, built._positions)
 
 
 @pytest.mark.parametrize(("together", "calls"), [(2, [2, 1]), (4, [3])])

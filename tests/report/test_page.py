@@ -130,8 +130,7 @@ def test_measures_stand_beside_floors_and_what_is_reported():
     metrics |= {"imagenet_samples": 99, "guidance": 2.0, "imagenet_precision": 0.92}
     metrics |= {"imagenet_precision_floor": 0.9, "imagenet_precision_noise": 0.95}
     metrics |= {"kid": 0.5, "kid_floor": None, "kid_std": "x", "w2_standardised": None}
-    rows = measure_rows(shipped("mnist"), metrics)
-    assert rows == [
+    assert measure_rows(shipped("mnist"), metrics) == [
         ("FID ↓", "4.25", "", "3.8 at NFE 60"),
         ("W2 ↓", "2 ± 0.25", "1.5", ""),
         ("distance to nearest real image", "3", "2.5", ""),

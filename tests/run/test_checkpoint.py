@@ -75,8 +75,7 @@ def test_payload_comes_back_and_its_header_without_the_weights(tmp_path, monkeyp
 @pytest.mark.parametrize("links", [True, False])
 def test_the_last_two_are_kept(pair, links, monkeypatch):
     if not links:
-        refused = OSError(errno.EPERM, "no links here")
-        monkeypatch.setattr(os, "link", Mock(side_effect=refused))
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no links here")))
     checkpoint.save(pair, {**START, "step": 3})
     assert checkpoint.load(pair)["step"] == 3
     assert checkpoint.load(previous_file(pair))["step"] == 2
@@ -241,8 +240,7 @@ def test_unreadable_file_is_not_damaged(pair, spoil, words, monkeypatch):
 
 def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
     for phase, other in (("nsf", "nsgf"), ("nsgf", "predictor")):
-        file = tiny_run.checkpoint_file(phase)
-        file.write_bytes(tiny_run.checkpoint_file(other).read_bytes())
+        tiny_run.checkpoint_file(phase).write_bytes(tiny_run.checkpoint_file(other).read_bytes())
         for use in (
             lambda phase=phase: load_network(PHASES[phase], tiny, tiny_run, CPU),
             lambda: pending_phases(tiny, tiny_run),

@@ -30,8 +30,7 @@ def test_clock_that_went_back_leaves_the_new_run_the_newest(tiny, monkeypatch):
         patch.setattr("nsgf.run.folder.datetime", later)
         RunFolder.create(tiny)
     runs = [RunFolder.create(tiny) for _ in range(2)]
-    expected = ["2d-20990102_030405_2", "2d-20990102_030405_3"]
-    assert [run.path.name for run in runs] == expected
+    assert [run.path.name for run in runs] == ["2d-20990102_030405_2", "2d-20990102_030405_3"]
     assert newest_run(Path(tiny.out_dir), "2d", resume=True)[0].path == runs[-1].path
 
 
@@ -76,8 +75,7 @@ def test_set_aside_never_overwrites(tiny):
     names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
     kept = ["phase2_nsf.previous1.pt", "phase2_nsf.previous2.pt"]
     assert names == ["phase1_nsgf.pt", *kept]
-    steps = [checkpoint.load(run.path / "checkpoints" / name)["step"] for name in kept]
-    assert steps == [1, 2]
+    assert [checkpoint.load(run.path / "checkpoints" / name)["step"] for name in kept] == [1, 2]
 
 
 def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def test_a_runs_own_settings_do_not_lead_out_of_it(tiny, tiny_run, tmp_path):
     assert not outside.exists()
 
 
-def test_a_runs_own_settings_download_into_no_foreign_folder(tiny_run, tmp_path):
+def test_a_runs_own_settings_download_into_no_foreign_folder(tmp_path):
     outside = {"data.root": str(tmp_path.parent / "home"), "data.download": True}
     for given in ({}, {"out_dir", "tracking.tracker"}):
         assert drop_unsafe_settings(outside, given) == {**outside, "data.download": False}

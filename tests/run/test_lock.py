@@ -63,8 +63,7 @@ def test_a_run_that_cannot_be_written_is_to_be_copied(tiny, tiny_run):
 
 def without_locks(monkeypatch, number):
     """Let the file system refuse every lock with an error."""
-    refused = OSError(number, os.strerror(number))
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=refused))
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     lock._warn_once.cache_clear()
 
 

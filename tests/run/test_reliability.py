@@ -35,14 +35,11 @@ def test_run_with_a_damaged_checkpoint_ends_as_it_would_have(tiny, tiny_run):
     assert_equal(tiny_run, train(tiny))
 
 
-def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
-    tiny, tiny_run, capsys
-):
+def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(tiny_run, capsys):
     file = tiny_run.checkpoint_file("nsf")
     previous_file(file).unlink()
     flip_a_bit(file)
-    argv = ["--run", str(tiny_run.path)]
-    assert main(["sample", *argv, "--num-samples", "9"]) == 2
+    assert main(["sample", "--run", str(tiny_run.path), "--num-samples", "9"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.endswith(f"train --run {tiny_run.path} --resume-phase 2\n")

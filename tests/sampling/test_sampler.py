@@ -37,10 +37,11 @@ def config(steps=3, eta=0.2, **sampling):
     return Config(flow=FlowConfig(steps=steps, eta=eta), sampling=SamplingConfig(**sampling))
 
 
-def plus_plus(config, straight, predictor=None, velocity=lambda x, t: 0 * x + 1):
+def plus_plus(config, straight, predictor=None):
     """Algorithm 4, with a velocity of one in its NSGF steps."""
     times = [EntryTimes(config, predictor)] if config.sampling.tau is None else []
-    return FlowSampler([NSGFSteps(config, velocity), *times, StraightFlow(config, straight)])
+    first = NSGFSteps(config, lambda x, t: 0 * x + 1)
+    return FlowSampler([first, *times, StraightFlow(config, straight)])
 
 
 def growing(x, t):
@@ -228,8 +229,7 @@ def test_full_card_does_not_change_samples_or_nfe(solver):
     def drawn(room):
         config = Config(flow=FlowConfig(steps=2), sampling=SamplingConfig(solver=solver))
         networks = [inference(Full(room), [], config) for _ in range(2)]
-        legs = [NSGFSteps(config, networks[0]), StraightFlow(config, networks[1])]
-        return FlowSampler(legs)(x)
+        return FlowSampler([NSGFSteps(config, networks[0]), StraightFlow(config, networks[1])])(x)
 
     x = 3 * torch.randn(16, 2)
     whole, parts = drawn(math.inf), drawn(5)
@@ -285,8 +285,7 @@ def test_samples_and_previews_use_the_configured_precision(small, small_run):
 def learned_from(config, runs):
     """What the lines of one run start from, and where the paths of the other one's reflow end."""
     nsgf, peer = (Session(config, run, RunLog(run.path), CPU) for run in runs)
-    data = Data(config.data, config.seed)
-    reflowed = PHASES["reflow"].task(peer, data)
+    reflowed = PHASES["reflow"].task(peer, Data(config.data, config.seed))
     return line_starts(nsgf), reflowed.draw(range(32))[1]
 
 

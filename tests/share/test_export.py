@@ -183,8 +183,7 @@ def test_the_commands_of_an_export(small_run, target, tmp_path, capsys):
     assert cli.main(["export", own, f"--to={target}", "--sampling.omega=0.5"]) == 0
     assert "hf upload OWNER/NAME" in capsys.readouterr().out
     assert "    W2 ↓ " in (target / "README.md").read_text()
-    index = json.loads((target / "config.json").read_text())
-    assert index["settings"]["sampling"]["omega"] == 0.5
+    assert json.loads((target / "config.json").read_text())["settings"]["sampling"]["omega"] == 0.5
     for command in (["train", "--resume"], ["report"], ["export", "--to=x"]):
         assert cli.main([*command, f"--run={target}"]) == 2
         assert f"run = {target}" in capsys.readouterr().err

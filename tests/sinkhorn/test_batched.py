@@ -153,8 +153,7 @@ def test_over_relaxation_is_raised_where_progress_is_slow(monkeypatch):
 def test_points_that_hardly_see_each_other_still_do(distance):
     """Their kernel entries of exp(-4.5) and exp(-8) belong to Q: without, equal clouds move."""
     grid = distance * torch.cartesian_prod(torch.arange(2.0), torch.arange(2.0))
-    v = reference.first_velocity(solver(blur=1.0), grid, grid)
-    assert v.abs().max() < 1e-5
+    assert reference.first_velocity(solver(blur=1.0), grid, grid).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("depth", [48.0, 8000.0])
@@ -198,8 +197,7 @@ def test_every_solve_ends_whatever_rounding_allows(n, blur, tolerance, monkeypat
 
     monkeypatch.setattr(plans.Plan, "update", counted)
     flows = solver(blur=blur, tolerance=tolerance, max_iterations=60)
-    positions = run_flow(flows, noise(2, n, 2), noise(2, n, 2, seed=1) + 1, [0.5] * 3)
-    assert positions.isfinite().all()
+    assert run_flow(flows, noise(2, n, 2), noise(2, n, 2, seed=1) + 1, [0.5] * 3).isfinite().all()
     assert flows.report.iterations <= 60 + 2 * batched.UPDATES
 
 

@@ -15,8 +15,7 @@ def test_optimal_pairs_are_those_of_an_assignment_solver(unit, far):
     start, end = torch.randn(2, 40, 4, dtype=torch.float64)
     start[7] += far
     end[3] += far
-    matrix = torch.cdist(start, end).square().numpy()
-    best = linear_sum_assignment(matrix)[1]
+    best = linear_sum_assignment(torch.cdist(start, end).square().numpy())[1]
     assert optimal_pairs(unit * start, unit * end).tolist() == best.tolist()
 
 

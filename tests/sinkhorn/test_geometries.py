@@ -16,8 +16,7 @@ ALMOST_EQUAL = ["equal", "moved-by-a-thousandth", "moved-by-a-hundredth"]
 
 
 def noise(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def clusters(left, right, seed):

@@ -112,13 +112,13 @@ def test_machine_that_does_not_share_the_run_folder_is_told(tiny, tiny_run, tmp_
         train(tiny, tiny_run, world=World(1, 2))
 
 
-RUNNER = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+RUNNER = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def torchrun(processes, *command):
+def torchrun(*command):
     return subprocess.run(
-        [*RUNNER, f"--nproc-per-node={processes}", *command],
+        [*RUNNER, *command],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -138,7 +138,7 @@ def runs(tmp_path_factory):
     torch.set_num_threads(1)
     folders = {size: tmp_path_factory.mktemp(f"by{size}") for size in (1, 2)}
     assert main(["train", *FLAGS, f"--out-dir={folders[1]}"]) == 0
-    done = torchrun(2, "-m", "nsgf", "train", *FLAGS, f"--out-dir={folders[2]}")
+    done = torchrun("-m", "nsgf", "train", *FLAGS, f"--out-dir={folders[2]}")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     return {size: only_run(folder) for size, folder in folders.items()}
@@ -177,8 +177,7 @@ def test_one_process_goes_on_where_two_stopped(runs, tmp_path):
     run = Path(shutil.copytree(runs[2].path, tmp_path / runs[2].path.name))
     assert main(["train", "--run", str(run), "--resume", "--train-iters=6"]) == 0
     shorter = [flag for flag in FLAGS if not flag.startswith("--train-iters")]
-    straight = ["train", *shorter, f"--out-dir={tmp_path / 'one'}", "--train-iters=6"]
-    assert main(straight) == 0
+    assert main(["train", *shorter, f"--out-dir={tmp_path / 'one'}", "--train-iters=6"]) == 0
     other = only_run(tmp_path / "one")
     for phase in ("nsf", "predictor"):
         assert checkpoint.load(RunFolder(run).checkpoint_file(phase))["step"] == 6
@@ -194,7 +193,7 @@ def test_two_processes_measure_what_one_does(runs, tmp_path):
     assert main(words) == 0
     alone = (run / "metrics.json").read_bytes()
     (run / "metrics.json").unlink()
-    done = torchrun(2, "-m", "nsgf", "--", *words)
+    done = torchrun("-m", "nsgf", "--", *words)
     assert done.returncode == 0, done.stderr
     assert (run / "metrics.json").read_bytes() == alone
     assert done.stdout.count("W2 ↓") == 1
@@ -205,7 +204,7 @@ def begun(folder, words, *flags):
     """The torchrun of two processes and both of them, once their log has these words."""
     settings = {flag.partition("=")[0]: flag for flag in (*FLAGS, *flags)}.values()
     process = subprocess.Popen(
-        [*RUNNER, "--nproc-per-node=2", "-m", "nsgf", "train", *settings, f"--out-dir={folder}"],
+        [*RUNNER, "-m", "nsgf", "train", *settings, f"--out-dir={folder}"],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

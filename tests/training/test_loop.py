@@ -52,8 +52,7 @@ def few_lines(monkeypatch):
 @pytest.mark.parametrize(("iterations", "every"), [(30, 1), (120, 2), (1000, 4)])
 def test_short_phases_write_at_least_fifty_log_lines(tiny, iterations, every):
     run = run_fit(tiny, Quadratic(), iterations=iterations)
-    steps = [record["step"] for record in records(run)]
-    assert steps == list(range(every, iterations + 1, every))
+    assert [record["step"] for record in records(run)] == list(range(every, iterations + 1, every))
 
 
 @pytest.mark.usefixtures("few_lines")

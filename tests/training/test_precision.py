@@ -23,13 +23,17 @@ def configured(precision, data="moons"):
     return Config(data=DataConfig(name=data), train=TrainConfig(precision=precision))
 
 
+def pretend_card(monkeypatch, capability):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
+
+
 @pytest.mark.parametrize(
     ("capability", "auto"), [((6, 0), "fp32"), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16")]
 )
 def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
     """A T4 (7.5) gets fp16, whatever torch's emulation of bf16 says; a P100 (6.0) fp32."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
+    pretend_card(monkeypatch, capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
     assert pick_precision(configured("auto"), CARD) == auto
     assert pick_precision(configured("fp16"), CARD) == "fp16"
@@ -62,8 +66,7 @@ def test_auto_is_bf16_for_images_where_the_cpu_multiplies_it(monkeypatch, unit):
 )
 def test_sampling_precision_is_that_of_the_run_or_float32(monkeypatch, capability, found):
     """None is a CPU: what a run was trained in elsewhere may not be there."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
+    pretend_card(monkeypatch, capability)
     device, wanted = CARD if capability else CPU, ("auto", "fp32", "bf16", "fp16")
     for trained, expected in zip(wanted, found.split(), strict=True):
         config = configured(trained)

@@ -63,8 +63,7 @@ class Updates:
 
     def __init__(self, trainer, config, **settings):
         self.trainer, precision = trainer, settings.pop("precision", "fp32")
-        train = TrainConfig(**settings)
-        self.state = TrainState(trainer, config, train, CPU, precision=precision)
+        self.state = TrainState(trainer, config, TrainConfig(**settings), CPU, precision=precision)
 
     def update(self):
         size = self.state.config.batch_size
