@@ -122,7 +122,7 @@ def test_bench_train(run):
     ((*labels, ms, rate, speed, peak),) = cells(run("bench", "train", *flags, "--repeats=1"))
     assert (labels, speed) == (["nsgf", "as configured", "16"], "1.000")
     assert float(rate.replace(",", "")) == pytest.approx(16e3 / float(ms.split()[0]), rel=0.01)
-    assert peak.endswith("MB")
+    assert float(peak.split()[0]) > 0
 
 
 def test_bench_combines_the_values_that_it_varies(script):
