@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from nsgf.config.schema import Config, OptimConfig, PhaseName
-from nsgf.config.settings import change, find_contradictions, nest
+from nsgf.config.settings import SETTINGS, change, find_contradictions, nest
 from nsgf.data import Data
 from nsgf.models import OwnNetwork
 from nsgf.phases import get_phases
@@ -86,8 +86,9 @@ def train(
                 f"minutes = {minutes:g}: must be > 0 and <= {MOST_MINUTES}, for a new run in one "
                 "process without smoke"
             )
-        smallest = change(config, dict.fromkeys(PREPARED, LEAST))
-        training_plan(smallest, config.phases, device, network=network)
+        amounts = {key: SETTINGS[key].get(config) for key in PREPARED}
+        least = {key: amount and min(amount, LEAST) for key, amount in amounts.items()}
+        training_plan(change(config, least), config.phases, device, network=network)
         config, *fitted = fit_minutes(config, minutes, device, stop, network)
     with ExitStack() as held:
         # complete a restart that a killed process began

@@ -88,6 +88,21 @@ def test_what_cannot_be_trained_is_refused_before_updates_are_measured(clock, tm
     assert clock.now == 0
 
 
+def test_the_check_before_takes_no_more_flows_than_the_recipe(clock, monkeypatch):
+    plans = []
+
+    def plan(config, *_, **__):
+        plans.append(config.pool.num_batches)
+        raise UserError("planned")
+
+    monkeypatch.setattr(experiment, "training_plan", plan)
+    for flows in (2, 100):
+        config = shipped("2d/nsgf++h", *HAND_OVER)
+        with pytest.raises(UserError, match="planned"):
+            train(change(config, {"pool.num_batches": flows}), minutes=30)
+    assert plans == [2, 16]
+
+
 def test_a_finished_or_resumed_run_keeps_its_updates(tiny_run, capfd):
     assert main(["train", "--run", str(tiny_run.path), "--resume", "--minutes=5"]) == 2
     assert "minutes = 5" in capfd.readouterr().err
