@@ -364,7 +364,7 @@ def test_figures_in_sentences():
 
 def test_order_on_mnist_in_the_readme():
     assert_said(
-        "README.md", "the map is ahead of OT-CFM+ at all calls, the Sinkhorn steps from 10 on"
+        "README.md", "the map is ahead of OT-CFM+ at 3 to 20 calls, the hand-over at 10 and 20"
     )
     parts = [at([FRECHET], nfe, black=0)[0] for nfe in (3, 5, 10, 20)]
     linear, handed, peer = (
