@@ -193,6 +193,8 @@ def _find_run(
     is_new = command == "train" and not {"run", "resume", "resume-phase"} & options.keys()
     if command in WITHOUT_RUN or "compare" in options or is_new:
         return None
+    if str(given.get("method")).endswith((".yaml", ".yml")):  # a run has the name of the file
+        given["method"] = Path(given["method"]).stem
     from nsgf.checks import check_values
     from nsgf.run.folder import newest_run
     from nsgf.share import open_run
@@ -301,8 +303,7 @@ def _configure(
             if key.partition(".")[0] not in unused and (now := {**base, **given}[key]) != value
         ]:
             notes.append(f"method {method}: experiment or flags win: {list_names(lost)}")
-    fits = is_new and config.data.conditional and (smoke or "data.conditional" in given)
-    if fits and (fitted := fit_to_classes(config)):
+    if is_new and config.data.conditional and (fitted := fit_to_classes(config)):
         shown = format_layer(fitted)
         notes.append(
             f"method {config.method}: chosen for {data_classes(config.data)} classes: {shown}"

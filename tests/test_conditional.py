@@ -84,7 +84,7 @@ def test_measures_have_all_classes(told_run, monkeypatch):
     _, measures = evaluate_run(sampled(config, guidance=2.0), run)
     assert drawn[0].labels.tolist() == [i % 10 for i in range(24)]  # in batches of 8
     assert measures["nfe"] == measures["expected_nfe"] == 2
-    assert measures["guidance"] == 2
+    assert measures["sampling"]["guidance"] == 2
     with pytest.raises(UserError, match=r"^sampling\.label = 3: "):
         evaluate_run(sampled(config, label=3), run)
 
@@ -105,6 +105,17 @@ def test_all_phases_learn_classes(source, tmp_path):
     found = sampler(torch.randn(3, 1, 8, 8))
     assert found.nfe == sampler.expected_nfe == 2 * config.flow.steps + 1 + 2 * 2
     assert f"NFE {found.nfe:g}" in sample_run(config, run)[0]
+
+
+def test_classes_of_a_file_are_fitted_unless_a_flag_says_otherwise(tmp_path):
+    file = tmp_path / "classes.yaml"
+    file.write_text("exp: digits\ndata: {conditional: true}\n")
+    words = ["train", "--config", str(file)]
+    request = parse(words)
+    assert request.config.nsf.coupling == "independent"
+    assert "nsf.coupling" in request.notes[0]
+    with pytest.raises(UserError, match=r"^nsf\.coupling = ot"):
+        parse([*words, "--nsf.coupling=ot"])
 
 
 def test_comparison_tells_what_it_chose_for_each_method():

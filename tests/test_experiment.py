@@ -154,6 +154,8 @@ def test_kill_at_any_operation_keeps_the_old_run_or_continues_with_the_new_setti
     before, outcomes = newest(RunFolder(trained_once)), []
     for moment in itertools.count(1):
         run = RunFolder(Path(shutil.copytree(trained_once, tmp_path / str(moment))))
+        measures = run.path / "metrics.json"
+        measures.write_text("{}")
         with monkeypatch.context() as patch:
             kill_before(moment, patch)
             try:
@@ -173,6 +175,7 @@ def test_kill_at_any_operation_keeps_the_old_run_or_continues_with_the_new_setti
         outcomes.append(is_new)
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {False, True}
+    assert not measures.exists()  # of the earlier weights
 
 
 def test_nothing_is_set_aside_when_training_is_refused(tiny, tiny_run, monkeypatch):

@@ -97,14 +97,14 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     """Check a comparison, and return lines that describe what it will do.
 
     Raises:
-        UserError: ``sampling.label`` or ``sampling.guidance`` is set, a trial's configuration is
+        UserError: ``sampling.label``, ``guidance`` or ``omega`` is set, a trial's configuration is
             wrong or differs from the one that it was trained with, ``compare.nfe`` is too small, a
             package is missing, or this machine has too little memory.
     """
     config = comparison.config
     methods = comparison.methods
     for own in methods.values():
-        for key, allowed in {"label": None, "guidance": 1}.items():
+        for key, allowed in {"label": None, "guidance": 1, "omega": None}.items():
             value = getattr(own.sampling, key)
             if value != allowed:
                 raise wrong_setting(

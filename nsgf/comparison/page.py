@@ -128,7 +128,7 @@ def draw_quality(rows: Rows) -> Any:
                 # samples that diverged leave a gap
                 is_known = found and all(map(math.isfinite, found))
                 means.append(mean(found) if is_known else math.nan)
-                spreads.append(stdev(found) if len(found) > 1 else 0.0)
+                spreads.append(stdev(found) if is_known and len(found) > 1 else 0.0)
             place = known.index(method)
             panel.errorbar(
                 made,

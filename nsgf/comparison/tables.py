@@ -248,7 +248,7 @@ def tables_text(name: str, tables: Tables) -> str:
 
 def _latex_cell(text: str) -> str:
     """Return a cell for LaTeX; a hyphen before a number becomes a minus sign."""
-    text = re.sub(r"^-(?=\d)", "$-$", text.translate(IN_LATEX))
+    text = re.sub(r"^(\*\*)?-(?=\d)", r"\1$-$", text.translate(IN_LATEX))
     return "--" if text == "-" else re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", text)
 
 

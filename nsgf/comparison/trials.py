@@ -333,6 +333,8 @@ def measure_key(config: Config, **own: Any) -> str:
             own["is_antialiased"] = True  # earlier versions resized without antialiasing
     if config.data.held_out:
         own["held_out"] = config.data.held_out
+    if "updates" not in own:  # a floor or a function; checkpoints have the data of trained methods
+        own |= {"fake": config.data.fake, "size": config.data.size}
     return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)
 
 

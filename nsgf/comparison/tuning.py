@@ -84,9 +84,9 @@ def choices_of(config: Config) -> list[Choice]:
 def _is_used(config: Config, layer: Layer, keys: list[str]) -> bool:
     """Whether one of the settings has an effect beside the others of the layer."""
     if keys == ["sampling.spacing"]:
-        ignores_spacing = config.sampling.solver == "dopri5" or config.sampling.omega
         legs = find_way(config).legs
-        return not ignores_spacing and any(issubclass(leg, StraightFlow) for leg, _ in legs)
+        is_straight = any(issubclass(leg, StraightFlow) for leg, _ in legs)
+        return is_straight and config.sampling.solver != "dopri5"
     phases, whole = get_phases(config.phases), change(config, layer)
     return any(phase.uses(whole, key) for phase in phases for key in keys)
 

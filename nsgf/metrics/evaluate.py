@@ -5,7 +5,7 @@ import math
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import Data, build_source, is_image_set
 from nsgf.data.images import to_unit_range
 from nsgf.metrics.distances import nearest_images, require_neighbours
@@ -23,7 +23,7 @@ from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
-from nsgf.sampling.sampler import Samples, StraightFlow
+from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.files import Plain, ensure_writable, write_text
@@ -240,12 +240,8 @@ def evaluate_run(
         "expected_nfe": nfe,
         "nfe": float(np.mean([part.nfe for part in samples])),
     }
-    if any(isinstance(leg, StraightFlow) for leg in sampler.legs):
-        metrics["solver"] = config.sampling.solver
-        if config.sampling.spacing != 1:
-            metrics["spacing"] = config.sampling.spacing
-    if config.data.conditional:
-        metrics["guidance"] = config.sampling.guidance
+    if changed := changed_sampling(config):
+        metrics["sampling"] = changed
     if (tau := samples[0].tau) is not None:
         metrics |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
     for measured in measured_parts(config, yardstick, samples):
@@ -256,6 +252,14 @@ def evaluate_run(
         write_text(file, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     shutil.rmtree(drawn, ignore_errors=True)
     return file, metrics
+
+
+def changed_sampling(config: Config) -> Plain:
+    """Return the settings of sampling that determine measures and are not the defaults."""
+    usual = asdict(SamplingConfig())
+    own = asdict(config.sampling)
+    counts = ("num_samples", "batch_size")
+    return {key: own[key] for key in own if own[key] != usual[key] and key not in counts}
 
 
 def measured_parts(config: Config, yardstick: Yardstick, samples: list[Samples]) -> Iterator[Plain]:

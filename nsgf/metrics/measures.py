@@ -122,7 +122,7 @@ def measure_of_classes(names: Sequence[str]) -> Measure:
         for label in range(len(names)):
             x, y = (part[of == label][:n] for part, of, n in (samples, real))
             own.append(1000 * kernel_distance(x, y) if min(len(x), len(y)) > 1 else math.nan)
-        return [mean(own), *own]
+        return [mean([one for one in own if one == one] or [math.nan]), *own]
 
     keys = {CLASS_KID: OTHER_TITLES[CLASS_KID], **{f"{CLASS_KID} {name}": "" for name in names}}
     return Measure(keys, "classes", compute)

@@ -110,4 +110,5 @@ def finish_restart(run: RunFolder, log: Log) -> None:
     for name in OF_PHASES:
         if name in line.split() and run.checkpoint_file(name).exists():
             log(f"{name}: starts again, the previous checkpoint is {run.set_aside(name)}")
+    (run.path / "metrics.json").unlink(missing_ok=True)
     write_text(run.config_file, settings)

@@ -35,6 +35,7 @@ from nsgf.config.settings import (
 )
 from nsgf.config.values import expand_path
 from nsgf.data import class_names, data_shape, is_image_set
+from nsgf.metrics.evaluate import changed_sampling
 from nsgf.metrics.measures import is_measure, name_of, report
 from nsgf.phases import Phase, find_way, get_phases
 from nsgf.phases.base import load_network
@@ -199,6 +200,8 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
         for phase in phases:
             trained = load_network(phase, config, run, torch.device("cpu"))
             updates[phase.name] = trained.progress
+            if trained.precision == "fp32" and not half:  # auto continues in it
+                config = replace(config, train=replace(config.train, precision="fp32"))
             state = {}
             for name, part in trained.network.state_dict().items():
                 state[name] = part.clone(memory_format=torch.contiguous_format)  # may be shared
@@ -231,7 +234,7 @@ def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[s
     """Copy the pictures of ``nsgf sample``, or else of the last phase; return their names. Skip
     pictures that are older than a checkpoint, because they show other weights."""
     checkpoints = [run.checkpoint_file(phase.name) for phase in phases]
-    newest = max(file.stat().st_mtime for file in checkpoints if file.exists())
+    newest = max((file.stat().st_mtime for file in checkpoints if file.exists()), default=0.0)
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
     found = sorted(current & {"grid.png", "trajectory.png"})
     found = found or sorted(current & {f"{phase_stem(phases[-1].name)}.png"})
@@ -245,15 +248,13 @@ def card(
 ) -> str:
     """Return the text of ``README.md`` with the hub's front matter. ``updates``: training progress
     by phase; ``pictures``: names of the pictures in the folder."""
-    # measures of these updates, with the same spacing and guidance
+    # measures of the same sampler
     measures = read_object(run.path / "metrics.json")
-    its = measures.get("updates")
-    is_same = isinstance(its, dict) and its and its.items() <= updates.items()
-    sampling = config.sampling
-    measured = measures.get("spacing", 1), measures.get("guidance", 1)
-    if measured != (sampling.spacing, sampling.guidance) or not is_same:
+    way = find_way(config, updates.__contains__)
+    its = {phase.name: updates.get(phase.name) for phase in way.networks}
+    measured = measures.get("updates"), measures.get("sampling", {})
+    if measured != (its, changed_sampling(config)):
         measures = {}
-    way = find_way(config)
     least, most = way.possible_calls(config)
     names = class_names(config.data)
     text = render(

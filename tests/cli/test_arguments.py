@@ -333,7 +333,8 @@ def test_newest_run_of_a_method_is_found(tiny):
     where = ["--exp", "2d", "--out-dir", tiny.out_dir]
     request = parse(["train", *where, "--resume"])
     assert (request.opened.path, request.notes) == (second.path, [f"run {second.path}"])
-    assert parse(["train", *where, "--resume", "--method", "nsgf"]).opened.path == first.path
+    for name in ("nsgf", "of/mine/nsgf.yaml"):
+        assert parse(["train", *where, "--resume", "--method", name]).opened.path == first.path
     assert parse(["train", *where, "--resume-phase", "2"]).config.model == tiny.model
     assert parse(["train", *where]).run is None
     with pytest.raises(UserError, match=r"no run of 2d .*\(method nsgf\+\+\).*\(method nsgf\)"):

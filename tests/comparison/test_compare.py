@@ -289,6 +289,7 @@ def test_links_out_of_a_comparison_are_refused(comparison, tmp_path):
         (["--compare.updates=[2]", "--compare.methods=[nsgf++]"], "compare.updates"),
         (["--compare.nfe=[2]", "--compare.methods=[onecall,nsgf++]"], "compare.nfe"),
         (["--compare.methods=[nsgf,own]"], "method"),
+        (["--sampling.omega=0.1"], "sampling.omega"),
         # NSGF comes last here; the other would have been trained before it was refused
         (["--pool-batches=1000000000", "--compare.methods=[icfm,nsgf]"], "pool.num_batches"),
     ],

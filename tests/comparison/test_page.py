@@ -139,7 +139,7 @@ def test_markers_stand_at_the_calls_that_were_made_and_diverged_samples_leave_a_
     assert panel.get_xticks().tolist() == [2, 10, 11.5]
     for name in ("NSGF", "I-CFM"):
         assert np.isnan(line(panel, name)[1]).tolist() == [True, False]
-    draw_quality(rows[:1]).canvas.draw()
+    draw_quality([rows[0], rows[0]._replace(seed=1)]).canvas.draw()
 
 
 @pytest.mark.parametrize(

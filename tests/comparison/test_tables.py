@@ -139,6 +139,8 @@ def test_latex_has_the_tables_of_the_markdown():
     assert "NSGF & \\textbf{0.200 $\\pm$ 0.100} \\\\\n" in text
     assert "I-CFM & $-$0.103 $\\pm$ 0.003 ahead \\\\\n" in text
     assert "NSGF & 100 & 60 & 100 & 0.50 \\\\\n" in text
+    less = [item._replace(values={"w2": -item.values["w2"]}) for item in ROWS]
+    assert r"& \textbf{$-$0." in tables_text("table.tex", all_tables(less))
     tables = text[text.index(r"\begin") :]
     assert tables.count("%") == tables.count(r"\%")
 

@@ -43,8 +43,11 @@ def test_what_determines_a_measure_is_in_its_key(flag):
     assert first.config.train.precision == "fp32"
     keys = set(compared("2d", *flags, flag).trials[0].keys.values()) - set(first.keys.values())
     assert len(keys) == (flag != "--sampling.nsgf_steps=2")  # limited by NFE
-    held_out = replace(first.config, data=replace(first.config.data, held_out=0.4))
-    assert measure_key(held_out) != measure_key(first.config)
+    others = [
+        measure_key(replace(first.config, data=replace(first.config.data, **change)))
+        for change in ({}, {"held_out": 0.4}, {"fake": True}, {"size": 8})
+    ]
+    assert len({*others}) == 4
 
 
 @pytest.mark.parametrize(

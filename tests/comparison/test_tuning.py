@@ -67,7 +67,6 @@ def test_a_method_tries_the_settings_that_it_uses(method, names, count):
         ("--methods=icfm", "peer.coupling_batch=4,8"),
         ("--methods=1rf", "peer.sigma=0,0.1"),
         ("--methods=nsgf++h --sampling.solver=dopri5", "sampling.spacing=1,2"),
-        ("--methods=nsgf++h --sampling.omega=0.1", "sampling.spacing=1,2"),
     ],
 )
 def test_settings_that_change_nothing_are_not_tried(flags, useless):

@@ -35,7 +35,7 @@ def test_evaluation_of_points(small, small_run):
     assert found["w2"] > found["w2_floor"] > 0
     assert found["w2_std"] > 0
     assert "nearest_real" not in found
-    assert "guidance" not in found
+    assert "guidance" not in found.get("sampling", {})
 
 
 def strict(file):
@@ -51,7 +51,7 @@ def test_one_sample_has_no_spread(small, small_run):
     assert strict(file) == found
     assert found["tau_std"] == 0
     assert found["expected_nfe"] is None
-    assert found["spacing"] == 2
+    assert found["sampling"]["spacing"] == 2
     assert found["nfe"] > 3 + 1 + 2
 
 

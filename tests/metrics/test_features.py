@@ -1,5 +1,6 @@
 """Measures in the features of a network that knows nothing of the data."""
 
+import math
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -283,6 +284,10 @@ def test_each_class_is_measured_against_its_own_real_images(images, tmp_path):
         assert max(abs(found[name]) for name in names) < WITHIN_CLASS < min(wrong.values())
     assert [name for name in names if one[name] > WITHIN_CLASS] == [f"{CLASS_KID} 7"]
     assert metrics.noise[f"{CLASS_KID} 3"] > WITHIN_CLASS
+    few = torch.rand(11, 3), torch.arange(11) % 10, 11  # a single image of most classes
+    total, first, *others = own.compute(few, few)
+    assert total == first
+    assert all(map(math.isnan, others))
 
 
 def test_at_most_as_many_samples_are_measured_as_the_floor_has(metrics, images):

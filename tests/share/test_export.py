@@ -56,7 +56,9 @@ def test_an_export_gives_the_samples_of_the_run_bit_for_bit(small, small_run, ta
     for name, tensor in load_file(target / "phase2_nsf.safetensors").items():
         assert torch.equal(tensor, saved["ema"][name])
         assert not torch.equal(tensor, saved["model"][name])
-    assert shared.config == drop_machine_settings(run.config)
+    assert (run.config.train.precision, shared.config.train.precision) == ("auto", "fp32")
+    train = replace(run.config.train, precision="fp32")  # as the networks were trained
+    assert shared.config == drop_machine_settings(replace(run.config, train=train))
 
 
 @pytest.mark.parametrize(
@@ -97,13 +99,10 @@ def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path, monke
     assert texts - set(paths) == TEXTS
     config = build({**values(small), **paths})
     config = replace(config, device="cpu", tracking=TrackingConfig("wandb"))
-    measures = {"inception": f"left out: {home}/weights.pth is missing"}
     (home / "out_dir").mkdir(parents=True)
     monkeypatch.chdir(home / "out_dir")
     run = RunFolder(small_run.path.rename(home / "out_dir" / small_run.path.name))
-    (run.path / "metrics.json").write_text(
-        json.dumps({**measures, "updates": {"nsgf": "12 of 12"}})
-    )
+    with_measures(run, inception=f"left out: {home}/weights.pth is missing")
     with (run.path / "log.txt").open("a") as log:
         log.write(f"nsgf: is damaged, see '{home}/a b/x.pt', {home}/y.pt, ~jane/z.pt\n")
     export_run(config, run, target)
@@ -179,8 +178,9 @@ def test_the_commands_of_an_export(small_run, target, tmp_path, capsys):
     """It is sampled and measured like its run, and stays as it is; others need a run folder. Its
     card has what ``nsgf evaluate`` measured."""
     own = f"--run={small_run.path}"
-    assert cli.main(["evaluate", own]) == 0
-    assert cli.main(["export", own, f"--to={target}", "--sampling.omega=0.5"]) == 0
+    omega = "--sampling.omega=0.5"
+    assert cli.main(["evaluate", own, omega]) == 0
+    assert cli.main(["export", own, f"--to={target}", omega]) == 0
     assert "hf upload OWNER/NAME" in capsys.readouterr().out
     assert "    W2 ↓ " in (target / "README.md").read_text()
     assert json.loads((target / "config.json").read_text())["settings"]["sampling"]["omega"] == 0.5
@@ -216,7 +216,8 @@ def front_matter(text):
 
 
 def with_measures(run, **changes):
-    measures = {"updates": UPDATES, "w2": 0.25, "nfe": 8.0, **changes}
+    measures = {"updates": UPDATES, "sampling": {"straight_steps": 4}, "w2": 0.25, "nfe": 8.0}
+    measures |= changes
     (run.path / "metrics.json").write_text(json.dumps(measures))
     return run
 
@@ -227,7 +228,7 @@ def test_measures_of_the_same_weights_are_shown(small, small_run):
     (model,) = front_matter(text)["model-index"]
     (result,) = model["results"]
     assert result["metrics"] == [{"type": "w2", "name": "W2 ↓", "value": 0.25}]
-    assert "    W2 ↓     0.25\n" in text
+    assert "    W2 ↓      0.25\n" in text
     assert "\n# Title" not in text
     assert "\x1b" not in text
 
@@ -235,17 +236,19 @@ def test_measures_of_the_same_weights_are_shown(small, small_run):
 @pytest.mark.parametrize(
     ("changes", "is_same"),
     [
-        ({"guidance": 2.0}, True),
-        ({"guidance": 1.0}, False),
-        ({"guidance": 2.0, "spacing": 3.0}, False),
-        ({"guidance": 2.0, "updates": {"generator": "6 of 12"}}, False),
-        ({"guidance": 2.0, "updates": 3}, False),
+        ({}, True),
+        ({"sampling": {}}, False),
+        ({"sampling": {"guidance": 2.0, "label": 3}}, False),
+        ({"updates": {"generator": "6 of 12"}}, False),
+        ({"updates": {}}, False),
+        ({"updates": 3}, False),
     ],
 )
 def test_measures_of_other_weights_or_sampling_are_not(small_run, changes, is_same):
     config = shipped("digits/onecall", *CLASSES, "--sampling.guidance=2")
     updates = {"generator": "12 of 12"}
-    text = card(config, with_measures(small_run, **{"updates": updates, **changes}), updates, [])
+    same = {"updates": updates, "sampling": {"guidance": 2.0}}
+    text = card(config, with_measures(small_run, **same | changes), updates, [])
     assert ("model-index" in front_matter(text)) == is_same
     assert ("Not measured with these weights" in text) != is_same
 
@@ -287,3 +290,6 @@ def test_pictures_of_the_command_come_before_the_last_phase_s(small_run, tmp_pat
     assert copied_pictures(small_run, PHASES, tmp_path) == ["phase3_predictor.png"]
     os.utime(samples / "phase3_predictor.png", (1, 1))
     assert copied_pictures(small_run, PHASES, tmp_path) == []
+    for phase in PHASES:  # only the earlier checkpoint may be left
+        small_run.checkpoint_file(phase.name).unlink()
+    assert copied_pictures(small_run, PHASES[:1], tmp_path) == ["grid.png", "trajectory.png"]
