@@ -18,6 +18,7 @@ from nsgf.data import (
     data_shape,
     target_set,
 )
+from nsgf.data.own import data_path
 from nsgf.models import MOST_VALUES
 from nsgf.phases import WAYS, find_way, find_ways
 from nsgf.phases.generator import nearest_multiple
@@ -63,8 +64,8 @@ def check(config: Config) -> None:
 
 
 def check_training(config: Config) -> None:
-    """Raise UserError if ``phases`` has a phase that the method does not train. Call :func:`check`
-    first."""
+    """Raise UserError if ``phases`` has a phase that the method does not train, or runs would be
+    written among the images. Call :func:`check` first."""
     if unused := config.phases[len(find_way(config).trains) :]:
         raise wrong_setting(
             "phases",
@@ -73,6 +74,10 @@ def check_training(config: Config) -> None:
             f"{list_names(unused)}; add phase predictor, or use {suggest('nsf.source', 'nsgf')} or "
             f"{suggest('sampling.tau', 'T')}",
         )
+    data = config.data
+    out = config.out_path.resolve()
+    if data.name == "images" and data.path and out.is_relative_to(data_path(data).resolve()):
+        raise wrong_setting("out_dir", out, "must not be in data.path, among the images")
 
 
 def check_values(config: Config) -> None:
@@ -209,7 +214,11 @@ def _class_rules(config: Config) -> Iterator[Rule]:
         return
     classes = data_classes(data)
     if not classes:
-        yield "data.conditional", f"must be false for {data.name}, which has no classes"
+        yield (
+            "data.conditional",
+            f"must be false for {data.name}, which has no classes (labels, or two or more folders "
+            "of ten or more images and no other images)",
+        )
     if data.fake:
         yield "data.conditional", "must be false with data.fake, whose images have no classes"
     if sampling.omega is not None:

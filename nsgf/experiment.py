@@ -113,6 +113,8 @@ def train(
             plan.append("nothing is left to train")
             for text in find_contradictions(nest(run.read_settings()), config, sections):
                 plan.append(f"ignored: {text}")
+            if config.data.path != run.read_settings()["data.path"]:
+                plan.append("ignored: data.path; give it to the commands that use the run")
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = Data(config.data, config.seed) if names else None
         # the run folder, the same for all processes

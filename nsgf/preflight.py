@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from nsgf.config.schema import Config
+from nsgf.config.settings import change
 from nsgf.data import Data
 from nsgf.experiment import training_plan
 from nsgf.system.errors import UserError
@@ -13,6 +14,8 @@ from nsgf.system.hardware import describe_device, pick_device
 from nsgf.system.output import format_hours
 from nsgf.trial import try_phases
 
+SECONDS = 2.0
+"""Seconds in which updates of each phase are measured."""
 RESERVE_HOURS = 0.5
 """Hours of a session reserved for the start, loading data and the last checkpoint."""
 
@@ -31,7 +34,7 @@ def preflight(
     def plan_sessions() -> Iterator[str]:
         hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
         seconds = 0.0
-        for tried in try_phases(config, device):
+        for tried in try_phases(change(config, {"train.preview": False}), device, SECONDS):
             seconds += tried.prepare + tried.updates
             yield tried.line
         sessions = math.ceil(seconds / 3600 / hours)

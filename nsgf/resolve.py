@@ -293,7 +293,7 @@ def _configure(
     base = {**below, **chosen, **own}
 
     # settings that depend on others
-    smoke = spread_optim(SMOKE) if given.get("smoke") and is_new else {}
+    smoke = spread_optim(SMOKE) if layer.get("smoke") and is_new else {}
     config = build({**base, **smoke, **given})
     if method and method.endswith((".yaml", ".yml")):
         unused = {"method", *OF_PHASES} - {*config.phases}

@@ -195,6 +195,7 @@ def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
     about = {"nfe": samples.nfe, "tau": np.empty(0) if samples.tau is None else samples.tau}
     if samples.labels is not None:
         about["labels"] = samples.labels
+        about["class_names"] = np.array(class_names(config.data))
     with replacing(file) as stream:
         np.savez(stream, x=in_units(config.data, samples.x), **about)  # type: ignore[arg-type]
 

@@ -31,6 +31,8 @@ UPDATES = 6
 """Number of updates in the trial of a phase. The loss scale of fp16 needs a few to settle."""
 TRIED = 0.02
 """Fraction of the minutes in which further updates of each phase are measured."""
+OTHERS = 2**14
+"""Position of samples whose pairs do not depend on the first ones."""
 PREPARED = "pool.num_batches", "nsf.starts", "reflow.pairs"
 """Amounts that are prepared before the updates. With fewer updates they shrink."""
 LEAST = 16
@@ -54,9 +56,9 @@ class Trial(NamedTuple):
 def try_phases(
     config: Config,
     device: torch.device,
+    seconds: float,
     stop: StopRequest | None = None,
     network: OwnNetwork | None = None,
-    seconds: float = 0.0,
 ) -> Iterator[Trial]:
     """Train each phase for a few updates in a temporary folder, then for ``seconds`` more to
     measure more precisely. Raise Stopped if ``stop`` requests it."""
@@ -72,15 +74,17 @@ def try_phases(
             optim: OptimConfig = getattr(config, phase.name)
             key = f"{phase.name}.iterations"
             count = UPDATES
-            tries = 2 if seconds else 1  # the first one loads libraries
             with silence(), RunLog(run.path) as log:
                 short = change(short, {key: count, "train.max_hours": None})
                 session = Session(short, run, log, device, stop=stop)
-                for _ in range(tries):
+                for _ in range(2):  # the first time loads libraries
                     begin = time.perf_counter()
                     task = phase.task(session, data)
                     task.draw(range(TRIAL_SAMPLES))
-                    prepared = time.perf_counter() - begin
+                    drawn = time.perf_counter()
+                # the same from what is prepared now
+                task.draw(range(OTHERS, OTHERS + TRIAL_SAMPLES))
+                prepared = max(0.0, 2 * drawn - begin - time.perf_counter())
                 fit(phase.name, task, session)
                 rows = read_lines(run.path / "costs.jsonl", phase=str, steps_per_second=float)
                 speeds = [speed for name, speed in rows if name == phase.name]
@@ -91,8 +95,7 @@ def try_phases(
                     begin = time.perf_counter()
                     fit(phase.name, task, session)
                     update = (time.perf_counter() - begin) / more
-                if seconds:
-                    show_preview(session, data, phase)
+                show_preview(session, data, phase)
             del task
             release_memory(device)
             file = run.checkpoint_file(phase.name)
@@ -108,7 +111,7 @@ def try_phases(
             )
             if device.type == "cuda":
                 line += f", peak {format_bytes(peak_memory(device))} on the card"
-            rest = now - started - tries * prepared - count * update
+            rest = now - started - 2 * prepared - count * update
             yield Trial(line, prepare, updates, rest)
             started = time.perf_counter()
 
@@ -128,7 +131,7 @@ def fit_minutes(
     show(f"{given}: measuring updates")
     begin = time.perf_counter()
     try:
-        tried = [*try_phases(config, device, stop, network, 60 * minutes * TRIED)]
+        tried = [*try_phases(config, device, 60 * minutes * TRIED, stop, network)]
     except Stopped as stopped:  # there is no run yet
         kind = KeyboardInterrupt if stop.reason == "SIGINT" else UserError
         raise kind(f"{given}: stopped while measuring ({stop.reason})") from stopped

@@ -31,6 +31,7 @@ def test_samples_come_class_by_class_with_their_labels(told_run, monkeypatch):
     sample_run(config, run)
     saved = np.load(run.samples / "samples.npz")
     assert saved["labels"].tolist() == [i % 10 for i in range(23)]
+    assert saved["class_names"].tolist() == [*"0123456789"]
     x = torch.from_numpy(saved["x"])
     drawn, names = shown[0]
     assert torch.equal(drawn.clamp(-1, 1), x[[c + 10 * k for c in range(10) for k in range(2)]])

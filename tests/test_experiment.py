@@ -70,11 +70,13 @@ def test_resume_of_a_finished_run_changes_nothing(tiny, tiny_run, monkeypatch, c
     monkeypatch.setattr(experiment, "fit", lambda *_: pytest.fail("trained again"))
     files = (tiny_run.path / "metrics.jsonl", tiny_run.config_file)
     before = [file.read_text() for file in files]
-    for changed in (tiny, replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7))):
+    moved = replace(tiny, data=replace(tiny.data, path="x"))
+    for changed in (tiny, moved, replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7))):
         train(changed, tiny_run)
         said = capsys.readouterr().out
         assert "nothing is left to train" in said
-        assert ("ignored: nsgf.lr" in said) is (changed is not tiny)
+        assert ("ignored: data.path" in said) is (changed is moved)
+        assert ("ignored: nsgf.lr" in said) is (changed.nsgf.lr == 0.7)
     assert [file.read_text() for file in files] == before
 
 

@@ -169,6 +169,10 @@ def test_labels_make_a_run_conditional(tmp_path):
     assert run.config.nsgf.lr == run.config.nsf.lr == 2e-3
     assert (run.config.data.conditional, run.config.method) == (True, "nsgf++h")
     assert run.config.nsf.coupling == "independent"
+    file = tmp_path / "told.yaml"
+    file.write_text("exp: images\ndata: {conditional: true}\n")
+    with pytest.raises(UserError, match=r"^data\.conditional = true"):
+        train(tmp_path, data=PIXELS, config=file)
     assert run.sample(3, label=1).shape == (3, 1, 8, 8)
     again = nsgf.train(resume=run.path, data=PIXELS, labels=LABELS, quiet=True)
     assert torch.equal(again.sample(3, seed=0), run.sample(3, seed=0))

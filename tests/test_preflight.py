@@ -25,8 +25,8 @@ def test_time_of_a_run_follows_from_updates_and_preparation(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.phases.nsgf.build_batch", lambda *_: 2)
     long = replace(tiny, phases=["nsgf"], nsgf=replace(tiny.nsgf, iterations=36_000))
     (line,) = [line for line in preflight(long) if line.startswith("ok nsgf")]
-    assert "with 6.0 s of preparation" in line  # half of the flows took three ticks
-    assert "10.0 h" in line  # 36,000 updates of a tick
+    assert "with 4.0 s of preparation" in line  # half of the flows took two ticks
+    assert "20.0 h" in line  # 36,000 updates of two ticks
 
 
 def test_long_runs_are_shared_out_among_sessions(tiny):

@@ -208,7 +208,7 @@ def request_with_data(
     name = next(iter(arrays))
     resumed = files.get("run")
     own = _own_layer(name, files, settings)
-    own |= {} if resumed else {"data.conditional": "labels" in arrays}
+    own |= {"data.conditional": True} if "labels" in arrays and not resumed else {}
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"

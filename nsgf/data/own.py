@@ -210,7 +210,7 @@ def read_table(config: DataConfig) -> Table:
         else:
             table = read_file(file, config.header)
         shape = table.values.shape
-        if len(shape) != 2 or shape[0] < LEAST or not shape[1]:
+        if len(shape) != 2 or shape[0] < LEAST or not 0 < shape[1] == len(table.names):
             raise ValueError(
                 f"an array of shape {shape}, must be (N, D) with N >= {LEAST}: a row for each "
                 "point, a column for each coordinate"
@@ -247,7 +247,7 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
     labels whose name has the same prefix: ``labels``, or ``test_labels`` for ``test_images``. Raise
     errors of many types if the array is missing or damaged."""
     # torch takes only writable arrays: "c" never writes to the file
-    content = np.load(data_path(config), mmap_mode="c", allow_pickle=False)
+    content = np.load(data_path(config), mmap_mode="c", allow_pickle=False, max_header_size=2**20)
     if isinstance(content, np.ndarray):
         return content, None
     with content:

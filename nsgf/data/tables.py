@@ -55,8 +55,9 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
     table = text[len(above) :].rstrip("\n")
     top = above.count("\n")
     row = re.match(r'("[^"]*"|[^"\n])*', table)[0]  # type: ignore[index]
-    sep = "\t" if "\t" in row else max(";,", key=row.count)
-    if sep not in row and suffix == ".txt":
+    bare = re.sub('"[^"]*"', "", row)
+    sep = "\t" if "\t" in bare else max(";,", key=bare.count)
+    if sep not in bare and suffix == ".txt":
         sep = r"\s+"
     if re.fullmatch(r"(?=[\s\S]*(\b0\d|-0,))(-?\d+,\d+\s+)+", table + "\n"):  # such as 1,05
         raise ValueError("decimal commas in its only column; write 0.5 for 0,5")

@@ -97,13 +97,16 @@ def test_fewer_updates_than_the_recipe_have_a_smaller_pool(own_data, tmp_path):
     assert config.pool.num_batches == 70
 
 
-def test_smoke_is_small_and_explicit_flags_win():
+def test_smoke_is_small_and_explicit_flags_win(tmp_path):
     config = shipped("cifar10", "--smoke")
     assert of_phases(config, "iterations") == [5] * 6
     assert config.pool.num_batches == 2
     assert config.model == shipped("cifar10").model
     assert config.evaluation.features == "none"
-    assert shipped("cifar10", "--train-iters", "3", "--smoke").nsf.iterations == 3
+    file = tmp_path / "x.yaml"
+    file.write_text("exp: cifar10\nsmoke: true\n")
+    config = parse(["train", f"--config={file}", "--train-iters=3"]).config
+    assert (config.nsf.iterations, config.pool.num_batches) == (3, 2)
 
 
 def test_resolved_configuration_reads_back(config_names, own_data, tmp_path):

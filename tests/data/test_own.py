@@ -137,6 +137,7 @@ def test_a_value_far_out_is_named(value, share, is_far, tmp_path):
 
 def test_wrong_arrays_and_other_files_are_refused(tmp_path):
     wrong = {"complex128": np.ones((20, 2), complex), "(N, D)": np.arange(20.0)}
+    wrong["(20, 3)"] = np.ones(20, [("place", float, 2), ("w", float)])
     for name, array in {**wrong, "text": np.full((20, 2), "x"), "one": np.float64(1)}.items():
         write_points(tmp_path / f"{name}.npy", array)
     np.savez(tmp_path / "two.npz", first=np.ones((20, 2)), second=np.ones(3))

@@ -191,6 +191,9 @@ def test_squares_of_one_size_keep_it(sizes, side, is_said, wanted, tmp_path):
         is_said = False
     assert found.shape == [1, side, side]
     assert (f"scaled to {side} x {side}" in str(notes)) is is_said
+    words = ["train", "--exp=images", f"--data.path={tmp_path}", f"--out-dir={tmp_path}/runs"]
+    with pytest.raises(UserError, match=r"^out_dir = "):  # its pictures would be data
+        parse(words)
     for_images(16, *found.shape)  # not refused
 
 

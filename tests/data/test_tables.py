@@ -65,6 +65,7 @@ WRITTEN = [  # options of pandas, names that are found if they are not those of 
     ({"header": ["NA", "nan"]}, ("NA", "nan")),
     ({"header": ["1_1", "1e5"]}, ("1_1", "1e5")),
     ({"header": ["", ""]}, UNNAMED),
+    ({"header": ["T (C; mean)", "p"], "quoting": csv.QUOTE_ALL}, ("T (C; mean)", "p")),
 ]
 CASES = [(frame, suffix, {}, None) for suffix in FRAMES for frame in FRAMES[suffix]]
 CASES += [(FRAME, ".csv", *case) for case in WRITTEN]
