@@ -166,13 +166,10 @@ def test_wrong_settings_are_refused(small_run, overrides, how, key):
 
 
 def test_training_in_a_program(tmp_path, capsys):
-    """Quiet, without touching the caller's random numbers; a resume trains on."""
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
+    """Quiet; a resume trains on."""
     settings = {**SMALL, "out_dir": tmp_path, "phases": ("nsgf",)}
     run = nsgf.train("2d", dataset="moons", overrides=settings, quiet=True)
     assert capsys.readouterr() == ("", "")
-    assert torch.equal(torch.get_rng_state(), before)
     assert run.path.parent == tmp_path
     assert run.config.data.name == "moons"
     assert run.progress == {"nsgf": "4 of 4"}

@@ -1,6 +1,5 @@
 """Training on samples and with a network of the caller."""
 
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -23,6 +22,7 @@ from nsgf.api import train as training
 from nsgf.api.train import _arrays
 from nsgf.cli import main
 from nsgf.run import checkpoint
+from tests.conftest import records
 from tests.data.own_files import own_points
 from tests.test_api import SMALL
 
@@ -190,7 +190,6 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": POINTS.log()}, "data: row 1, coordinate 1"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": PIXELS[..., :3]}, r"data: .*8, 3\)"),
-        ({"data": PIXELS.astype(int)}, "data: .*int64"),
         ({"data": np.where(PIXELS == 7, np.nan, FLOATS)}, "data: .*nan"),
         ({"data": MASKED}, "data: .*masked"),
         ({"data": StackDataset(MASKED)}, "data: .*masked"),
@@ -208,10 +207,6 @@ def test_labels_make_a_run_conditional(tmp_path):
             "data: .*lab",
         ),
         ({"data": PIXELS, "labels": LABELS[:9]}, "labels: .*40"),
-        *(
-            ({"data": PIXELS, "labels": labels}, "labels: ")
-            for labels in (LABELS / 2, LABELS * 2, LABELS - 1, 0 * LABELS)
-        ),
         ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*otcfm"),
         ({"data": POINTS, "batch_size": 0}, "batch_size = 0: "),
         ({"data": POINTS, "lr": -1.0}, "lr = -1.0: "),
@@ -395,8 +390,7 @@ def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
     run = train(tmp_path / "watched", settings, callback=watch, **how)
     assert capsys.readouterr().out.count("loss ") == 8
     assert [place[:2] for place in seen] == [*product(("nsgf", "nsf"), (1, 2, 3, 4))]
-    lines = (run.path / "metrics.jsonl").read_text().splitlines()
-    assert [loss for *_, loss in seen] == [json.loads(line)["loss"] for line in lines]
+    assert [loss for *_, loss in seen] == [line["loss"] for line in records(run)]
     assert not any(map(torch.equal, shown, shown[1:]))
     assert torch.equal(shown[-1], run.sample(4, seed=0))
     plain = train(tmp_path, settings, **how)

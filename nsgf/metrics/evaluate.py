@@ -256,10 +256,11 @@ def evaluate_run(
 
 def changed_sampling(config: Config) -> Plain:
     """Return the settings of sampling that determine measures and are not the defaults."""
-    usual = asdict(SamplingConfig())
-    own = asdict(config.sampling)
-    counts = ("num_samples", "batch_size")
-    return {key: own[key] for key in own if own[key] != usual[key] and key not in counts}
+    return {
+        key: value
+        for key, value in asdict(config.sampling).items()
+        if value != getattr(SamplingConfig, key) and key not in ("num_samples", "batch_size")
+    }
 
 
 def measured_parts(config: Config, yardstick: Yardstick, samples: list[Samples]) -> Iterator[Plain]:

@@ -233,8 +233,8 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
 def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
     """Copy the pictures of ``nsgf sample``, or else of the last phase; return their names. Skip
     pictures that are older than a checkpoint, because they show other weights."""
-    checkpoints = [run.checkpoint_file(phase.name) for phase in phases]
-    newest = max((file.stat().st_mtime for file in checkpoints if file.exists()), default=0.0)
+    checkpoints = run.checkpoint_file(phases[0].name).parent
+    newest = max(file.stat().st_mtime for file in checkpoints.glob("*.pt"))
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
     found = sorted(current & {"grid.png", "trajectory.png"})
     found = found or sorted(current & {f"{phase_stem(phases[-1].name)}.png"})
@@ -252,8 +252,8 @@ def card(
     measures = read_object(run.path / "metrics.json")
     way = find_way(config, updates.__contains__)
     its = {phase.name: updates.get(phase.name) for phase in way.networks}
-    measured = measures.get("updates"), measures.get("sampling", {})
-    if measured != (its, changed_sampling(config)):
+    sampling = measures.get("sampling", {})
+    if measures.get("updates") != its or sampling != changed_sampling(config):
         measures = {}
     least, most = way.possible_calls(config)
     names = class_names(config.data)

@@ -14,6 +14,7 @@ import torch
 from nsgf.cli import main
 from nsgf.cli.commands import ACTIONS
 from nsgf.run.folder import RunFolder
+from tests.conftest import records
 
 LOCAL_IMAGES = ("mnist", "cifar10")
 NARROW = {
@@ -52,9 +53,8 @@ def only_run(folder):
     return run
 
 
-def records(run):
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [(r["phase"], r["step"]) for r in map(json.loads, lines)]
+def steps(run):
+    return [(line["phase"], line["step"]) for line in records(RunFolder(run))]
 
 
 @pytest.mark.e2e
@@ -75,15 +75,15 @@ def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path, nsgf):
     where = ["--exp", exp, "--out-dir", tmp_path / "runs", "--smoke"]
     nsgf("train", *where, "--resume", "--phases", "[nsgf,nsf,predictor]")
     assert (run / "checkpoints" / "phase1_nsgf.pt").read_bytes() == before
-    assert records(run) == [
+    assert steps(run) == [
         (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in range(1, 6)
     ]
 
     printed = nsgf("train", *where, "--resume-phase", "3")
     assert "phase3_predictor.pt" in printed
     assert f"next: python -m nsgf sample --run {run}" in printed
-    assert records(run).count(("predictor", 5)) == 1
-    assert records(run).count(("nsf", 5)) == 1
+    assert steps(run).count(("predictor", 5)) == 1
+    assert steps(run).count(("nsf", 5)) == 1
 
     nsgf("sample", "--run", run)
     saved = np.load(run / "samples" / "samples.npz", allow_pickle=False)

@@ -21,7 +21,7 @@ from nsgf.run.lock import lock_folder
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import in_folder
-from tests.conftest import compared
+from tests.conftest import compared, records
 from tests.system.test_distributed import torchrun
 
 FLAGS = (
@@ -252,7 +252,7 @@ def test_cell_of_another_process_is_left_to_it(finished):
 
 def test_time_of_training_is_each_methods_own(finished):
     """1-RF and 2-RF share a folder; what reflow takes is not 1-RF's."""
-    pool = [json.loads(line) for line in next(finished.folder.glob("moons/nsgf-*/costs.*")).open()]
+    pool = records(first_trial(finished).run, "costs")
     assert [line["prepare_seconds"] > 0 for line in pool] == [True, *[False] * (len(pool) - 1)]
     folder = finished.folder / "moons/rf-seed0"
     costs = {"steps_per_second": 1.0, "peak_memory": 1}

@@ -108,7 +108,6 @@ def test_rows_come_as_they_are_and_in_the_order_of_images():
     drawn = RowSampler(rows, seed=7).at(range(60))
     assert drawn.dtype == torch.float64
     assert drawn[:, 2].int().tolist() == numbers(image_sampler(NUMBERED, seed=7).at(range(60)))
-    assert sorted(drawn[:50, 0].tolist()) == list(range(50))
 
 
 # --- classes ---

@@ -51,11 +51,6 @@ def test_w2_between_clouds_of_different_sizes_is_that_of_a_linear_program(far, u
     assert w2(unit * x, unit * y) == pytest.approx(unit * math.sqrt(least))
 
 
-def test_samples_that_are_not_finite_are_refused():
-    with pytest.raises(UserError, match="finite"):
-        w2(torch.full((2, 2), torch.nan), torch.ones(2, 2))
-
-
 @pytest.mark.parametrize("flip", [False, True])
 def test_nearest_images_are_found_wherever_they_are(flip, monkeypatch):
     """Images are searched in blocks of 10; an image of the set is not its own neighbour."""

@@ -173,10 +173,6 @@ def test_missing_package_and_other_weights_are_refused(monkeypatch):
 
 def test_each_floor_compares_disjoint_halves_of_another_split(metrics, compared):
     """The reference is half of the images, as there are no others."""
-    reference = {row.numpy().tobytes() for row in metrics._reference[0]}
-    others = {row.numpy().tobytes() for row in metrics._real[0][len(metrics._reference[0]) :]}
-    assert (len(reference), len(others)) == (898, 899)
-    assert not reference & others
     for split in range(3):
         metrics.floor(5000, split)
         samples, reference = compared[-2:]

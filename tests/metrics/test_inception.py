@@ -52,26 +52,31 @@ def write_folder(folder, pixels):
     return str(folder)
 
 
-def by_torch_fidelity(samples, real, weights):
-    """torch-fidelity's own evaluation of two folders of PNG files."""
-    from torch_fidelity import calculate_metrics
-
-    measures = {"isc": True, "fid": True, "kid": True, "prc": True}
-    places = {"cuda": False, "cache": False, "verbose": False, "save_cpu_ram": True}
-    sizes = {"batch_size": 8, "isc_splits": 10, "kid_subset_size": 16}
-    own = {"feature_extractor": "inception-v3-compat", "feature_extractor_weights_path": weights}
-    return calculate_metrics(input1=samples, input2=real, **measures, **places, **sizes, **own)
-
-
 @pytest.mark.e2e
 def test_measures_equal_those_of_torch_fidelity(weights, tmp_path):
     """The same samples in the same order, grey there turned into colour by reading PNG files."""
+    from torch_fidelity import calculate_metrics
+
     samples, real = images(16, 0, 256), images(20, 0, 200, seed=1)
     real[:10] = samples[:10]
     network = Inception(Path(weights))
     found = FeatureMetrics(network, FAKE, real, tmp_path, CPU, lambda _: None).measure(samples)
-    theirs = by_torch_fidelity(
-        write_folder(tmp_path / "samples", samples), write_folder(tmp_path / "real", real), weights
+    theirs = calculate_metrics(
+        input1=write_folder(tmp_path / "samples", samples),
+        input2=write_folder(tmp_path / "real", real),
+        isc=True,
+        fid=True,
+        kid=True,
+        prc=True,
+        feature_extractor="inception-v3-compat",
+        feature_extractor_weights_path=weights,
+        batch_size=8,
+        isc_splits=10,
+        kid_subset_size=16,
+        cuda=False,
+        cache=False,
+        verbose=False,
+        save_cpu_ram=True,
     )
     for ours, name in (
         ("fid", "frechet_inception_distance"),

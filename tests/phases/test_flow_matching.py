@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ from nsgf.phases.lines import LineTask, Pairs
 from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.training.task import Session
-from tests.conftest import CPU, shipped
+from tests.conftest import CPU, records, shipped
 
 
 class Grid:
@@ -147,8 +146,7 @@ def test_peer_and_reflow_train_sample_and_evaluate(peer):
     run = train(peer)
     assert run.checkpoint_file("reflow").name == "phase2_reflow.pt"
     assert load_sampler(peer, run, CPU)[1] == {"reflow": "12 of 12"}
-    lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
-    losses = [line["loss"] for line in lines if line["phase"] == "peer"]
+    losses = [line["loss"] for line in records(run) if line["phase"] == "peer"]
     means = torch.tensor(losses).view(3, 4).mean(1).tolist()
     assert means == pytest.approx(LOSSES, rel=1e-3)  # as in earlier versions
     _, found = evaluate_run(peer, run)

@@ -61,12 +61,10 @@ def test_phases_draw_different_lines(tiny, tmp_path):
     ("phases", "source", "tau", "trained", "expected"),
     [
         ("nsgf nsf predictor", "prior", None, "nsgf nsf predictor", [*STEPS, *TIME, *STRAIGHT]),
-        ("nsgf nsf predictor", "nsgf", None, "nsgf nsf predictor", [*STEPS, *TIME, *STRAIGHT]),
         ("nsgf nsf predictor", "prior", None, "nsgf nsf", STEPS),
         ("nsgf nsf predictor", "prior", 0.5, "nsgf nsf", [*STEPS, *STRAIGHT]),
         ("nsgf nsf", "nsgf", None, "nsgf nsf", [*STEPS, *STRAIGHT]),
         ("nsgf nsf", "nsgf", None, "nsgf", STEPS),
-        ("nsgf nsf", "nsgf", 0.0, "nsgf nsf", [*STEPS, *STRAIGHT]),
         ("nsf", "affine", None, "", ["AffineStart nsf", *STRAIGHT]),
         ("peer", "prior", None, "peer", ["StraightFlow peer"]),
         ("peer reflow", "prior", None, "peer reflow", ["StraightFlow reflow"]),

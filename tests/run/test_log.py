@@ -1,11 +1,12 @@
-import json
 from pathlib import Path
 from unittest.mock import Mock, call
 
 import pytest
 
+from nsgf.run.folder import RunFolder
 from nsgf.run.log import Cost, RunLog, read_costs
 from nsgf.run.stop import Stopped
+from tests.conftest import records
 
 
 def test_control_characters_and_line_ends_are_escaped_in_the_log(tmp_path, capsys):
@@ -52,7 +53,7 @@ def test_records_are_sorted_by_phase_without_later_ones_and_damaged_lines(tmp_pa
             b'\xff\xfe\x00\n[1]\nnull\n{"phase": "nsf", "step": "x"}\n{"phase": "nsf", "st'
         )
     log.tidy(["nsgf", "nsf"], "nsf", 2)
-    kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    kept = records(RunFolder(tmp_path))
     expected = (("nsgf", 5), ("nsf", 2), ("peer", 1))
     assert kept == [{"phase": phase, "step": step} for phase, step in expected]
 

@@ -237,21 +237,6 @@ def test_full_card_does_not_change_samples_or_nfe(solver):
     assert whole.nfe == parts.nfe
 
 
-def test_layers_use_the_precision_and_outputs_are_float32():
-    class Seen(nn.Linear):
-        def forward(self, x, t):
-            answer = super().forward(x)
-            types.append((x.dtype, answer.dtype))
-            return answer
-
-    for precision, inside in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-        types, config = [], in_precision(Config(), precision)
-        network = inference(Seen(2, 2).requires_grad_(False), config=config)
-        states = FlowSampler([StraightFlow(config, network)])(torch.randn(4, 2), keep_path=True)
-        assert {state.dtype for state in states.path} == {torch.float32}
-        assert set(types) == {(torch.float32, inside)}
-
-
 @pytest.mark.parametrize("name", ["nsgf", "predictor"])
 def test_weights_are_cast_once(name):
     """Autocast caches its casts of trained weights only. The answer is the same, bit for bit."""

@@ -82,10 +82,7 @@ def test_omega_takes_as_many_steps_as_each_sample_needs():
     assert len(called_times([0.9], omega=0.1)) == 1  # (1 - 0.9) / 0.1 is rounded up
 
 
-def test_heun_calls_at_both_ends_of_the_samples_own_steps():
-    times = called_times([0.0, 0.6], solver="heun", straight_steps=2)
-    expected = torch.tensor([[0.0, 0.6], [0.5, 0.8], [0.5, 0.8], [1.0, 1.0]])
-    torch.testing.assert_close(torch.tensor(times), expected)
+def test_heun_calls_twice_in_each_step():
     for steps in (1, 10, 49):  # steps of 1 / S would be one more where rounding is unlucky
         assert len(called_times([0.0], solver="heun", straight_steps=steps)) == 2 * steps
 
