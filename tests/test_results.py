@@ -49,7 +49,7 @@ ENERGY = "1000 x energy distance at 3 / 10 / 100 calls"
 PAIRED = "at 10 calls | NSGF++h minus OT-CFM+"
 ONLY = dict.fromkeys(FILES.values(), (["energy"], ["10"]))
 """By file, measures and calls of the family, where it has not all of them."""
-OTHERS = {"digits_onecall": "digits", "2d_plus": "2d"}
+OTHERS = {"digits_onecall": "digits", "2d_plus": "2d", "points_others": "points_searched"}
 """By file, where methods are that it has not."""
 Part = tuple[str, dict[str, object]]
 """Measure, and what is equal in its lines of the file."""
@@ -162,6 +162,15 @@ def at(measures, *calls, **where):
 TIME, CALLS = [("train_seconds", {})], at(["calls"], 1)
 W2 = [at(["w2"], 10, 100, target=place) for place in SETS]
 TABLES = [
+    (
+        "mixture-8: 1000 x energy",
+        "points_others",
+        [
+            *(at(["energy"], nfe, target="mixture-8") for nfe in (2, 3, 5, 10, 100)),
+            [("train_seconds", {"target": "mixture-8"})],
+        ],
+        {"spread": True},
+    ),
     ("W2 at 10 / 100 calls | 8gaussians", "2d", [*W2, TIME], {}),
     (
         "NSGF against",
@@ -245,8 +254,10 @@ def test_tables_of_points():
     lines = (ROOT / PAGE).read_text().partition(f"| {ENERGY}")[2].split("\n")[2:]
     for line, (place, *cells), (_, *paired_cells) in zip(lines, distances, others, strict=False):
         file, parts = FILES[place], at(["energy"], 3, 10, 100, target=place)
-        for method, cell in zip((*pair, "floor"), cells, strict=True):
+        own, peer, half, floor = cells
+        for method, cell in ((pair[0], own), (pair[1], peer), ("floor", floor)):
             assert cell == expected(file, method, parts, spread=True), place
+        assert half in ("", expected("points_time", pair[1], parts[1:2], spread=True)), place
         for part in parts:
             best = min(pair, key=lambda who: mean(found(file, who, *part).values()))
             assert f"**{shown(file, best, part, spread=True)}**" in line, place
@@ -352,6 +363,12 @@ def test_figures_in_sentences():
     assert behind.intersection(PLACES) == {"mixture-2", "pinwheel", "spirals"}, (
         "README: in the plane"
     )
+    half = [
+        mean(found(file, who, *at(["energy"], 10, target=place)[0]).values())
+        for place in PLACES
+        for file, who in (("points_searched", "nsgf++h"), ("points_time", "otcfm+"))
+    ]
+    assert sum(map(lt, half[::2], half[1::2])) == 7, "in equal time: seven of eight made sets"
     won = len(PLACES) - len(behind.intersection(PLACES))
     corrected = [p for _, p in p_values("points_searched").values()]
     assert_said(
