@@ -1,4 +1,4 @@
-"""Open a trained run; sample, measure and export it as the commands do. Nothing is printed.
+"""Open a trained run; sample, measure and export it as the commands do. Only evaluate prints.
 
 Shapes: N samples, *shape one sample: (C, H, W) with values in [-1, 1], or (D,).
 """
