@@ -77,7 +77,11 @@ def check_training(config: Config) -> None:
     data = config.data
     out = config.out_path.resolve()
     if data.name == "images" and data.path and out.is_relative_to(data_path(data).resolve()):
-        raise wrong_setting("out_dir", out, "must not be in data.path, among the images")
+        raise wrong_setting(
+            "out_dir",
+            out,
+            f"must not be in data.path, among the images; use {suggest('out_dir', '../runs')}",
+        )
 
 
 def check_values(config: Config) -> None:

@@ -126,7 +126,10 @@ def resolve(
     on_top = spread_optim(top.settings)
     named = on_top.get("exp")
     exp = given.get("exp", named)
-    own = top
+    # a file's own settings win over those of a smoke run
+    own = Experiment(
+        {**(spread_optim(SMOKE) if on_top.get("smoke") else {}), **on_top}, top.methods
+    )
     meant = given.get("data.name", exp)
     hint = ""
     if meant in get_args(PointName):
@@ -139,8 +142,8 @@ def resolve(
             # the file's settings also override sections for methods
             sections = dict(top.methods)
             for name, section in below.methods.items():
-                sections[name] = {**section, **on_top, **sections.get(name, {})}
-            own = Experiment({**spread_optim(below.settings), **on_top}, sections)
+                sections[name] = {**section, **own.settings, **sections.get(name, {})}
+            own = Experiment({**spread_optim(below.settings), **own.settings}, sections)
         elif exp and not on_top:
             raise wrong_setting("exp", exp, f"must be one of {', '.join(EXPERIMENTS)}{hint}")
 
@@ -293,7 +296,7 @@ def _configure(
     base = {**below, **chosen, **own}
 
     # settings that depend on others
-    smoke = spread_optim(SMOKE) if layer.get("smoke") and is_new else {}
+    smoke = spread_optim(SMOKE) if given.get("smoke") and is_new else {}
     config = build({**base, **smoke, **given})
     if method and method.endswith((".yaml", ".yml")):
         unused = {"method", *OF_PHASES} - {*config.phases}

@@ -55,7 +55,7 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> Table:
     table = text[len(above) :].rstrip("\n")
     top = above.count("\n")
     row = re.match(r'("[^"]*"|[^"\n])*', table)[0]  # type: ignore[index]
-    bare = re.sub('"[^"]*"', "", row)
+    bare = re.sub(r'(^|[\t;,])"([^"]|"")*"(?=[\t;,]|$)', r"\1", row)
     sep = "\t" if "\t" in bare else max(";,", key=bare.count)
     if sep not in bare and suffix == ".txt":
         sep = r"\s+"

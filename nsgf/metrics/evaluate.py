@@ -239,9 +239,8 @@ def evaluate_run(
         "num_samples": evaluation.num_samples,
         "expected_nfe": nfe,
         "nfe": float(np.mean([part.nfe for part in samples])),
+        "sampling": changed_sampling(config),
     }
-    if changed := changed_sampling(config):
-        metrics["sampling"] = changed
     if (tau := samples[0].tau) is not None:
         metrics |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
     for measured in measured_parts(config, yardstick, samples):

@@ -172,7 +172,7 @@ def describe(metrics: Plain) -> list[tuple[str, str, str]]:
     beside |= {f"{key}_std" for key in [*floors, *floors.values()]}
     lines = []
     for key in metrics:
-        if key not in beside:
+        if key not in beside and metrics[key] != {}:
             shown = _in_words(metrics, floors.get(key, ""))
             if noise := _in_words(metrics, f"{key}_noise"):
                 shown += f"; pure noise: {noise}"

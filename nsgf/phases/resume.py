@@ -1,11 +1,9 @@
 """Decide which phases of a run are left to train, and restart phases."""
 
-from dataclasses import replace
-
 import torch
 
 from nsgf.config.schema import OF_PHASES, Config, PhaseName
-from nsgf.config.settings import find_contradictions
+from nsgf.config.settings import change, find_contradictions
 from nsgf.phases import PHASES
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -71,7 +69,7 @@ def keep_precision(config: Config, run: RunFolder, device: torch.device) -> Conf
     began = checkpoint.read_good_header(run.checkpoint_file(first)).get("precision")
     if supported_precision(began, device) != began:
         return config
-    return replace(config, train=replace(config.train, precision=began))
+    return change(config, {"train.precision": began})
 
 
 def _needs(phase: PhaseName, others: list[PhaseName], config: Config) -> bool:

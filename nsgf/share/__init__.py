@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import shutil
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import (
     Layer,
     build,
+    change,
     drop_machine_settings,
     nest,
     values,
@@ -187,7 +187,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
             ``to`` is not empty, or cannot be written.
     """
     if half:
-        config = replace(config, train=replace(config.train, precision="auto"))
+        config = change(config, {"train.precision": "auto"})
     to = to.resolve()
     phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
     if not phases:
@@ -201,7 +201,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
             trained = load_network(phase, config, run, torch.device("cpu"))
             updates[phase.name] = trained.progress
             if trained.precision == "fp32" and not half:  # auto continues in it
-                config = replace(config, train=replace(config.train, precision="fp32"))
+                config = change(config, {"train.precision": "fp32"})
             state = {}
             for name, part in trained.network.state_dict().items():
                 state[name] = part.clone(memory_format=torch.contiguous_format)  # may be shared
@@ -233,8 +233,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
 def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
     """Copy the pictures of ``nsgf sample``, or else of the last phase; return their names. Skip
     pictures that are older than a checkpoint, because they show other weights."""
-    checkpoints = run.checkpoint_file(phases[0].name).parent
-    newest = max(file.stat().st_mtime for file in checkpoints.glob("*.pt"))
+    newest = max(file.stat().st_mtime for file in run.path.glob("checkpoints/*.pt"))
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
     found = sorted(current & {"grid.png", "trajectory.png"})
     found = found or sorted(current & {f"{phase_stem(phases[-1].name)}.png"})
@@ -252,8 +251,8 @@ def card(
     measures = read_object(run.path / "metrics.json")
     way = find_way(config, updates.__contains__)
     its = {phase.name: updates.get(phase.name) for phase in way.networks}
-    sampling = measures.get("sampling", {})
-    if measures.get("updates") != its or sampling != changed_sampling(config):
+    # measures of earlier versions have no "sampling"
+    if (measures.get("updates"), measures.get("sampling")) != (its, changed_sampling(config)):
         measures = {}
     least, most = way.possible_calls(config)
     names = class_names(config.data)

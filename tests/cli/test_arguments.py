@@ -107,6 +107,8 @@ def test_smoke_is_small_and_explicit_flags_win(tmp_path):
     file.write_text("exp: cifar10\nsmoke: true\n")
     config = parse(["train", f"--config={file}", "--train-iters=3"]).config
     assert (config.nsf.iterations, config.pool.num_batches) == (3, 2)
+    file.write_text(dump_config(config))
+    assert parse(["train", f"--config={file}"]).config == config
 
 
 def test_resolved_configuration_reads_back(config_names, own_data, tmp_path):

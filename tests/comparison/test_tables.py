@@ -150,7 +150,8 @@ def test_stored_settings_train_the_same_again(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("phases: [nsgf, nsf]\nnsf: {source: nsgf}\n")
     methods = f"--compare.methods=[nsgf++,{file}]"
-    comparison = in_folder(compared("2d", methods, "--steps=3", "--compare.seeds=2"), tmp_path)
+    flags = ("--steps=3", "--compare.seeds=2", "--smoke", "--batch-size=16")
+    comparison = in_folder(compared("2d", methods, *flags), tmp_path)
     comparison.folder.mkdir()
     write_report(comparison, ROWS)
     file.unlink()

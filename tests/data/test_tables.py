@@ -168,6 +168,7 @@ def test_other_encodings_are_refused_by_name(encoding, tmp_path):
         (["# a,b"], ("a", "b")),
         (["# by hand; in cm", "", "#a,b"], ("a", "b")),
         (["# by hand", "", "a, b"], ("a", "b")),
+        (['a 5",b 3"'], ('a 5"', 'b 3"')),
         (["# by hand"], UNNAMED),
         ([], UNNAMED),
     ],

@@ -238,6 +238,7 @@ def test_measures_of_the_same_weights_are_shown(small, small_run):
     [
         ({}, True),
         ({"sampling": {}}, False),
+        ({"sampling": None, "guidance": 2.0}, False),  # of an earlier version
         ({"sampling": {"guidance": 2.0, "label": 3}}, False),
         ({"updates": {"generator": "6 of 12"}}, False),
         ({"updates": {}}, False),
