@@ -190,3 +190,9 @@ def test_array_is_chosen_by_its_key(tmp_path):
     for place in (write_points(tmp_path / "x.npy"), tmp_path / "x.csv", tmp_path):
         with pytest.raises(UserError, match=r"^data\.key = first: "):
             read_table(replace(config, path=str(place), key="first"))
+
+
+def test_an_array_of_records_may_have_many_columns(tmp_path):
+    names = [f"feature_{number:04}" for number in range(600)]
+    np.save(tmp_path / "x.npy", np.ones(20, [(name, float) for name in names]))
+    assert [*read_table(DataConfig(name="points", path=str(tmp_path / "x.npy"))).names] == names
