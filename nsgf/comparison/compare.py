@@ -172,7 +172,6 @@ class Work:
 
     def __post_init__(self) -> None:
         self.device = pick_device(self.comparison.config.device)
-        self._known = dict[Path, dict[str, Measured]]()
         self._yardsticks = dict[str, Yardstick]()
         for trial in self.comparison.trials:
             if trial.target not in self._yardsticks:
@@ -182,19 +181,15 @@ class Work:
 
     def is_measured(self, trial: Trial) -> bool:
         """Whether all measures of a trial exist."""
+        found = read_measures(trial.measures)
         return not any(
-            self._find_missing(trial.target, trial.measures, key) for key in trial.keys.values()
+            self._find_missing(trial.target, found.get(key)) for key in trial.keys.values()
         )
 
-    def _find_missing(self, target: str, file: Path, key: str) -> list[Measure]:
-        """Return the measures that a file lacks under a key. If some are missing, read the file
-        again, because another process may have added them."""
-        compared = self._yardsticks[target].compared
-        found = self._known.get(file, {}).get(key)
-        if not found or not found.values.keys() >= {*keys_of(compared)}:
-            self._known[file] = read_measures(file)
-            found = self._known[file].get(key)
+    def _find_missing(self, target: str, found: Measured | None) -> list[Measure]:
+        """Return the measures of a comparison that are not among those found."""
         known = found.values if found else {}
+        compared = self._yardsticks[target].compared
         return [one for one in compared if not known.keys() >= one.titles.keys()]
 
     def finish_all(self, trials: Sequence[Trial], *, reports: bool = False) -> None:
@@ -240,8 +235,9 @@ class Work:
                         add_measure(trial.measures, key, worst)
                     return True
             with lock_folder(run.path):
+                found = read_measures(trial.measures)
                 for (nfe, draw), key in trial.keys.items():
-                    if missing := self._find_missing(trial.target, trial.measures, key):
+                    if missing := self._find_missing(trial.target, found.get(key)):
                         self._measure(trial, nfe, draw, missing)
         except Busy:
             return False
@@ -300,12 +296,11 @@ class Work:
                 places = dict.fromkeys((0, split) for split in range(yardstick.network.splits))
             for seed, draw in places:
                 key = measure_key(comparison.config, seed=seed, draw=draw)
-                if missing := self._find_missing(target, file, key):
+                if missing := self._find_missing(target, read_measures(file).get(key)):
                     add_measure(
                         file, key, Measured(0.0, 0.0, yardstick.measure(missing, None, seed, draw))
                     )
-                    self._known[file] = read_measures(file)
-                values = self._compared(target, self._known[file][key].values)
+                values = self._compared(target, read_measures(file)[key].values)
                 rows.append(Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values))
             if yardstick.features:
                 values = self._compared(target, yardstick.features.noise)
@@ -321,9 +316,10 @@ class Work:
             updates = count_updates(trial.config) if trial.is_trained else 0
             training = sum(costs[phase].seconds for phase in phases if phase in costs)
             place = (trial.target, trial.label, trial.seed)
+            known = read_measures(trial.measures)
             for (nfe, draw), key in trial.keys.items():
-                if not self._find_missing(trial.target, trial.measures, key):
-                    calls, seconds, values = self._known[trial.measures][key]
+                if not self._find_missing(trial.target, known.get(key)):
+                    calls, seconds, values = known[key]
                     times = (round(training, 1), seconds)
                     values = self._compared(trial.target, values)
                     rows.append(Row(*place, draw, nfe, calls, updates, *times, values))

@@ -341,7 +341,8 @@ def measure_key(config: Config, **own: Any) -> str:
 def _shares_training(config: Config) -> bool:
     """Whether a method is a rectified flow whose training all rectified flows share."""
     compare = config.compare
-    return find_way(config).shares_training and not (compare.updates or compare.tune)
+    is_rectified = "peer" in config.phases and config.peer.method == "rf"
+    return is_rectified and not (compare.updates or compare.tune)
 
 
 def updates_of(config: Config) -> list[int]:

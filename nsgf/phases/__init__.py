@@ -65,8 +65,6 @@ class Way:
     adds_updates: bool = False
     """Whether the last phase is added to a complete method. A comparison then adds its updates to
     those of the method."""
-    shares_training: bool = False
-    """Whether a comparison trains this method in one run folder with others that share phases."""
 
     @cached_property
     def names(self) -> list[PhaseName]:
@@ -142,7 +140,6 @@ _PEER: Plain = {
     "title": "by `{config.peer.method}`",
     "text": f"`{{config.peer.method}}`, compared with {PAPER}",
 }
-_RECTIFIED: Plain = {"when": {**_FREE, "peer.method": ("rf",)}, "shares_training": True}
 _ONE_CALL: Plain = {
     "title": "with one network call",
     "text": f"a generator that is called once, trained by the velocity of {PAPER} after the idea "
@@ -165,10 +162,8 @@ WAYS = (
         "by a straight flow",
         f"a straight flow after an affine map of the noise, compared with {PAPER}",
     ),
-    # 2-RF and 1-RF (a comparison trains their first phase once), and other flow matching
-    Way((Peer(), Reflow()), ((StraightFlow, Reflow()),), **_PEER, **_RECTIFIED, adds_updates=True),
+    # flow matching, and a second training on its paths
     Way((Peer(), Reflow()), ((StraightFlow, Reflow()),), **_PEER, adds_updates=True),
-    Way((Peer(),), ((StraightFlow, Peer()),), **_PEER, **_RECTIFIED),
     Way((Peer(),), ((StraightFlow, Peer()),), **_PEER),
     # one call: the generator starts from the velocity network, or from random weights
     Way((NSGF(), Generator()), ((ResidualCall, Generator()),), **_ONE_CALL),

@@ -230,13 +230,7 @@ class TrajectoryPool:
 
     def pairs(self, indices: Tensor) -> PoolBatch:
         """Return the pairs at these random indices (B,), float32 on the CPU. Indices are uniform
-        int64 in a range much larger than the pool. Index i means pair i mod len(pool).
-
-        Raises:
-            ValueError: the pool is not complete.
-        """
-        if self.filled != len(self._positions):
-            raise ValueError(f"pool has {self.filled} of {len(self._positions)} trajectories")
+        int64 in a range much larger than the pool. Index i means pair i mod len(pool)."""
         index = indices % len(self)
         particle = index // self.steps
         return PoolBatch(*flow_pairs(self._positions, particle, index % self.steps, self.time_step))

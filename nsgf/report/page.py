@@ -113,7 +113,7 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     sampler, _ = load_sampler(config, run, device)
     count = min(count_samples(config, data, device), config.sampling.batch_size)
     samples = generate(sampler, data.source("report"), count, device, path=count, progress=False)
-    if not all(state.isfinite().all() for state in samples.path):
+    if not samples.finite:
         raise UserError("the samples are not finite: training has diverged")
     calls = f"{count} samples, {samples.nfe:g} network calls each."
     if data.images is not None:

@@ -16,7 +16,7 @@ from nsgf.system.output import STARTED_BY, is_launched
 ECHO_SECONDS = 2.0
 """Within this time, a second signal is ignored: a job's scheduler may send it to all processes, and
 torchrun or ``timeout`` may send it again."""
-SIGNALS = [one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(Exception):

@@ -183,9 +183,7 @@ class PhaseLoop:
     def _update(self, batches: Iterator[Batch]) -> PendingStats:
         """Queue the next update."""
         try:
-            with torch.profiler.record_function("sample"):
-                batch = next(batches)
-            return self.state.update(batch)
+            return self.state.update(next(batches))
         except UserError:  # the data have changed, or the card is full
             self._save_once()
             raise

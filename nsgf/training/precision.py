@@ -11,7 +11,7 @@ from nsgf.data import is_image_set
 from nsgf.system.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16"]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 TENSOR_CORES = (7, 0)
 """Smallest compute capability with fast fp16."""

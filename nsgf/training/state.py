@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import record_function
 
 from nsgf.config.schema import OptimConfig, TrainConfig
 from nsgf.system.distributed import ALONE, World
@@ -120,20 +119,19 @@ class TrainState:
             UserError: the card's memory is too small for a single sample.
         """
         loss = self.gradient(batch)
-        with record_function("optimizer"):
-            self.scaler.unscale_(self.adam)
-            norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
-            loss = self.world.mean(loss)
-            skips = ~torch.isfinite(loss + norm)
-            self.adam.found_inf = skips.float()  # type: ignore[attr-defined]
-            for group in self.adam.param_groups:
-                group["lr"] = self.config.lr * lr_factor(self.step, self.config)
-            self.adam.step()
-            self.scaler.update()
-            # the warm-up lets short runs forget the initial weights
-            decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
-            with torch.no_grad():  # swa_utils would make a new function that profilers keep
-                torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
+        self.scaler.unscale_(self.adam)
+        norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
+        loss = self.world.mean(loss)
+        skips = ~torch.isfinite(loss + norm)
+        self.adam.found_inf = skips.float()  # type: ignore[attr-defined]
+        for group in self.adam.param_groups:
+            group["lr"] = self.config.lr * lr_factor(self.step, self.config)
+        self.adam.step()
+        self.scaler.update()
+        # the warm-up lets short runs forget the initial weights
+        decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():  # swa_utils would make a new function that profilers keep
+            torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
         self.step += 1
         on_card = loss.device.type == "cuda"
         values = torch.stack([loss, norm]).to("cpu", non_blocking=on_card)
@@ -185,10 +183,8 @@ class TrainState:
                 # processes exchange gradients only in the last part
                 shared = self._shared if number < len(parts) else None
                 with shared.no_sync() if shared else nullcontext():
-                    with record_function("forward"):
-                        loss = self.task.loss(self.forward, part) * (part.size / size)
-                    with record_function("backward"):
-                        self.scaler.scale(loss).backward()
+                    loss = self.task.loss(self.forward, part) * (part.size / size)
+                    self.scaler.scale(loss).backward()
                 total += loss.detach()
         except torch.cuda.OutOfMemoryError:
             return None  # this frees the exception and its graph before the next try

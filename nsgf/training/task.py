@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.profiler import record_function
 
 from nsgf.config.schema import Config, PhaseName
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.stop import StopRequest
-from nsgf.system.distributed import World
+from nsgf.system.distributed import ALONE, World
 
 Drawn = tuple[Tensor, ...]
 
@@ -114,21 +113,19 @@ def load_batches(
         positions = world.share(range(step * batch_size, (step + 1) * batch_size))
         with torch.cuda.stream(stream) if stream else nullcontext():
             drawn = task.draw(positions)
-            with record_function("transfer"):
-                if device.type == "cuda":  # from pinned memory, so that nothing waits
-                    drawn = tuple(part if part.is_cuda else part.pin_memory() for part in drawn)
-                tensors = tuple(part.to(device, non_blocking=True) for part in drawn)
+            if device.type == "cuda":  # from pinned memory, so that nothing waits
+                drawn = tuple(part if part.is_cuda else part.pin_memory() for part in drawn)
+            tensors = tuple(part.to(device, non_blocking=True) for part in drawn)
             return tensors, stream.record_event() if stream else None
 
     def arrived(tensors: Drawn, event: Any) -> Drawn:
         """Let the computation wait for the copies of a batch, and return its tensors."""
         if event is not None:
-            with record_function("transfer"):  # the time of copies that computation does not hide
-                current = torch.cuda.current_stream(device)
-                current.wait_event(event)
-                for tensor in tensors:
-                    if tensor.is_cuda:
-                        tensor.record_stream(current)  # keep its memory until this stream is done
+            current = torch.cuda.current_stream(device)
+            current.wait_event(event)
+            for tensor in tensors:
+                if tensor.is_cuda:
+                    tensor.record_stream(current)  # keep its memory until this stream is done
         return tensors
 
     if not prefetch:
@@ -164,7 +161,7 @@ class Session:
     run: RunFolder
     log: RunLog
     device: torch.device
-    world: World = field(default_factory=World)
+    world: World = ALONE
     stop: StopRequest = field(default_factory=StopRequest)
     on_log: OnLog | None = None
     """Called after each line of the log's metrics. It cannot change the results."""
