@@ -106,15 +106,21 @@ def train(
         world.wait()
         # find the phases left to train, and check that they can be trained
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
+        ignored: list[str] = []
+        if run:  # what is finished keeps the values that it was trained with
+            saved = run.read_settings()
+            finished = {*config.phases}.difference(names)
+            fixed = finished if names else {"train", "sampling", *finished}
+            ignored += find_contradictions(nest(saved), config, fixed)
+            if not names and config.data.path != saved.get("data.path"):
+                ignored.append("data.path; give it to the commands that use the run")
+            kept = {key: saved[key] for key in saved if key.partition(".")[0] in finished}
+            config = change(config, kept)
         settings = keep_precision(config, run, device) if run else config
         plan = training_plan(settings, names, device, run, world, restarts, network)
         if run and not names:
-            sections = {"train", "sampling", *config.phases}  # other sections cannot differ
             plan.append("nothing is left to train")
-            for text in find_contradictions(nest(run.read_settings()), config, sections):
-                plan.append(f"ignored: {text}")
-            if config.data.path != run.read_settings()["data.path"]:
-                plan.append("ignored: data.path; give it to the commands that use the run")
+        plan += [f"ignored: {text}" for text in ignored]
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = Data(config.data, config.seed) if names else None
         # the run folder, the same for all processes

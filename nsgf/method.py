@@ -9,6 +9,7 @@ Phases, pool and sampler call these functions; nsgf.sinkhorn.base states the con
 Shapes: B batch, N particles, M targets, T steps of a flow, *shape one sample.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -144,6 +145,8 @@ class SinkhornFlowMatcher:
         Return t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut from 0 to 1 is the
         flow."""
         positions = run_flow(self._flow, x0.unsqueeze(0), x1.unsqueeze(0), self._etas)[0]
+        if (report := self._flow.report).unconverged:
+            warnings.warn(f"{report}; use a larger blur", RuntimeWarning, stacklevel=2)
         particles = torch.arange(len(x0), device=x0.device)
         step = torch.randint(len(self._etas), (len(x0),), device=x0.device)
         xt, ut, t = flow_pairs(positions, particles, step, 1 / len(self._etas))

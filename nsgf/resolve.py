@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
 
 WITHOUT_RUN = ("compare", "preflight")
+ONE_TARGET = {"data.name", "data.source"}
+"""Settings that replace the targets of a comparison by their own."""
 ON_EXPORTS = ("sample", "evaluate")
 """Commands that also accept exported runs."""
 SMOKE: Layer = {
@@ -111,7 +113,7 @@ def resolve(
         return Request(command, build(given))
     if command == "export" and "to" not in options:
         raise UserError("export needs --to DIR, the folder that it writes")
-    if command == "compare" and {"data.name", "data.source"} & given.keys():
+    if command == "compare" and ONE_TARGET & given.keys():
         given = {"compare.targets": [], **given}
     options = dict(options)
     if shipped := options.pop("pretrained", None):
@@ -126,10 +128,11 @@ def resolve(
     on_top = spread_optim(top.settings)
     named = on_top.get("exp")
     exp = given.get("exp", named)
-    # a file's own settings win over those of a smoke run
-    own = Experiment(
-        {**(spread_optim(SMOKE) if on_top.get("smoke") else {}), **on_top}, top.methods
-    )
+    # a file's own settings win over those of a smoke run, and its data over an experiment's targets
+    start = spread_optim(SMOKE) if on_top.get("smoke") else {}
+    if command == "compare" and ONE_TARGET & on_top.keys():
+        start["compare.targets"] = []
+    own = Experiment({**start, **on_top}, top.methods)
     meant = given.get("data.name", exp)
     hint = ""
     if meant in get_args(PointName):
@@ -246,7 +249,8 @@ def _settings_of_run(
         raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
     key = "tracking.tracker"
     tracker = saved.get(key)
-    safe = {**drop_unsafe_settings(saved, by_user), **on_top}
+    own = {"method": saved.get("method")}
+    safe = {**drop_unsafe_settings(saved, by_user), **on_top, **own}
     if command == "train" and key not in by_user and safe.get(key) != tracker:
         notes.append(
             f"the run's tracker {tracker} is not used: add {suggest(key, tracker)} to use it"

@@ -217,7 +217,12 @@ def changed_settings(config: Config, run: RunFolder) -> str:
     """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
     e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
     own, now = (
-        {"seed": settings.seed, "phases": settings.phases, **asdict(settings.sampling)}
+        {
+            "seed": settings.seed,
+            "precision": settings.train.precision,
+            "phases": settings.phases,
+            **asdict(settings.sampling),
+        }
         for settings in (build(run.read_settings()), config)
     )
     for values in (own, now):  # the name and the number of a class are the same setting

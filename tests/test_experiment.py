@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from nsgf import experiment
-from nsgf.config.settings import build, values
+from nsgf.config.settings import build, change, values
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import PHASES, resume
@@ -69,6 +70,22 @@ def test_resume_of_a_finished_run_changes_nothing(tiny, tiny_run, monkeypatch, c
         assert ("ignored: data.path" in said) is (changed is moved)
         assert ("ignored: nsgf.lr" in said) is (changed.nsgf.lr == 0.7)
     assert [file.read_text() for file in files] == before
+
+
+def test_finished_phases_keep_the_values_of_their_training(tiny, tiny_run, capsys):
+    changed = {"nsgf.lr": 0.7, "nsgf.iterations": 6, "predictor.lr": 0.7}
+    train(change(tiny, changed), tiny_run, "predictor")
+    said = capsys.readouterr().out
+    assert all(f"ignored: {key}" in said for key in ("nsgf.lr", "nsgf.iterations"))
+    assert "ignored: predictor" not in said
+    assert build(tiny_run.read_settings()) == change(tiny, {"predictor.lr": 0.7})
+
+
+def test_settings_without_a_path_of_data_are_resumed(tiny_run):
+    content = yaml.safe_load(tiny_run.config_file.read_text())
+    del content["data"]["path"]
+    tiny_run.config_file.write_text(yaml.safe_dump(content))
+    train(build(tiny_run.read_settings()), tiny_run)
 
 
 @pytest.mark.parametrize("phase", ["nsgf", "nsf", "predictor", "affine"])

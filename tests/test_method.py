@@ -123,6 +123,15 @@ def test_matcher_draws_steps_of_the_flow(eta):
     assert not ut.requires_grad
 
 
+def test_matcher_warns_if_a_solve_does_not_converge():
+    torch.manual_seed(0)
+    ends = torch.tensor([[-5.0], [5.0]])
+    x0 = ends.repeat_interleave(torch.tensor([58, 70]), 0) + torch.randn(128, 1) / 10
+    x1 = ends.repeat_interleave(torch.tensor([60, 68]), 0) + torch.randn(128, 1) / 10
+    with pytest.warns(RuntimeWarning, match="not converged"):
+        SinkhornFlowMatcher(0.05).sample_location_and_conditional_flow(x0, x1)
+
+
 @pytest.mark.parametrize(
     ("settings", "clouds", "words"),
     [

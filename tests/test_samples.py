@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from nsgf.config.schema import OF_PHASES, Config, DataConfig
+from nsgf.config.settings import change
 from nsgf.data import Data, in_units
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
@@ -58,6 +59,8 @@ def test_samples_of_other_settings_get_names_of_their_own(small, small_run, samp
     assert changed_settings(replace(small, sampling=own), small_run) == name
     other = replace(small, sampling=own, phases=["nsgf", "nsf"], seed=1)
     assert changed_settings(other, small_run) == f"-seed1-phases_nsgf+nsf{name}"
+    other = change(other, {"train.precision": "bf16", "seed": small.seed})
+    assert changed_settings(other, small_run) == f"-precision_bf16-phases_nsgf+nsf{name}"
 
 
 @pytest.mark.parametrize("command", [sample_run, evaluate_run])

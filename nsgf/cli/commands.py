@@ -226,7 +226,8 @@ def _row(run: "RunFolder") -> tuple[str, ...]:
             about = (",".join(targets), ",".join(comparison.methods), progress, "", "")
         else:
             config = build(run.read_settings())
-            losses = [loss for curve in curves(run).values() for _, loss, _ in curve]
+            found = curves(run)
+            losses = [loss for name in config.phases for _, loss, _ in found.get(name, ())]
             taken = sum(cost.seconds for cost in read_costs(run.path).values())
             is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)
             progress = progress_of(run, config) if is_begun else "aborted: no checkpoint"

@@ -52,7 +52,7 @@ def read_experiment(file: Path) -> Experiment:
         raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
     for name, section in sections.items():
         try:
-            own[str(name)] = read_layer(section)
+            own[str(name)] = spread_optim(read_layer(section))
         except UserError as error:
             raise UserError(f"methods.{name}.{error}") from error
     return Experiment(settings, own)

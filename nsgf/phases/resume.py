@@ -52,10 +52,11 @@ def pending_phases(
         ]
         if later:  # these phases learned from a network that would change
             number = config.phases.index(name) + 1
+            again = f", or train them again: nsgf train --run {run.path} --resume-phase {number}"
             raise UserError(
                 f"{name}.iterations = {getattr(config, name).iterations}: phase {number} would "
-                f"change, but {later} learned from it; keep the value, train a new run, or train "
-                f"them again: nsgf train --run {run.path} --resume-phase {number}"
+                f"change, but {later} learned from it; keep the value, or train a new run"
+                + ("" if config.model.network else again)
             )
     return pending, restarts
 

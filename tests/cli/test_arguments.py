@@ -137,12 +137,12 @@ def test_layers_win_in_their_order(tmp_path):
     file.write_text(
         f"exp: set\ndata: {{name: moons}}\nmethod: {method}\n"
         "flow: {eta: 0.2}\noptim: {batch_size: 7}\n"
-        "methods: {mine: {optim: {clip_norm: 3.0}, sinkhorn: {blur: 0.3}}}\n"
+        "methods: {mine: {optim: {clip_norm: 3.0, batch_size: 8}, sinkhorn: {blur: 0.3}}}\n"
     )
     config = parse(["train", "--config", str(file), "--sinkhorn.blur=0.4"]).config
     assert (config.exp, config.method, config.phases) == ("set", "mine", ["nsgf"])
     assert (config.flow.steps, config.flow.eta, config.sinkhorn.blur) == (2, 0.2, 0.4)
-    assert (config.nsgf.lr, config.nsgf.batch_size, config.nsgf.clip_norm) == (0.1, 7, 3.0)
+    assert (config.nsgf.lr, config.nsgf.batch_size, config.nsgf.clip_norm) == (0.1, 8, 3.0)
     assert config.nsf.lr == Config().nsf.lr
     other = parse(["train", "--config", str(file), "--method=nsgf++"]).config
     assert (other.method, other.nsgf.clip_norm, other.nsgf.batch_size) == ("nsgf++", 1.0, 7)
@@ -313,6 +313,9 @@ def test_files_and_optim_flags_reach_the_phases_of_a_run(tiny, tmp_path):
     assert of_phases(config, "lr") == [1e-5, 2e-5, 1e-5, 1e-5, 1e-5, 1e-5]
     assert (config.model.mlp.width, config.nsgf.batch_size) == (64, tiny.nsgf.batch_size)
     assert config.tracking.tracker == "wandb-offline"
+    file.write_text("method: otcfm\nseed: 9\n")
+    config = parse([*argv, "--config", str(file)]).config
+    assert (config.method, config.seed) == (tiny.method, 9)
 
 
 def test_settings_of_a_run_before_there_were_some_are_read(tiny):
@@ -384,3 +387,12 @@ def test_a_data_set_takes_the_place_of_the_targets_of_a_comparison(flag):
     assert (config.data.name, config.compare.targets) == ("moons", [])
     assert config.compare.methods == ["nsgf", "otcfm"]
     assert parse([*argv, "--compare.targets=[scurve]"]).config.compare.targets == ["scurve"]
+
+
+def test_so_does_a_data_set_in_a_file(tmp_path):
+    (file := tmp_path / "mine.yaml").write_text("exp: 2d\ndata: {name: moons}\n")
+    argv = ["compare", "--config", str(file)]
+    config = parse(argv).config
+    assert (config.data.name, config.compare.targets) == ("moons", [])
+    file.write_text("exp: 2d\ndata: {name: moons}\ncompare: {targets: [scurve]}\n")
+    assert parse(argv).config.compare.targets == ["scurve"]

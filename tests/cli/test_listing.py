@@ -1,5 +1,6 @@
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,12 @@ def test_runs_are_listed_the_newest_first(runs, small_run):
     assert newest.endswith("KB")
     assert damaged.startswith("2d-older")
     assert "cannot be read" in damaged
+
+
+def test_last_loss_is_that_of_the_last_phase(small, runs, small_run):
+    small_run.write_config(replace(small, phases=["nsgf"]))
+    loss = curves(small_run)["nsgf"][-1][1]
+    assert f" {loss:.4g} " in run_table(runs)[1]
 
 
 def test_run_without_a_checkpoint_is_aborted_unless_a_process_works_on_it(tiny):
