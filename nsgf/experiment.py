@@ -16,12 +16,18 @@ from pathlib import Path
 import torch
 
 from nsgf.config.schema import Config, OptimConfig, PhaseName
-from nsgf.config.settings import SETTINGS, change, find_contradictions, nest
+from nsgf.config.settings import SETTINGS, change
 from nsgf.data import Data
 from nsgf.models import OwnNetwork
 from nsgf.phases import get_phases
 from nsgf.phases.base import outline
-from nsgf.phases.resume import finish_restart, keep_precision, pending_phases, restart
+from nsgf.phases.resume import (
+    finish_restart,
+    keep_finished,
+    keep_precision,
+    pending_phases,
+    restart,
+)
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder
@@ -107,15 +113,8 @@ def train(
         # find the phases left to train, and check that they can be trained
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
         ignored: list[str] = []
-        if run:  # what is finished keeps the values that it was trained with
-            saved = run.read_settings()
-            finished = {*config.phases}.difference(names)
-            fixed = finished if names else {"train", "sampling", *finished}
-            ignored += find_contradictions(nest(saved), config, fixed)
-            if not names and config.data.path != saved.get("data.path"):
-                ignored.append("data.path; give it to the commands that use the run")
-            kept = {key: saved[key] for key in saved if key.partition(".")[0] in finished}
-            config = change(config, kept)
+        if run:
+            config, ignored = keep_finished(config, run, names)
         settings = keep_precision(config, run, device) if run else config
         plan = training_plan(settings, names, device, run, world, restarts, network)
         if run and not names:

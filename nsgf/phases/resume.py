@@ -3,7 +3,7 @@
 import torch
 
 from nsgf.config.schema import OF_PHASES, Config, PhaseName
-from nsgf.config.settings import change, find_contradictions
+from nsgf.config.settings import change, find_contradictions, nest
 from nsgf.phases import PHASES
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -71,6 +71,21 @@ def keep_precision(config: Config, run: RunFolder, device: torch.device) -> Conf
     if supported_precision(began, device) != began:
         return config
     return change(config, {"train.precision": began})
+
+
+def keep_finished(
+    config: Config, run: RunFolder, names: list[PhaseName]
+) -> tuple[Config, list[str]]:
+    """Return the settings with the values that finished phases were trained with, and lines about
+    settings that are ignored. ``names``: the phases to train."""
+    saved = run.read_settings()
+    finished = {*config.phases}.difference(names)
+    fixed = finished if names else {"train", "sampling", *finished}
+    ignored = find_contradictions(nest(saved), config, fixed)
+    if not names and config.data.path != saved.get("data.path"):
+        ignored.append("data.path; give it to the commands that use the run")
+    kept = {key: saved[key] for key in saved if key.partition(".")[0] in finished}
+    return change(config, kept), ignored
 
 
 def _needs(phase: PhaseName, others: list[PhaseName], config: Config) -> bool:
