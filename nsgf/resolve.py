@@ -249,8 +249,9 @@ def _settings_of_run(
         raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
     key = "tracking.tracker"
     tracker = saved.get(key)
-    own = {"method": saved.get("method")}
-    safe = {**drop_unsafe_settings(saved, by_user), **on_top, **own}
+    safe = {**drop_unsafe_settings(saved, by_user), **on_top}
+    if "method" in saved:  # a file of --config cannot change it
+        safe["method"] = saved["method"]
     if command == "train" and key not in by_user and safe.get(key) != tracker:
         notes.append(
             f"the run's tracker {tracker} is not used: add {suggest(key, tracker)} to use it"
