@@ -17,6 +17,7 @@ from nsgf.comparison.tables import by_seed
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/results.md"
 SETS = ("8gaussians", "moons", "scurve", "checkerboard", "8gaussians_moons")
+OF_SIX = ("mixture-8", "roll", "tree")
 PLACES = ("mixture-2", "mixture-8", "mixture-32", "pinwheel", "spirals", "roll", "tree", "mnist-16")
 FILES = dict.fromkeys(PLACES, "points_searched")
 FILES |= dict.fromkeys(("diamonds", "weather", "Snmesp"), "points_tables")
@@ -163,11 +164,11 @@ TIME, CALLS = [("train_seconds", {})], at(["calls"], 1)
 W2 = [at(["w2"], 10, 100, target=place) for place in SETS]
 TABLES = [
     (
-        "mixture-8: 1000 x energy",
+        "six methods: 1000 x energy",
         "points_others",
         [
-            *(at(["energy"], nfe, target="mixture-8") for nfe in (2, 3, 5, 10, 100)),
-            [("train_seconds", {"target": "mixture-8"})],
+            *(at(["energy"], 3, 10, 100, target=place) for place in OF_SIX),
+            [("train_seconds", {"target": place}) for place in OF_SIX],
         ],
         {"spread": True},
     ),
@@ -369,6 +370,16 @@ def test_figures_in_sentences():
         for file, who in (("points_searched", "nsgf++h"), ("points_time", "otcfm+"))
     ]
     assert sum(map(lt, half[::2], half[1::2])) == 7, "in equal time: seven of eight made sets"
+    for place in OF_SIX:
+        files = {"nsgf++h": "points_searched", "nsgf": "points_others", "otcfm+": "points_searched"}
+        files |= dict.fromkeys(("affine", "otcfm", "icfm"), "points_others")
+        for nfe in (3, 5, 10):
+            part = at(["energy"], nfe, target=place)[0]
+            order = sorted(files, key=lambda who: mean(found(files[who], who, *part).values()))
+            assert order[0] == "nsgf++h", f"six methods: {place} at {nfe} calls"
+        assert order[1] == "nsgf", f"six methods: {place} at 10 calls"
+        edge = {who for who in files if chosen(place, who).startswith("1e-2")}
+        assert edge == files.keys() - {"nsgf++h"}, "six methods: rates"
     won = len(PLACES) - len(behind.intersection(PLACES))
     corrected = [p for _, p in p_values("points_searched").values()]
     assert_said(
