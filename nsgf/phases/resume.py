@@ -78,8 +78,10 @@ def keep_finished(
 ) -> tuple[Config, list[str]]:
     """Return the settings with the values that finished phases were trained with, and lines about
     settings that are ignored. ``names``: the phases to train."""
-    saved = run.read_settings()
     finished = {*config.phases}.difference(names)
+    if not finished:  # a new run may have no settings yet
+        return config, []
+    saved = run.read_settings()
     fixed = finished if names else {"train", "sampling", *finished}
     ignored = find_contradictions(nest(saved), config, fixed)
     if not names and config.data.path != saved.get("data.path"):

@@ -256,12 +256,12 @@ def test_samples_and_previews_use_the_configured_precision(small, small_run):
 
     def found(precision):
         config = in_precision(small, precision)
+        small_run.write_config(config)
         yield preview_samples(config, small_run, PHASES["predictor"], data, CPU)
         sample_run(config, small_run)
         saved = np.load(small_run.samples / "samples.npz", allow_pickle=False)
         yield torch.from_numpy(saved["x"])
 
-    small_run.write_config(in_precision(small, "fp32"))
     for full, half in zip(found("fp32"), found("bf16"), strict=True):
         assert not torch.equal(full, half)
         torch.testing.assert_close(full, half, rtol=0, atol=0.05)
