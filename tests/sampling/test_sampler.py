@@ -256,8 +256,8 @@ def test_samples_and_previews_use_the_configured_precision(small, small_run):
 
     def found(precision):
         config = in_precision(small, precision)
-        small_run.write_config(config)
         yield preview_samples(config, small_run, PHASES["predictor"], data, CPU)
+        small_run.write_config(config)
         sample_run(config, small_run)
         saved = np.load(small_run.samples / "samples.npz", allow_pickle=False)
         yield torch.from_numpy(saved["x"])
