@@ -17,6 +17,7 @@ from nsgf.comparison.tables import by_seed
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/results.md"
 SETS = ("8gaussians", "moons", "scurve", "checkerboard", "8gaussians_moons")
+RATES = ("0.0005", "0.001", "0.002")
 OF_SIX = ("mixture-8", "roll", "tree")
 PLACES = ("mixture-2", "mixture-8", "mixture-32", "pinwheel", "spirals", "roll", "tree", "mnist-16")
 FILES = dict.fromkeys(PLACES, "points_searched")
@@ -380,6 +381,11 @@ def test_figures_in_sentences():
         assert order[1] == "nsgf", f"six methods: {place} at 10 calls"
         edge = {who for who in files if chosen(place, who).startswith("1e-2")}
         assert edge == files.keys() - {"nsgf++h"}, "six methods: rates"
+    own = [
+        ", ".join(shown("digits_search", f"{who}: lr {rate}", *at([FRECHET], 10)) for rate in RATES)
+        for who in ("nsgf++h", "affine", "otcfm+")
+    ]
+    assert_said(PAGE, "{} (NSGF++h), {} (Affine) and {} (OT-CFM+)".format(*own))
     won = len(PLACES) - len(behind.intersection(PLACES))
     corrected = [p for _, p in p_values("points_searched").values()]
     assert_said(
