@@ -401,11 +401,12 @@ def test_order_on_mnist_in_the_readme():
         "README.md", "the map is ahead of OT-CFM+ at 3 to 20 calls, the hand-over at 10 and 20"
     )
     parts = [at([FRECHET], nfe, black=0)[0] for nfe in (3, 5, 10, 20)]
-    linear, handed, peer = (
+    linear, handed, peer, paper = (
         [mean(found("mnist", who, *part).values()) for part in parts]
-        for who in ("affine", "nsgf++h", "otcfm+")
+        for who in ("affine", "nsgf++h", "otcfm+", "nsgf++")
     )
     assert all(map(lt, linear, peer))
+    assert all(map(lt, map(max, linear, handed, peer), paper))
     assert [*map(lt, handed, peer)] == [False, False, True, True]
 
 
