@@ -40,6 +40,8 @@ __all__ += ["load", "sinkhorn_divergence", "sinkhorn_velocity", "train"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("method", "sinkhorn"):
+        return importlib.import_module(f"nsgf.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)

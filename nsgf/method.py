@@ -144,10 +144,12 @@ class SinkhornFlowMatcher:
         """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw one step of each particle.
         Return t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut from 0 to 1 is the
         flow."""
+        report = self._flow.report
+        before = report.unconverged
         positions = run_flow(self._flow, x0.unsqueeze(0), x1.unsqueeze(0), self._etas)[0]
-        if (report := self._flow.report).unconverged:
+        if report.unconverged > before:
             warnings.warn(f"{report}; use a larger blur", RuntimeWarning, stacklevel=2)
         particles = torch.arange(len(x0), device=x0.device)
         step = torch.randint(len(self._etas), (len(x0),), device=x0.device)
         xt, ut, t = flow_pairs(positions, particles, step, 1 / len(self._etas))
-        return t, xt, ut
+        return t.to(x0), xt.to(x0), ut.to(x0)

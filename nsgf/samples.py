@@ -25,7 +25,6 @@ from nsgf.data import (
     is_image_set,
     target_set,
 )
-from nsgf.method import time_step
 from nsgf.phases import Phase, find_preview, find_way, load_sampler
 from nsgf.plots.figures import save_animation
 from nsgf.plots.samples import (
@@ -81,8 +80,8 @@ def sample_run(
         config: the run's settings, changed by those of this command. If the run does not lie
             directly in ``out_dir``, the files go to ``OUT_DIR/RUN/samples``.
         world: the processes that sample together; the first one writes.
-        nfe: network calls for each sample, or the nearest possible smaller number; None: determined
-            by the settings of sampling.
+        nfe: network calls for each sample, or slightly fewer; None: determined by the settings of
+            sampling.
         out: write only this new file or folder: ``FILE.npz``, ``FILE.csv`` for points, a folder of
             PNG files for images, or ``FILE.gif`` or ``FILE.webp``, an animation of the paths of the
             first samples.
@@ -267,17 +266,12 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
 
 
 def part_of_way(config: Config, phase: Phase) -> str:
-    """Return text such as ``, after 2 of 5 steps`` for the title of a phase's picture, if the last
-    leg continues from its samples."""
+    """Return text for the title of a phase's picture if the last leg continues from its samples."""
     legs = find_way(config).legs
     shown = find_preview(config, phase).legs
     if legs == shown or legs[: len(shown)] != shown:
         return ""
-    steps = getattr(config.sampling, shown[-1][0].steps) or config.flow.steps
-    flow = config.flow
-    whole = max(steps, round(steps / (flow.steps * time_step(flow.steps, flow.step_size))))
-    number = config.phases.index(legs[-1][1].name) + 1  # type: ignore[union-attr]
-    return f", after {steps} of {whole} steps;\nphase {number} continues from here"
+    return ";\na later phase continues from here"
 
 
 def preview_samples(

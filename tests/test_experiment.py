@@ -107,6 +107,8 @@ def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, tiny_run, p
         train(tiny, run)
     monkeypatch.setattr(checkpoint, "save", real_save)
     assert pending_phases(tiny, run)[0][0] == phase
+    with pytest.raises(UserError, match=f"{phase}.iterations"):  # are done already
+        train(change(tiny, {f"{phase}.iterations": 10}), run)
     train(tiny, run)
     assert_equal(tiny_run, run)
 

@@ -97,8 +97,8 @@ class Run:
             seed: seed of the noise; None: a random seed from torch's global generator.
             label: class of all samples, by name or number; None: ``sampling.label``, or if that is
                 null, each class in turn.
-            nfe: network calls for each sample, or the nearest possible smaller number; None:
-                determined by the settings of sampling.
+            nfe: network calls for each sample, or slightly fewer; None: determined by the settings
+                of sampling.
             batch_size: number of samples in a network call. It affects only rounding, and the steps
                 of dopri5. None: ``sampling.batch_size``.
             raw: whether images keep values outside of [-1, 1] instead of being clamped.
@@ -242,11 +242,8 @@ def class_name(network: OwnNetwork | None) -> Layer:
     """Return the class name of a caller's network as a fact; nothing without a network."""
     if network is None:
         return {}
-    try:
-        with keep_random_numbers():
-            return {"model.network": type(make_own(network)).__name__}
-    except Exception as error:  # a caller's code may raise any type
-        raise UserError(f"network: cannot be made or copied ({one_line(error)})") from error
+    with keep_random_numbers():
+        return {"model.network": type(make_own(network)).__name__}
 
 
 def check_network(

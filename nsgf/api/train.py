@@ -97,7 +97,7 @@ def train(
         labels: the class of each image, (N,), as numbers from 0 or names. The run then has classes.
         network: a module whose ``forward(x, t)``, or with classes ``forward(x, t, labels)``,
             returns a tensor of x's shape; or a function or class that makes one. t (B,) is in [0,
-            1); labels (B,) are integers from 0 to K, where K means no class. Velocity networks
+            1]; labels (B,) are integers from 0 to K, where K means no class. Velocity networks
             start as copies of it. Only weights are saved, so pass it again to resume and to load.
         method: a name such as ``nsgf++h``, or a YAML file; None: the experiment's method.
         iterations: number of updates of every phase.

@@ -245,7 +245,14 @@ class Work:
 
     def measure_functions(self) -> None:
         """Measure the caller's functions, which may have changed since the last call."""
-        for trial in self.comparison.trials_of(self.comparison.functions):
+        trials = self.comparison.trials_of(self.comparison.functions)
+        for file in {trial.measures for trial in trials}:
+            before = read_measures(file)
+            file.unlink(missing_ok=True)
+            for key, measured in before.items():
+                if json.loads(key).get("method") not in self.comparison.functions:
+                    add_measure(file, key, measured)
+        for trial in trials:
             for nfe, draw in trial.keys:
                 self._measure(trial, nfe, draw, self._yardsticks[trial.target].compared)
 

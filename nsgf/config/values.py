@@ -110,9 +110,8 @@ def read_value(key: str, kind: Any, value: Any) -> Any:
     try:
         return _convert(kind, value)
     except WRONG:
-        must = f"must be {describe_type(kind)}" if value is not None else "must have a value"
         shown = "null" if value is None else value
-        raise wrong_setting(key, shown, must) from None
+        raise wrong_setting(key, shown, f"must be {describe_type(kind)}") from None
 
 
 def _convert(kind: Any, value: Any) -> Any:

@@ -80,9 +80,7 @@ def class_number(config: DataConfig, label: str | int | None) -> int | None:
 def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
     """Return samples of networks in the units of the data, images clamped to [-1, 1] unless
     ``raw``.  (N, *shape)"""
-    if is_image_set(config) and not raw:
-        return samples.clamp(-1, 1)
-    return target_set(config).in_units(samples)
+    return samples if raw and is_image_set(config) else target_set(config).in_units(samples)
 
 
 def file_state(file: Path) -> tuple[int, float] | None:

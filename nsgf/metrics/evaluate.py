@@ -269,7 +269,7 @@ def measured_parts(config: Config, yardstick: Yardstick, samples: list[Samples])
     pixels = samples[0].pixels
     if images is None or pixels is None:
         return
-    yield nearest_real(config, samples[0].x, images)
+    yield nearest_real(config, yardstick.data.in_units(samples[0].x), images)
     features = yardstick.features
     network = yardstick.network
     if features and network:

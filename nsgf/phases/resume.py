@@ -3,11 +3,11 @@
 import torch
 
 from nsgf.config.schema import OF_PHASES, Config, PhaseName
-from nsgf.config.settings import change, find_contradictions, nest
+from nsgf.config.settings import change, find_contradictions, look_up, nest
 from nsgf.phases import PHASES
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.files import write_text
 from nsgf.system.output import Log
 from nsgf.training.precision import supported_precision
@@ -27,8 +27,8 @@ def pending_phases(
     phases resume.
 
     Raises:
-        UserError: a checkpoint contradicts the configuration, or a phase before ``first`` is not
-            finished.
+        UserError: a checkpoint is damaged or contradicts the configuration, or a phase before
+            ``first`` is not finished.
     """
     pending: list[PhaseName] = []
     restarts = []
@@ -42,6 +42,8 @@ def pending_phases(
             restarts.append(name)
         if number >= begin or not is_done:
             pending.append(name)
+        else:
+            checkpoint.load(run.checkpoint_file(name))  # not only its header: others may need it
     for name in pending:
         later = [
             other
@@ -102,11 +104,15 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
         return False
     header = checkpoint.load(file, only_header=True)
     checkpoint.check_phase(file, header, phase)
-    is_done = header["step"] >= getattr(config, phase).iterations
-    running = None if is_done else phase
+    done = header["step"]
+    wanted = getattr(config, phase).iterations
+    key = f"{phase}.iterations"
+    if wanted <= done and look_up(header["config"], key) not in (wanted, done):
+        raise wrong_setting(key, wanted, f"{done} are done, must be more")
+    running = None if done >= wanted else phase
     if texts := find_contradictions(header["config"], config, PHASES[phase].follows, running):
         raise UserError(f"cannot resume {file}: {'; '.join(texts)}")
-    return is_done
+    return not running
 
 
 def restart(config: Config, run: RunFolder, restarts: list[PhaseName], log: Log) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from nsgf.config.schema import Names
 from nsgf.data.images import to_bytes, to_colour
@@ -121,8 +120,6 @@ def join_images(images: Tensor, columns: int | None = None, width: int = 0) -> A
 
     columns = columns or math.ceil(math.sqrt(len(images)))
     grid = make_grid(to_colour(images.cpu()), columns, padding=1, pad_value=1.0)
-    if len(images) == 1:  # which make_grid returns as it is
-        grid = functional.pad(grid, (1, 1, 1, 1), value=1.0)
     grid = to_bytes(grid).permute(1, 2, 0)
     zoom = max(1, round(width / grid.shape[1]))
     return grid.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1).numpy()

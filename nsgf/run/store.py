@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from nsgf.system.errors import one_line
-from nsgf.system.files import LARGEST_HEADER, Plain, parse_object, replacing
+from nsgf.system.files import Plain, parse_object, replacing
 from nsgf.system.output import Log, show
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def write(stream: Any, content: Any, header: Plain | None = None) -> None:
 def read_header(stream: BinaryIO) -> Plain:
     """Return the header of a file. Raise KeyError without one, and many types if damaged."""
     with zipfile.ZipFile(stream) as archive:
-        return parse_object(archive.open(HEADER).read(LARGEST_HEADER))
+        return parse_object(archive.read(HEADER))
 
 
 def read(stream: BinaryIO) -> Any:

@@ -11,7 +11,6 @@ No file can run code. File names come from the phases, never from the folder.
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 from os import PathLike
@@ -67,7 +66,6 @@ MARK = "nsgf_export"
 """Key of ``config.json`` that holds the format."""
 CONFIG_FILE = "config.json"
 DOWNLOADED = [CONFIG_FILE, "*.safetensors", "README.md"]
-ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
 def weights_file(phase: PhaseName) -> str:
@@ -80,13 +78,13 @@ def find_folder(path: str | PathLike[str]) -> Path:
     pretrained run means that run, unless there is a run with this path. Raise UserError if the
     address is wrong, huggingface_hub is not installed, or the download fails."""
     if isinstance(path, str) and path.startswith("hf://"):
-        named = ADDRESS.fullmatch(path)
-        if not named:
-            raise UserError(f"{path}: must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+        name, _, revision = path.removeprefix("hf://").partition("@")
         try:
             from huggingface_hub import snapshot_download
 
-            return Path(snapshot_download(named[1], revision=named[2], allow_patterns=DOWNLOADED))
+            return Path(
+                snapshot_download(name, revision=revision or None, allow_patterns=DOWNLOADED)
+            )
         except Exception as error:  # the hub, its transport and the system raise many types
             raise UserError(
                 f"{path}: cannot be downloaded from the hub ({one_line(error)[:300]}); it needs "

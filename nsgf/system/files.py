@@ -143,8 +143,6 @@ def sync_folder(folder: Path) -> None:
 
 COUNT = range(2**63)
 """Allowed values of counts in a record."""
-LARGEST_HEADER = 2**24
-"""Largest number of bytes read from a header. Headers that this program writes are smaller."""
 
 
 def parse_object(text: str | bytes) -> Plain:
@@ -188,8 +186,7 @@ def fields(record: Any, **kinds: Any) -> list[Any]:
 def read_object(file: Path) -> Plain:
     """Return the object in a JSON file; an empty one if the file cannot be read."""
     try:
-        with file.open("rb") as stream:
-            return parse_object(stream.read(LARGEST_HEADER))
+        return parse_object(file.read_bytes())
     except (OSError, ValueError):
         return {}
 

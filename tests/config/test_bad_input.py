@@ -111,7 +111,7 @@ FILES = [  # content of a file, words of the message
     (b"model:\n  unet: 3\n", "model.unet is a section"),
     (b"exp: a\nseed: true\n", "seed = True: must be an integer"),
     (b"exp: mnist\ndata:\n  root: ''\n", "data.root"),
-    (b"exp: a\nout_dir: null\n", "out_dir = null: must have a value"),
+    (b"exp: a\nout_dir: null\n", "out_dir = null: must"),
     (b"exp: a\nmethods: {nsgf: {nsfg: {lr: 1}}}\n", "methods.nsgf.nsfg"),
 ]
 

@@ -11,6 +11,7 @@ from nsgf.experiment import train
 from nsgf.phases import PHASES
 from nsgf.phases.base import load_network
 from nsgf.run.checkpoint import previous_file
+from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import CPU
 from tests.test_experiment import assert_equal
 
@@ -43,6 +44,16 @@ def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.endswith(f"train --run {tiny_run.path} --resume-phase 2\n")
+
+
+def test_damaged_checkpoint_is_found_before_the_next_phase_is_trained(tiny, tiny_run):
+    damaged = tiny_run.checkpoint_file("nsgf")
+    for file in {*damaged.parent.iterdir()} - {damaged}:
+        file.unlink()
+    flip_a_bit(damaged)
+    with pytest.raises(UserError, match="remove it"):
+        train(tiny, tiny_run)
+    assert not tiny_run.checkpoint_file("nsf").exists()
 
 
 TORTURE = Path(__file__).resolve().parents[2] / "scripts" / "torture.py"

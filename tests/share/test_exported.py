@@ -220,13 +220,6 @@ def test_a_snapshot_may_lead_to_the_files_beside_it_and_no_further(cached, tmp_p
         nsgf.load(cached)
 
 
-@pytest.mark.parametrize("address", ["hf://moons", "hf://a/b/c", "hf://a/b@", "hf://a/b c"])
-def test_addresses_that_are_none(asked, address):
-    with pytest.raises(UserError, match="must be hf://OWNER/NAME"):
-        nsgf.load(address)
-    assert not asked
-
-
 def test_a_hub_that_is_missing_or_cannot_be_reached_is_one_line(monkeypatch):
     def snapshot_download(*_, **__):
         raise ConnectionError("no route\nto the host")
