@@ -334,6 +334,8 @@ def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
     assert all(map(torch.equal, before, network.state_dict().values()))
 
     assert main(["export", "--run", folder, "--to", str(tmp_path / "out")]) == 2
+    run.report(tmp_path / "r.html")
+    assert "nsgf train" not in (tmp_path / "r.html").read_text()  # of another network
     run.export(tmp_path / "out")
     for place in (folder, tmp_path / "out"):
         assert torch.equal(nsgf.load(place, network=MyUNet()).sample(5, seed=0), whole)

@@ -114,7 +114,10 @@ def test_matcher_draws_steps_of_the_flow(eta):
     x0 = torch.randn(300, 1, 2, 2, generator=generator)
     x1 = torch.rand(200, 1, 2, 2, generator=generator) + 2
     expected = run_flow(BatchedSolver(0.5), x0[None], x1[None], step_sizes(3, eta))[0]
-    t, xt, ut = SinkhornFlowMatcher(0.5, 3, eta).sample_location_and_conditional_flow(x0, x1)
+    matcher = SinkhornFlowMatcher(0.5, 3, eta)
+    t, xt, ut = matcher.sample_location_and_conditional_flow(x0, x1)
+    wide = matcher.sample_location_and_conditional_flow(x0.double(), x1.double())
+    assert {part.dtype for part in wide} == {torch.float64}
     step = (3 * t).round().long()
     assert step.unique().tolist() == [0, 1, 2]
     assert torch.equal(t, step / 3)
@@ -128,8 +131,10 @@ def test_matcher_warns_if_a_solve_does_not_converge():
     ends = torch.tensor([[-5.0], [5.0]])
     x0 = ends.repeat_interleave(torch.tensor([58, 70]), 0) + torch.randn(128, 1) / 10
     x1 = ends.repeat_interleave(torch.tensor([60, 68]), 0) + torch.randn(128, 1) / 10
+    matcher = SinkhornFlowMatcher(0.05)
     with pytest.warns(RuntimeWarning, match="not converged"):
-        SinkhornFlowMatcher(0.05).sample_location_and_conditional_flow(x0, x1)
+        matcher.sample_location_and_conditional_flow(x0, x1)
+    matcher.sample_location_and_conditional_flow(x0, x0)  # without a warning
 
 
 @pytest.mark.parametrize(
