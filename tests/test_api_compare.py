@@ -129,7 +129,6 @@ def test_measures_of_own_methods_stay_in_later_tables(tmp_path, monkeypatch):
     compare(tmp_path, lambda noise, _: 0 * noise, against=["nsgf"], nfe=[2])
     assert main([*words, "--smoke", f"--out-dir={tmp_path}"]) == 0
     later = {(row.method, row.nfe) for row in read_rows(first.folder / "table.csv")}
-    assert ("other", 2) in later
     assert ("mine", 2) in later
     assert ("mine", 3) not in later  # of the function before
     fewer = compare(tmp_path, lambda noise, _: noise, "other", against=["nsgf"], num_samples=16)

@@ -262,8 +262,6 @@ def test_pictures_show_what_the_phases_so_far_draw(pictured_config, tiny_run):
     ("flags", "phase", "words"),
     [
         (("--method=nsgf++h",), "nsgf", "continues from here"),
-        (("--method=nsgf++",), "nsgf", "continues from here"),
-        (("--method=nsgf++h", "--flow.schedule=harmonic"), "nsgf", "continues from here"),
         (("--method=nsgf++h",), "nsf", ""),
         (("--method=nsgf",), "nsgf", ""),
         (("--method=onecall+",), "nsgf", ""),

@@ -6,6 +6,7 @@ an :class:`ImageSet` in images.py. For a user's own data, the record is made fro
 """
 
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -80,7 +81,9 @@ def class_number(config: DataConfig, label: str | int | None) -> int | None:
 def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
     """Return samples of networks in the units of the data, images clamped to [-1, 1] unless
     ``raw``.  (N, *shape)"""
-    return samples if raw and is_image_set(config) else target_set(config).in_units(samples)
+    if is_image_set(config) and not raw:
+        return samples.clamp(-1, 1)
+    return target_set(config).in_units(samples)
 
 
 def file_state(file: Path) -> tuple[int, float] | None:
@@ -102,7 +105,7 @@ class Data:
         self.shape = self._target.shape
         self.axes = self._target.axes
         """Names of the coordinates of own points; None for other sets."""
-        self.in_units = self._target.in_units
+        self.in_units = partial(in_units, config)
         """Function that converts samples of networks to the units of :meth:`reference`.
         (N, *shape)"""
         self.classes = data_classes(config)

@@ -65,10 +65,6 @@ class ImageSet(Target):
         """Return bytes as floats in [-1, 1]."""
         return to_unit_range(samples) if samples.dtype == torch.uint8 else samples
 
-    def in_units(self, samples: Tensor) -> Tensor:
-        """Return samples of networks, clamped to [-1, 1]."""
-        return samples.clamp(-1, 1)
-
     def labels(self, config: DataConfig, count: int, *, held_out: bool = False) -> Tensor:
         """Return the classes of the ``count`` samples of :meth:`load`, int64, (count,)."""
         assert self.read_labels is not None
