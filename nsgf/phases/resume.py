@@ -107,7 +107,7 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     done = header["step"]
     wanted = getattr(config, phase).iterations
     key = f"{phase}.iterations"
-    if wanted <= done and look_up(header["config"], key) not in (wanted, done):
+    if wanted <= done and look_up(header["config"], key, wanted) not in (wanted, done):
         raise wrong_setting(key, wanted, f"{done} are done, must be more")
     running = None if done >= wanted else phase
     if texts := find_contradictions(header["config"], config, PHASES[phase].follows, running):
