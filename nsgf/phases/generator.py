@@ -30,7 +30,8 @@ from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError, wrong_setting
+from nsgf.system.errors import UserError
+from nsgf.training.loop import Diverged
 from nsgf.training.task import Batch, Drawn, NetworkCall, Session, Task
 
 
@@ -111,7 +112,7 @@ class GeneratorTask(Task):
         if samples are not finite. V needs no step size, because Adam normalizes gradients.
 
         Raises:
-            UserError: a blur is too small for float32.
+            Diverged: a blur is too small for float32.
         """
         made = forward(*batch.inputs)
         if self._is_residual:
@@ -123,8 +124,8 @@ class GeneratorTask(Task):
         try:
             v = drift(self.solvers, x, y).transpose(0, 1).flatten(0, 1)
         except UserError as error:  # the samples are finite: the blur is the cause
-            raise wrong_setting(
-                "generator.blurs", self._config.blurs, "too small for float32"
+            raise Diverged(
+                f"generator.blurs = {self._config.blurs}: too small for float32"
             ) from error
         way = made - (made.detach() + v)
         return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)

@@ -32,6 +32,7 @@ from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest, wrong_setting
 from nsgf.system.hardware import available_bytes, free_disk_bytes, release_memory
 from nsgf.system.output import format_bytes
+from nsgf.training.loop import Diverged
 from nsgf.training.task import Session
 
 MEMORY_SHARE = 0.85
@@ -289,7 +290,7 @@ def simulate(
     so any part of the pool can be built again.
 
     Raises:
-        UserError: a flow diverges, or the blur is too small for float32.
+        Diverged: a flow diverges, or the blur is too small for float32.
     """
     flow = config.flow
 
@@ -305,7 +306,7 @@ def simulate(
         remedy = f"with {name_setting('flow.eta', flow.eta)}: try a smaller {suggest('flow.eta')}"
         if "blur" in solver.uses:
             remedy += f" or a larger {suggest('sinkhorn.blur')}"
-        raise UserError(
+        raise Diverged(
             f"flows {numbers.start} to {numbers.stop - 1} of the pool failed ({one_line(error)}); "
             f"{remedy}"
         ) from error

@@ -34,7 +34,7 @@ scale of fp16 needs fewer to settle."""
 
 
 class Diverged(UserError):
-    """Updates or weights are not finite."""
+    """Flows, updates or weights are not finite."""
 
 
 def fit(phase: PhaseName, task: Task, session: Session, prepare_seconds: float = 0.0) -> None:
