@@ -9,6 +9,7 @@ from nsgf.config.values import format_layer
 from nsgf.data.own import inspect_points, read_found, split_rows
 from nsgf.data.own_images import inspect_images
 from nsgf.system.errors import UserError, suggest
+from nsgf.system.hardware import pick_device
 
 INSPECTORS = {"images": inspect_images, "points": inspect_points}
 """Functions that inspect a user's own data for ``data.found``, by ``data.name``."""
@@ -48,6 +49,8 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     facts: Layer = {"data.found": found._asdict()}
     if data.name == "images":
         facts["data.size"] = found.shape[1]
+        if pick_device(config.device).type == "cpu":  # small batches learn more in the same time
+            chosen |= {"optim.batch_size": min(32, samples), "optim.lr": 1e-3}
     shown = format_layer(chosen)
     notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
     return spread_optim(chosen), facts, notes
@@ -90,6 +93,7 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
         wide = max(32, wide // 2)
     return {
         "optim.batch_size": n,
+        "optim.lr": 5e-4,
         "sinkhorn.batch_size": n,
         "sinkhorn.blur": 0.5 if size < 32 else 1.0,
         "pool.num_batches": -(-min(25_600, POOL_VALUES // (3 * values)) // n),

@@ -116,12 +116,9 @@ class WandbTracker:
         mode: Any = env.get("WANDB_MODE", "online")
         if config.tracking.tracker == "wandb-offline":
             mode = "offline"
-        home = config.out_path.resolve()
-        path = run.path.resolve()
         # silence before init also prevents its prompts
         wandb.setup(settings=wandb.Settings(silent=True))
-        # below out_dir, such as compare-2d/moons/nsgf-seed0
-        name = path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name
+        name = "/".join(run.path.resolve().parts[-2:])  # such as moons/nsgf-seed0
         self._run = wandb.init(
             mode=mode,
             project=env.get("WANDB_PROJECT", "nsgf"),
@@ -138,7 +135,6 @@ class WandbTracker:
                 init_timeout=INIT_SECONDS,
                 finish_timeout=FINISH_SECONDS,
                 disable_git=True,
-                save_code=False,
             ),
         )
         self.place = self._run.url or mode

@@ -114,7 +114,7 @@ def test_environment_wins_over_our_defaults(mode, is_set, tiny, wandb, monkeypat
     open_tracker(tracked(tiny, "wandb"), run, lines.append).close(True)
     wandb.init.return_value.finish.assert_called_once_with(exit_code=1)  # as of a failed run
     begun = wandb.init.call_args.kwargs
-    expected = [*WANDB.values()] if is_set else ["nsgf", run.path.name, "2d"]
+    expected = [*WANDB.values()] if is_set else ["nsgf", "/".join(run.path.parts[-2:]), "2d"]
     assert [begun[key] for key in ("project", "name", "group")] == expected
     assert begun["mode"] == (mode if is_set else "online")
     assert ("wandb sync" in lines[0]) == (is_set and mode in ("offline", "dryrun"))
