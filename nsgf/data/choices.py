@@ -49,7 +49,8 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     facts: Layer = {"data.found": found._asdict()}
     if data.name == "images":
         facts["data.size"] = found.shape[1]
-        if pick_device(config.device).type == "cpu":  # small batches learn more in the same time
+        # without a card small batches learn more in the same time; a generator needs large ones
+        if pick_device(config.device).type == "cpu" and "generator" not in config.phases:
             chosen |= {"optim.batch_size": min(32, samples), "optim.lr": 1e-3}
     shown = format_layer(chosen)
     notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
@@ -80,8 +81,8 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
     if areas[end] > LARGEST_END**2:
         what = f"data.size = {height}" if height == width else f"data.path: {height} x {width}"
         raise UserError(
-            f"{what}: can only be halved to {end} x {areas[end] // end} pixels, must come to "
-            f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
+            f"{what}: must come to {LARGEST_END} pixels or fewer by halving, as 28, 32, 48, 96 and "
+            "224 do"
         )
     n = min(128, samples)
     values = channels * height * width

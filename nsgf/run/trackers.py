@@ -138,7 +138,7 @@ class WandbTracker:
             ),
         )
         self.place = self._run.url or mode
-        if mode in ("offline", "dryrun"):
+        if mode == "offline":
             self.place = f"kept offline; upload it with: wandb sync {Path(self._run.dir).parent}"
         for phase in OF_PHASES:
             self._run.define_metric(f"{phase}/step")
@@ -169,7 +169,7 @@ def run_id(run: RunFolder) -> str:
     UserError if the file holds something else."""
     file = run.path / "wandb_id.txt"
     if not file.exists():
-        write_text(file, uuid.uuid4().hex[:12] + "\n")
+        write_text(file, uuid.uuid4().hex + "\n")
     found = file.read_text().strip()
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", found):  # wandb names folders after it
         raise UserError(f"{file} holds no id of a W&B run; remove it for a new one")

@@ -105,7 +105,7 @@ WANDB = {"WANDB_PROJECT": "project", "WANDB_NAME": "name", "WANDB_RUN_GROUP": "g
 
 
 @pytest.mark.parametrize("is_set", [False, True])
-@pytest.mark.parametrize("mode", ["online", "offline", "dryrun", "disabled"])
+@pytest.mark.parametrize("mode", ["online", "offline", "disabled"])
 def test_environment_wins_over_our_defaults(mode, is_set, tiny, wandb, monkeypatch):
     """An upload that the user has switched off would be lost time, or worse."""
     for key, value in {**WANDB, "WANDB_MODE": mode}.items():
@@ -117,7 +117,7 @@ def test_environment_wins_over_our_defaults(mode, is_set, tiny, wandb, monkeypat
     expected = [*WANDB.values()] if is_set else ["nsgf", "/".join(run.path.parts[-2:]), "2d"]
     assert [begun[key] for key in ("project", "name", "group")] == expected
     assert begun["mode"] == (mode if is_set else "online")
-    assert ("wandb sync" in lines[0]) == (is_set and mode in ("offline", "dryrun"))
+    assert ("wandb sync" in lines[0]) == (is_set and mode == "offline")
 
 
 def test_resumed_run_is_the_same_wandb_run(tiny, wandb):
