@@ -173,6 +173,15 @@ TABLES = [
         ],
         {"spread": True},
     ),
+    (
+        "10,000 updates: 1000 x energy",
+        "points_long",
+        [
+            at(["energy"], 3, 10, 100, target=place)
+            for place in ("roll", "mixture-8", "mixture-32", "mnist-16")
+        ],
+        {"spread": True},
+    ),
     ("W2 at 10 / 100 calls | 8gaussians", "2d", [*W2, TIME], {}),
     (
         "NSGF against",

@@ -112,6 +112,7 @@ def test_a_choice_reaches_all_networks_of_the_method():
         ("peer.sigmas=0,1", r"peer\.sigmas"),
         ("data.name=moons,scurve", r"compare\.tune = data\.name"),
         ("nsgf.iterations=5,10", r"compare\.tune = nsgf\.iterations"),
+        ("lr", r"compare\.tune = lr"),
         ("lr=", r"compare\.tune = lr"),
         ("lr=1e-3", r"compare\.tune = lr"),
         ("lr=1e-3,0.001", r"compare\.tune = lr"),
@@ -128,11 +129,6 @@ def test_a_choice_reaches_all_networks_of_the_method():
 def test_wrong_settings_to_search_are_refused_before_any_work(tmp_path, tune, key):
     with pytest.raises(UserError, match=key):
         comparison_plan(searched(tmp_path, "--compare.methods=[nsgf]", f"--compare.tune={tune}"))
-
-
-def test_words_of_the_command_line_need_values(capsys):
-    assert main(["compare", "--exp=2d", "--compare.tune=lr"]) == 2
-    assert "compare.tune = lr: must be settings with their values" in capsys.readouterr().err
 
 
 def test_a_useless_rate_is_not_chosen(tmp_path, monkeypatch):
