@@ -181,5 +181,5 @@ def find_contradictions(
     for key, value in fixed_values(config, {*frozen, running}).items():
         before = look_up(saved, key, VALUES[key].default)
         if before != value and key != f"{running}.iterations":
-            texts.append(f"{key}: the checkpoint has {before!s:.80}, this command {value!s:.80}")
+            texts.append(f"{key}: the checkpoint has {before}, this command {value}")
     return texts

@@ -135,6 +135,7 @@ class WandbTracker:
                 init_timeout=INIT_SECONDS,
                 finish_timeout=FINISH_SECONDS,
                 disable_git=True,
+                save_code=False,  # an account's setting would upload the user's script
             ),
         )
         self.place = self._run.url or mode

@@ -98,7 +98,7 @@ class Samples:
     labels: Tensor | None = None
     """Classes of the samples, int64, (B,); None if the networks take no classes."""
     finite: bool = True
-    """Whether every value of every sample is a finite number."""
+    """Whether every value of every sample is a number, and none is far from all data."""
 
 
 @dataclass(eq=False)

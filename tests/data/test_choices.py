@@ -77,7 +77,8 @@ def test_batches_are_small_without_a_card(tmp_path, monkeypatch):
         monkeypatch.setattr("nsgf.data.choices.pick_device", lambda _, it=device: torch.device(it))
         nsf = parsed("images", images).nsf
         assert (nsf.batch_size, nsf.lr) == (batch, rate)
-        assert parsed("images", images, "--method=onecall").generator.batch_size == 40
+        generator = parsed("images", images, "--method=onecall").generator
+        assert (generator.batch_size, generator.lr) == (40, 5e-4)
 
 
 @pytest.mark.parametrize(("data", "values"), POINTS)

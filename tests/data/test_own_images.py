@@ -317,14 +317,6 @@ def test_subfolders_name_the_classes(tmp_path):
     assert {label: class_number(words, label) for label in known} == known
 
 
-def test_names_that_print_alike_are_two_classes(tmp_path):
-    for name in ("a b", "a  b", "a\u200bb", "a\\u200bb"):
-        write_images(tmp_path / name, 10)
-    config = inspected(tmp_path, conditional=True)
-    assert {class_number(config, name) for name in class_names(config)} == {0, 1, 2, 3}
-    assert "".join(class_names(config)).isprintable()
-
-
 # --- arrays ---
 
 PIXELS = np.random.default_rng(0).integers(256, size=(40, 3, 12, 12), dtype=np.uint8)

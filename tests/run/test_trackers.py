@@ -117,6 +117,7 @@ def test_environment_wins_over_our_defaults(mode, is_set, tiny, wandb, monkeypat
     expected = [*WANDB.values()] if is_set else ["nsgf", "/".join(run.path.parts[-2:]), "2d"]
     assert [begun[key] for key in ("project", "name", "group")] == expected
     assert begun["mode"] == (mode if is_set else "online")
+    assert begun["settings"]["save_code"] is False
     assert ("wandb sync" in lines[0]) == (is_set and mode == "offline")
 
 
