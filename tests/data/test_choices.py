@@ -86,7 +86,7 @@ def test_rules_for_points(data, values):
     assert for_points(*data) == dict(zip([*BATCHES, "model.mlp.width"], values, strict=True))
 
 
-@pytest.mark.parametrize("size", [4, 9, 16, 28, 48, 64, 1024, (28, 20), (8, 13)])
+@pytest.mark.parametrize("size", [4, 9, 16, 28, 48, 1024, (28, 20), (8, 13)])
 def test_chosen_networks_are_valid_at_every_size(size):
     channels, sides = 1 if size == 28 else 3, size if isinstance(size, tuple) else (size, size)
     found = {"samples": 20, "shape": [channels, *sides], "checksum": "x"}
@@ -101,8 +101,6 @@ def test_chosen_networks_are_valid_at_every_size(size):
         assert TimePredictorCNN(x.shape[1:])(x).shape == (2,)
     with pytest.raises(UserError, match=r"data\.size = 66: "):  # halves too seldom
         for_images(200, 3, 66, 66)
-    with pytest.raises(UserError, match=r"data\.path: 66 x 28"):
-        for_images(200, 3, 66, 28)
 
 
 def test_files_and_flags_win(images, tmp_path):
