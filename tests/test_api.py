@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import nsgf
-from nsgf import UserError
+from nsgf import UserError, experiment
 from nsgf.data.images import to_bytes
 from nsgf.samples import sample_run
 from tests.conftest import CPU
@@ -177,6 +177,15 @@ def test_training_in_a_program(tmp_path, capsys):
     assert longer.path == run.path
     assert longer.progress == {"nsgf": "6 of 6"}
     assert "nsgf: step 6 of 6" in capsys.readouterr().out
+
+
+def test_training_in_bf16_is_that_of_the_command(tmp_path):
+    """An autocast context around the training would keep the first weights in 16 bits."""
+    settings = {**SMALL, "phases": ("nsgf",), "train.precision": "bf16"}
+    run = nsgf.train("2d", out_dir=tmp_path / "a", overrides=settings, quiet=True)
+    folder = experiment.train(replace(run.config, out_dir=str(tmp_path / "b")))
+    losses = [(path / "metrics.jsonl").read_bytes() for path in (run.path, folder.path)]
+    assert losses[0] == losses[1]
 
 
 def test_open_run_does_not_depend_on_the_working_directory(small_run, tmp_path, monkeypatch):
