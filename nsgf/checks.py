@@ -11,11 +11,11 @@ from nsgf.config.values import format_value, is_path
 from nsgf.data import (
     DATA_SETS,
     NOISE,
-    ImageSet,
     class_names,
     class_number,
     data_classes,
     data_shape,
+    is_image_set,
     target_set,
 )
 from nsgf.data.own import data_path
@@ -57,7 +57,7 @@ def check(config: Config) -> None:
     """Raise UserError if any setting is wrong. Its one-line message names each wrong setting."""
     check_values(config)
     rules = [*_general_rules(config), *_class_rules(config)]
-    if isinstance(target_set(config.data), ImageSet):
+    if is_image_set(config.data):
         rules += _network_rules(config)
     if rules:
         _refuse(config, rules)
@@ -178,7 +178,7 @@ def _general_rules(config: Config) -> Iterator[Rule]:
             if name == "path":
                 must += f"; for your own data use {suggest('exp')} points or images"
             yield f"data.{name}", must
-    if config.evaluation.features not in ("auto", "none") and not isinstance(target, ImageSet):
+    if config.evaluation.features not in ("auto", "none") and not is_image_set(data):
         yield "evaluation.features", f"must be auto or none for {data.name}, which are points"
 
 

@@ -9,6 +9,7 @@ from nsgf.config.schema import Config
 from nsgf.config.settings import change
 from nsgf.data import Data
 from nsgf.experiment import training_plan
+from nsgf.run.stop import StopRequest
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import describe_device, pick_device
 from nsgf.system.output import format_hours
@@ -34,7 +35,9 @@ def preflight(
     def plan_sessions() -> Iterator[str]:
         hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
         seconds = 0.0
-        for tried in try_phases(change(config, {"train.preview": False}), device, SECONDS):
+        for tried in try_phases(
+            change(config, {"train.preview": False}), device, SECONDS, StopRequest()
+        ):
             seconds += tried.prepare + tried.updates
             yield tried.line
         sessions = math.ceil(seconds / 3600 / hours)

@@ -74,9 +74,8 @@ class Request:
     notes: list[str] = field(default_factory=list)
     """Lines for the user."""
     options: Layer = field(default_factory=dict)
-    """Options of the command that are not settings, e.g. ``{"nfe": 10}``."""
-    words: Sequence[str] = ()
-    """Words of the command line after the command."""
+    """Options of the command that are not settings, e.g. ``{"nfe": 10}``, and ``words``, those of
+    the command line after the command."""
 
     @property
     def opened(self) -> "RunFolder":
@@ -310,7 +309,10 @@ def _configure(
             for key, value in below.items()
             if key.partition(".")[0] not in unused and (now := {**base, **given}[key]) != value
         ]:
-            notes.append(f"method {method}: experiment or flags win: {list_names(lost)}")
+            notes.append(
+                f"method {method}: experiment, flags or choices for your data win: "
+                f"{list_names(lost)}"
+            )
     if is_new and config.data.conditional and (fitted := fit_to_classes(config)):
         shown = format_layer(fitted)
         notes.append(

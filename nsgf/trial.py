@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from nsgf.checks import fit_to_classes
-from nsgf.config.schema import Config, OptimConfig
+from nsgf.config.schema import Config
 from nsgf.config.settings import SETTINGS, change
 from nsgf.data import Data, data_classes
 from nsgf.models import OwnNetwork
@@ -31,6 +31,8 @@ UPDATES = 6
 """Number of updates in the trial of a phase. The loss scale of fp16 needs a few to settle."""
 TRIED = 0.02
 """Fraction of the minutes in which further updates of each phase are measured."""
+LONGEST = 30.0
+"""Largest time in seconds in which further updates of a phase are measured."""
 OTHERS = 2**14
 """Position of samples whose pairs do not depend on the first ones."""
 PREPARED = "pool.num_batches", "nsf.starts", "reflow.pairs"
@@ -57,21 +59,19 @@ def try_phases(
     config: Config,
     device: torch.device,
     seconds: float,
-    stop: StopRequest | None = None,
+    stop: StopRequest,
     network: OwnNetwork | None = None,
 ) -> Iterator[Trial]:
     """Train each phase for a few updates in a temporary folder, then for ``seconds`` more to
     measure more precisely. Raise Stopped if ``stop`` requests it."""
     started = time.perf_counter()
     data = Data(config.data, config.seed)
-    stop = stop or StopRequest()
     place = ensure_writable(existing_folder(config.out_path))
     with tempfile.TemporaryDirectory(prefix=".nsgf-preflight-", dir=place) as folder:
         run = RunFolder.prepare(Path(folder) / "run")
         run.network = network
         for phase in get_phases(config.phases):
             short, times = phase.trial(config, device)
-            optim: OptimConfig = getattr(config, phase.name)
             key = f"{phase.name}.iterations"
             count = UPDATES
             with silence(), RunLog(run.path) as log:
@@ -103,7 +103,7 @@ def try_phases(
             checkpoint.load(file)
             now = time.perf_counter()
             prepare = times * prepared
-            updates = optim.iterations * update
+            updates = getattr(config, phase.name).iterations * update
             line = (
                 f"ok {phase.name}: {update:.3g} s an update, about "
                 f"{format_hours(prepare + updates)} with {format_hours(prepare)} of preparation, "
@@ -131,7 +131,7 @@ def fit_minutes(
     show(f"{given}: measuring updates")
     begin = time.perf_counter()
     try:
-        tried = [*try_phases(config, device, 60 * minutes * TRIED, stop, network)]
+        tried = [*try_phases(config, device, min(60 * minutes * TRIED, LONGEST), stop, network)]
     except Stopped as stopped:  # there is no run yet
         kind = KeyboardInterrupt if stop.reason == "SIGINT" else UserError
         raise kind(f"{given}: stopped while measuring ({stop.reason})") from stopped

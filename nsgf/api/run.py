@@ -233,7 +233,7 @@ def _open(config: Config, run: RunFolder) -> Run:
     networks = {
         phase.name: leg.network
         for (_, phase), leg in zip(way.legs, sampler.legs, strict=True)
-        if phase and isinstance(leg.network, InferenceNetwork)
+        if isinstance(leg.network, InferenceNetwork)
     }
     return Run(run.path, config, place, progress, sampler, networks, run)
 

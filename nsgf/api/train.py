@@ -107,7 +107,8 @@ def train(
             few measured updates; phases keep their shares of it.
         dataset: name of the data set (``data.name``), such as ``moons``.
         config: a YAML file instead of ``exp``; with ``resume``, settings to change.
-        resume: a run folder to continue. ``data`` is needed only if its file no longer exists.
+        resume: a run folder to continue. ``data``, with any labels, is needed only if its file no
+            longer exists.
         out_dir: folder for the run folders; None: ``runs``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: as in the experiment.
         seed: seed of all random numbers of the run; None: as in the experiment.

@@ -147,10 +147,9 @@ def parse(argv: list[str]) -> Request:
         UserError: the command or a flag is unknown, a flag occurs twice, a value has a wrong type;
             and the errors of :func:`nsgf.resolve.resolve`.
     """
-    if not argv or argv[0] not in COMMANDS:
-        named = repr(argv[0]) if argv else "missing"
-        raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
     command, *words = argv
+    if command not in COMMANDS:
+        raise UserError(f"unknown command {command!r}: must be one of {', '.join(COMMANDS)}")
     flags = flags_of(command)
     parser = _Parser(allow_abbrev=False, argument_default=SUPPRESS, add_help=False)
     given = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
@@ -180,11 +179,9 @@ def parse(argv: list[str]) -> Request:
         if not is_used(name, key):
             takes = ", ".join(USES[name].split())
             raise UserError(f"{key}: has no effect on {name}, which takes only {takes}")
-    request = resolve(
+    return resolve(
         command,
         {**spread_optim(fanned), **settings},
-        options,
+        {**options, "words": words},
         keeps_total="sinkhorn-batch" in given,
     )
-    request.words = words
-    return request

@@ -273,7 +273,7 @@ def _export(request: Request) -> list[str]:
 def _preflight(request: Request) -> Iterator[str]:
     from nsgf.preflight import preflight
 
-    words = shlex.join(["python", "-m", "nsgf", "train", *request.words])
+    words = shlex.join(["python", "-m", "nsgf", "train", *request.options["words"]])
     command = re.sub(r" --(session-hours|max-hours|train\.max_hours)[ =]\S+", "", words)
     return preflight(request.config, request.options.get("session-hours", 12.0), command)
 

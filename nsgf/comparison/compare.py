@@ -122,14 +122,13 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     # settings that the search decides cannot be checked before it
     searched = {(one.target, one.method) for one in tuning}
     others = [one for one in todo if (one.target, one.method) not in searched]
-    _check_trials([*tuning, *others], pick_device(config.device))
+    _check_trials(tuning + others, pick_device(config.device))
     done = sum(
-        set(trial.keys.values()) <= read_measures(trial.measures).keys()
-        for trial in [*tuning, *todo]
+        set(trial.keys.values()) <= read_measures(trial.measures).keys() for trial in tuning + todo
     )
     names = ", ".join(map(method_title, [*comparison.functions, *methods]))
     targets = ", ".join(sorted({trial.target for trial in todo}))
-    total = sum(count_updates(methods[trial.method]) for trial in [*tuning, *todo])
+    total = sum(count_updates(methods[trial.method]) for trial in tuning + todo)
     search = f" and {len(tuning)} of the search" if tuning else ""
     return [
         f"compare: {names} on {targets}, seeds: {config.compare.seeds}, NFE {config.compare.nfe}",
@@ -288,11 +287,11 @@ class Work:
         saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
         known = {*comparison.functions, *comparison.methods}
         names = [name for name in saved if isinstance(name, str) and name not in known]
-        trials = [
-            *comparison.trials_of(comparison.functions),
-            *comparison.trials,
-            *comparison.trials_of(dict.fromkeys(names)),
-        ]
+        trials = (
+            comparison.trials_of(comparison.functions)
+            + comparison.trials
+            + comparison.trials_of(dict.fromkeys(names))
+        )
         rows = self.rows_of(trials)
         # floors, and for images pure noise
         for target in targets_of(rows):

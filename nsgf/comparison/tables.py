@@ -114,7 +114,7 @@ def measure_table(rows: Rows, metric: str) -> Table:
     cells = cells_of(rows)
     others = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
     best_of = max if is_better_higher(metric) else min
-    lines = {method: [method_title(method)] for method in [*methods, *others]}
+    lines = {method: [method_title(method)] for method in methods + others}
     for target, nfe in columns_of(rows):
         found = {method: by_seed(by_draw(cells[target, nfe, method], metric)) for method in methods}
         means = [mean(own) for own in found.values() if own]
@@ -277,7 +277,7 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
     for the first seed. Return the files."""
     seed = comparison.config.seed
-    every = [*comparison.trials_of(comparison.functions), *comparison.trials]
+    every = comparison.trials_of(comparison.functions) + comparison.trials
     files = []
     for target in dict.fromkeys(trial.target for trial in comparison.trials):
         trials = [one for one in every if one.target == target and one.seed == seed and one.nfe]

@@ -125,9 +125,9 @@ class Comparison:
             if find_way(own).adds_updates and not own.compare.updates:  # 2-RF: its own, after 1-RF
                 shares = [total, *counts[1:]]
             else:
-                shares = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
+                shares = [round(count * total / sum(counts)) for count in counts[:-1]]
                 shares.append(total - sum(shares))
-            if len(shares) > 1 and min(shares) < 1:
+            if min(shares) < 1:
                 raise UserError(
                     f"compare.updates: {total} are too few for the networks of {own.method}"
                 )
@@ -194,7 +194,7 @@ class Comparison:
             choices = choices_of(self.methods[one.method])
             if len(choices) > 1 and one.nfe:
                 trials += [replace(one, choice=own, is_tuning=True) for own in choices]
-        return [trial for trial in trials if trial.nfe]
+        return trials
 
     def trials_of(
         self, methods: Iterable[str], seeds: Iterable[int] | None = None

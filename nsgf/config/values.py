@@ -126,20 +126,21 @@ def _convert(kind: Any, value: Any) -> Any:
         raise ValueError
     if kind is Any:
         return value
+    is_text = isinstance(value, str)
     if origin is dict:
-        if isinstance(value, str):
+        if is_text:
             pairs = [word.split("=", 1) for word in value.split()]
             value = dict(pairs)
             if len(value) < len(pairs):
                 raise ValueError
         return {_convert(str, name): _convert(parts[1], own) for name, own in value.items()}
     if origin is Literal or kind is str:
-        if not isinstance(value, str) or (parts and value not in parts):
+        if not is_text or (parts and value not in parts):
             raise ValueError
         return value
-    if isinstance(value, str) and kind is bool:
+    if is_text and kind is bool:
         value = WORDS.get(value.lower())
-    elif isinstance(value, str):
+    elif is_text:
         is_bare = origin is list and not value.startswith("[")
         value = load_yaml(f"[{value}]" if is_bare else value)
     if origin is list and isinstance(value, list | tuple):

@@ -79,10 +79,9 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
     areas = {height >> level: height * width >> 2 * level for level in range(levels)}
     end = height >> levels - 1
     if areas[end] > LARGEST_END**2:
-        what = f"data.size = {height}" if height == width else f"data.path: {height} x {width}"
         raise UserError(
-            f"{what}: must come to {LARGEST_END} pixels or fewer by halving, as 28, 32, 48, 96 and "
-            "224 do"
+            f"data: images of {height} x {width} must come to {LARGEST_END} pixels or fewer by "
+            f"halving, as 28, 32, 48, 96 and 224 do; scale them (a folder: {suggest('data.size')})"
         )
     n = min(128, samples)
     values = channels * height * width

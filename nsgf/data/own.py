@@ -86,9 +86,9 @@ def check_same_data(config: DataConfig, checksum: str) -> None:
         raise wrong_setting(
             "data.path",
             config.path,
-            f"holds other {config.name} than the run "
-            f"was begun with ({found.samples} of them, checksum {found.checksum}); restore those, "
-            "give their place, or train a new run",
+            f"holds other {config.name} than the run was begun with ({found.samples} of them, "
+            f"checksum {found.checksum}); restore those and any labels, give their place, or train "
+            "a new run",
         )
 
 

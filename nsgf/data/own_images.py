@@ -143,7 +143,12 @@ def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
         raise wrong_setting("data.size", config.size, f"must be {shape[1]}, as in {config.path}")
     _refuse_plain(config, iter(images))
     different = len({hash(image.tobytes()) for image in images})
-    return Found(count, shape, checksum, len(names), class_names=names), different, []
+    notes = []
+    if (highest := images.max()) < 2**7:
+        notes.append(
+            f"bytes up to {highest}: dark images; multiply them by {(2**8 - 1) // highest}"
+        )
+    return Found(count, shape, checksum, len(names), class_names=names), different, notes
 
 
 def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:

@@ -273,7 +273,8 @@ class FeatureMetrics:
     def used(self, n: int) -> int:
         """Return how many of ``n`` samples are measured: all for published figures, otherwise at
         most as many as a floor can have."""
-        return n if self._network.is_published else min(n, MOST, len(self.rest))
+        most = len(self.rest) if self._is_split else len(self.rest) // 2  # so that draws differ
+        return n if self._network.is_published else min(n, MOST, most)
 
     def measure(
         self, samples: Tensor, measures: Measures = None, *, is_tuning: bool = False

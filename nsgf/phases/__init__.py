@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import nn
 
 from nsgf.config.schema import MANY, Config, PhaseName, Range
 from nsgf.config.values import format_value
@@ -39,8 +38,8 @@ from nsgf.system.errors import wrong_setting
 from nsgf.system.files import Plain
 from nsgf.training.precision import sampling_precision
 
-Legs = tuple[tuple[type[Leg], Phase | None], ...]
-"""The stages of sampling in order, each with the phase whose network it uses; None: no network."""
+Legs = tuple[tuple[type[Leg], Phase], ...]
+"""The stages of sampling in order, each with the phase whose network it uses."""
 
 When = dict[str, tuple[Any, ...] | Range]
 """Allowed values of settings, by dotted key."""
@@ -201,6 +200,15 @@ def find_way(config: Config, is_trained: Callable[[PhaseName], bool] | None = No
     return ways[0]  # its first missing checkpoint will be named
 
 
+def find_untrained(config: Config, is_trained: Callable[[PhaseName], bool]) -> dict[str, str]:
+    """Return the progress of the phases that are not trained yet, such as ``0 of 8000``."""
+    return {
+        name: f"0 of {getattr(config, name).iterations}"
+        for name in config.phases
+        if not is_trained(name)
+    }
+
+
 def find_preview(config: Config, phase: Phase) -> Way:
     """Return the method for a phase's preview: one that ends with it, else one of only its legs."""
     names = config.phases[: config.phases.index(phase.name) + 1]
@@ -214,14 +222,15 @@ def find_preview(config: Config, phase: Phase) -> Way:
 def load_sampler(
     config: Config, run: RunFolder, device: torch.device, way: Way | None = None
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """Return a sampler with the averaged weights of a run, and the training progress of its
-    networks by phase. ``way``: the method to sample with; None: :func:`find_way`.
+    """Return a sampler with the averaged weights of a run, and the training progress by phase of
+    its networks and of phases that are not trained yet. ``way``: the method to sample with; None:
+    :func:`find_way`.
 
     Raises:
         UserError: a checkpoint is missing or does not fit.
     """
     way = way or find_way(config, run.has_checkpoint)
-    networks: dict[Phase | None, Network] = {None: nn.Identity()}  # never called
+    networks = dict[Phase, Network]()
     progress = dict[str, str]()
     for phase in way.networks:
         trained = load_network(phase, config, run, device)
@@ -229,4 +238,5 @@ def load_sampler(
             trained.network, sampling_precision(config, device, trained.precision)
         )
         progress[phase.name] = trained.progress
+    progress |= find_untrained(config, run.has_checkpoint)
     return FlowSampler([leg(config, networks[phase]) for leg, phase in way.legs]), progress

@@ -231,6 +231,6 @@ class TrajectoryPool:
     def pairs(self, indices: Tensor) -> PoolBatch:
         """Return the pairs at these random indices (B,), float32 on the CPU. Indices are uniform
         int64 in a range much larger than the pool. Index i means pair i mod len(pool)."""
-        index = indices % len(self)
-        particle = index // self.steps
-        return PoolBatch(*flow_pairs(self._positions, particle, index % self.steps, self.time_step))
+        particle = self.particles(indices)
+        step = indices % self.steps
+        return PoolBatch(*flow_pairs(self._positions, particle, step, self.time_step))

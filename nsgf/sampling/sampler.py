@@ -281,17 +281,16 @@ class FlowSampler:
                 raise UserError(f"labels: must be {count} whole numbers from 0 to {classes - 1}")
             labels = labels.long().to(x.device)
         samples = Samples(x=x, nfe=0, labels=labels)
-        evaluations = 0
         if keep_path:
             samples.path = [x]
             samples.marks = ["start"]
         for leg in self.legs:
-            before = leg.evaluations
+            leg.evaluations = 0
             leg.carry(samples, samples.path.append if keep_path else None)
-            evaluations += leg.evaluations - before
+            samples.nfe += leg.evaluations
             new = len(samples.path) - len(samples.marks)
             samples.marks += [f"{leg.title} {step}/{new}" for step in range(1, new + 1)]
-        samples.nfe = evaluations / count
+        samples.nfe /= count
         return samples
 
     def labels(self, positions: range) -> Tensor | None:

@@ -36,7 +36,7 @@ from nsgf.config.values import expand_path
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import changed_sampling
 from nsgf.metrics.measures import is_measure, name_of, report
-from nsgf.phases import Phase, find_way, get_phases
+from nsgf.phases import Phase, find_untrained, find_way, get_phases
 from nsgf.phases.base import load_network
 from nsgf.report import render
 from nsgf.run.checkpoint import newer_format_error
@@ -207,7 +207,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
                     state[name] = state[name].half()
             with replacing(partial / weights_file(phase.name)) as stream:
                 stream.write(save(state, {"format": "pt"}))
-        pictures = copied_pictures(run, phases, partial)
+        pictures = copied_pictures(config, run, phases, partial)
         write_text(partial / "README.md", card(config, run, updates, pictures, half))
         files = sorted(partial.iterdir())
         index = {
@@ -228,13 +228,16 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
     ]
 
 
-def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
+def copied_pictures(config: Config, run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
     """Copy the pictures of ``nsgf sample``, or else of the last phase; return their names. Skip
-    pictures that are older than a checkpoint, because they show other weights."""
+    pictures that are older than a checkpoint, because they show other weights, and those that show
+    a user's own data."""
     newest = max(file.stat().st_mtime for file in run.path.glob("checkpoints/*.pt"))
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
     found = sorted(current & {"grid.png", "trajectory.png"})
     found = found or sorted(current & {f"{phase_stem(phases[-1].name)}.png"})
+    if config.data.path:
+        found = [name for name in found if name == "grid.png"]
     for name in found:
         shutil.copyfile(run.samples / name, folder / name)
     return found
@@ -248,7 +251,8 @@ def card(
     # measures of the same sampler
     measures = read_object(run.path / "metrics.json")
     way = find_way(config, updates.__contains__)
-    its = {phase.name: updates.get(phase.name) for phase in way.networks}
+    its: dict[str, str | None] = {phase.name: updates.get(phase.name) for phase in way.networks}
+    its |= find_untrained(config, updates.__contains__)
     # measures of earlier versions have no "sampling"
     if (measures.get("updates"), measures.get("sampling")) != (its, changed_sampling(config)):
         measures = {}

@@ -47,12 +47,8 @@ class Batch(NamedTuple):
         """Return at most ``parts`` batches, equally large except for the last."""
         if parts == 1:
             return [self]
-        size = -(-self.size // parts)
-        inputs = zip(*(part.split(size) for part in self.inputs), strict=True)
-        return [
-            Batch(part, target)
-            for part, target in zip(inputs, self.target.split(size), strict=True)
-        ]
+        inputs = zip(*(part.chunk(parts) for part in self.inputs), strict=True)
+        return [*map(Batch, inputs, self.target.chunk(parts))]
 
 
 NetworkCall = Callable[..., Tensor]

@@ -205,13 +205,13 @@ def test_test_images_are_the_reference_of_a_set_that_has_some(
     )
     monkeypatch.setitem(DATA_SETS, "digits", kind)
     metrics = FeatureMetrics(Pixels(), CONFIG, images[:1200], tmp_path, CPU, lambda _: None)
-    assert (metrics.about, metrics.used(5000)) == ("597 test images of digits", 1200)
+    assert (metrics.about, metrics.used(5000)) == ("597 test images of digits", 600)
     for split in (0, 1):
         metrics.floor(800, split)
     first, reference, second, again = compared
     test = {row.numpy().tobytes() for row in Pixels().features(images[1200:], "", CPU)}
     assert reference == again == test
-    assert len(first) == len(second) == 800
+    assert len(first) == len(second) == 600
     assert first != second
     assert not (first | second) & test
     told = replace(CONFIG, conditional=True)

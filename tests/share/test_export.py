@@ -5,6 +5,7 @@ import os
 import platform
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 import nsgf
 from nsgf import UserError, cli, share
 from nsgf.config.schema import TrackingConfig
-from nsgf.config.settings import SETTINGS, build, drop_machine_settings, values
+from nsgf.config.settings import SETTINGS, build, change, drop_machine_settings, values
 from nsgf.config.values import load_yaml
 from nsgf.experiment import train
 from nsgf.phases import get_phases
@@ -278,20 +279,22 @@ def test_the_card_says_what_was_trained(small_run, exp, flags, updates, words, u
     assert front.get("pipeline_tag") == (None if ONE_CALL[-1] in flags else task)
 
 
-def test_pictures_of_the_command_come_before_the_last_phase_s(small_run, tmp_path):
-    """Pictures of earlier weights are not copied."""
+def test_pictures_of_the_command_come_before_the_last_phase_s(small, small_run, tmp_path):
+    """Pictures of earlier weights are not copied, and none that shows a user's own data."""
     samples = small_run.samples
     samples.mkdir(exist_ok=True)
     for name in ("grid", "trajectory", "phase2_nsf", "phase3_predictor"):
         (samples / f"{name}.png").write_bytes(name.encode())
-    assert copied_pictures(small_run, PHASES, tmp_path) == ["grid.png", "trajectory.png"]
+    pictures = partial(copied_pictures, run=small_run, phases=PHASES, folder=tmp_path)
+    assert pictures(small) == ["grid.png", "trajectory.png"]
+    assert pictures(change(small, {"data.path": "own"})) == ["grid.png"]
     assert Path(tmp_path, "grid.png").read_bytes() == b"grid"
     os.utime(samples / "grid.png", (1, 1))
     os.utime(samples / "trajectory.png", (1, 1))
-    assert copied_pictures(small_run, PHASES, tmp_path) == ["phase3_predictor.png"]
+    assert pictures(small) == ["phase3_predictor.png"]
     os.utime(samples / "phase3_predictor.png", (1, 1))
-    assert copied_pictures(small_run, PHASES, tmp_path) == []
+    assert pictures(small) == []
     for phase in PHASES:  # only the checkpoint before the last may be left
         file = small_run.checkpoint_file(phase.name)
         file.rename(file.with_suffix(".earlier.pt"))
-    assert copied_pictures(small_run, PHASES, tmp_path) == []
+    assert pictures(small) == []
