@@ -88,11 +88,6 @@ def _processor_has_no_bfloat16():
 
 
 @pytest.fixture(scope="session")
-def config_names():
-    return sorted(file.stem for file in CONFIGS.glob("*.yaml"))
-
-
-@pytest.fixture(scope="session")
 def own_data(tmp_path_factory):
     """By name of experiment the flag that names a user's own images or points."""
     folder = tmp_path_factory.mktemp("own")

@@ -20,8 +20,6 @@ def test_what_is_copied_exists_and_is_all_that_an_installation_reads():
     text = (ROOT / "pyproject.toml").read_text()
     packages = re.search(r'^packages = \["(\w+)"\]', text, re.M)
     readme = re.search(r'^readme = "([\w.]+)"', text, re.M)
-    assert packages
-    assert readme
     included = re.findall(r'^"(\w+)" = "nsgf/\w+"$', text, re.M)
     assert copied == {"pyproject.toml", "LICENSE", packages[1], readme[1], *included}
     sent = (ROOT / ".dockerignore").read_text().splitlines()

@@ -53,8 +53,6 @@ ONLY = dict.fromkeys(FILES.values(), (["energy"], ["10"]))
 """By file, measures and calls of the family, where it has not all of them."""
 OTHERS = {"digits_onecall": "digits", "2d_plus": "2d", "points_others": "points_searched"}
 """By file, where methods are that it has not."""
-Part = tuple[str, dict[str, object]]
-"""Measure, and what is equal in its lines of the file."""
 
 
 @cache

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, parse
+from nsgf.config.values import expand_path
 from nsgf.resolve import Request
 from nsgf.system.errors import UserError, naming, wrong_setting
 from nsgf.system.output import (
@@ -179,12 +180,6 @@ def _report(request: Request) -> list[str]:
     return [*others, page]
 
 
-def _list(request: Request) -> list[str]:
-    from nsgf.config.values import expand_path
-
-    return run_table(expand_path("out_dir", request.config.out_dir))
-
-
 def run_table(folder: Path) -> list[str]:
     """Return lines about runs and comparisons, newest first. Raise UserError if there are none."""
     from nsgf.comparison import SETTINGS
@@ -283,7 +278,7 @@ ACTIONS: dict[str, Callable[[Request], Iterable[str]]] = {
     "sample": _sample,
     "evaluate": _evaluate,
     "report": _report,
-    "list": _list,
+    "list": lambda request: run_table(expand_path("out_dir", request.config.out_dir)),
     "compare": _compare,
     "export": _export,
     "preflight": _preflight,

@@ -19,9 +19,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 def small_unet(*, config=SMALL, **options):
     torch.manual_seed(0)
-    model = awake(UNet((1, 8, 8), config, **options))
-    assert isinstance(model, UNet)
-    return model
+    return awake(UNet((1, 8, 8), config, **options))
 
 
 def images():

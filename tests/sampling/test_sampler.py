@@ -150,13 +150,7 @@ def test_guidance_equals_its_formula_and_counts_both_calls(legs, weight):
     assert found.nfe == sampler.expected_nfe == expected
 
 
-def test_sampling_settings_choose_the_classes():
-    def labels(config):
-        return FlowSampler([OneCall(config, answers)]).labels(range(8, 12))
-
-    assert labels(with_classes()).tolist() == [8, 9, 0, 1]
-    assert labels(with_classes(label=7)).tolist() == [7] * 4
-    assert labels(shipped("digits/onecall")) is None
+def test_labels_choose_the_classes():
     sampler = FlowSampler([OneCall(with_classes(), answers)])
     bytes_ = torch.tensor([9, 0, 4], dtype=torch.uint8)
     for own, expected in ((None, [0, 1, 2]), (bytes_, [9, 0, 4])):

@@ -1,7 +1,6 @@
 """Exported folders, and runs on the hub; damaged and hostile ones are one line, no code runs."""
 
 import hashlib
-import io
 import json
 import shutil
 import sys
@@ -19,6 +18,7 @@ from nsgf.config.files import PRETRAINED
 from nsgf.run.folder import RunFolder
 from nsgf.share import export_run
 from tests.conftest import tiny_config
+from tests.run.test_checkpoint import serialized
 
 WEIGHTS = "phase1_nsgf.safetensors"
 
@@ -89,13 +89,9 @@ def test_only_settings_of_sampling_are_free(exported):
     assert run.sampler(torch.randn(3, 2)).nfe == 3 + 1 + 2
 
 
-def pickled():
-    stream = io.BytesIO()
-    torch.save({"x": torch.ones(2)}, stream)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize("content", [(2).to_bytes(8, "little") + b"{}", pickled()])
+@pytest.mark.parametrize(
+    "content", [(2).to_bytes(8, "little") + b"{}", serialized({"x": torch.ones(2)})]
+)
 def test_weights_that_are_none(exported, content):
     put(exported, content)
     assert WEIGHTS in refusal(exported)

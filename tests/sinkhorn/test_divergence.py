@@ -8,12 +8,9 @@ import pytest
 import torch
 
 from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
+from tests.sinkhorn.test_batched import noise as cloud
 
 BLUR = 0.5
-
-
-def cloud(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def pair(*batch):
