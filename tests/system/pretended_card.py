@@ -375,11 +375,10 @@ _ANSWERS = {
 class _Autocast(torch.amp.autocast_mode.autocast):
     """CUDA's becomes the CPU's in bfloat16: its float16 is ten times slower."""
 
-    def __init__(self, device_type, dtype=None, enabled=True):
+    def __init__(self, device_type, dtype=None, **options):
         on_card = device_type == "cuda"
-        super().__init__(
-            "cpu" if on_card else device_type, torch.bfloat16 if on_card else dtype, enabled
-        )
+        kind = "cpu" if on_card else device_type
+        super().__init__(kind, torch.bfloat16 if on_card else dtype, **options)
 
 
 @contextmanager
