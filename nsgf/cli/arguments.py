@@ -77,8 +77,14 @@ OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "figures": (["report"], Literal["png", "svg", "pdf"], "KIND", "Format of figures beside PNG."),
 }
 """Flags that are not settings: their commands, type, placeholder and meaning."""
-ONE_OF = {"pretrained": "run", "resume-phase": "resume"}
-"""Options that exclude another option."""
+ONE_OF = {
+    "pretrained": "run",
+    "resume-phase": "resume",
+    "sampling.nsgf_steps": "nfe",
+    "sampling.straight_steps": "nfe",
+    "sampling.omega": "nfe",
+}
+"""Flags that exclude an option."""
 
 
 _TRAINING = " ".join({key.partition(".")[0] for key in KEYS} - {"evaluation", "compare"})
@@ -172,7 +178,7 @@ def parse(argv: list[str]) -> Request:
         else:
             options[name] = read_value(name, OPTIONS[name][1], text)
     for option, other in ONE_OF.items():
-        if {option, other} <= options.keys():
+        if {option, other} <= {*settings, *options}:
             raise UserError(f"--{option}: not allowed with --{other}")
     name = "report --compare" if "compare" in options else command
     for key in {**fanned, **settings, **options} if name in STRICT else ():
