@@ -179,11 +179,27 @@ def test_training_in_a_program(tmp_path, capsys):
     assert "nsgf: step 6 of 6" in capsys.readouterr().out
 
 
-def test_training_in_bf16_is_that_of_the_command(tmp_path):
-    """An autocast context around the training would keep the first weights in 16 bits."""
-    settings = {**SMALL, "phases": ("nsgf",), "train.precision": "bf16"}
-    run = nsgf.train("2d", out_dir=tmp_path / "a", overrides=settings, quiet=True)
-    folder = experiment.train(replace(run.config, out_dir=str(tmp_path / "b")))
+class Sixteen(torch.nn.Linear):
+    """Enters an autocast context that was made outside of the training."""
+
+    context = torch.autocast("cpu", torch.bfloat16)
+
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, x, t):
+        with self.context:
+            return super().forward(torch.cat([x, t[:, None]], 1)).float()
+
+
+@pytest.mark.parametrize("network", [None, Sixteen])
+def test_training_in_bf16_is_that_of_the_command(network, tmp_path):
+    """A context around the training would keep the first weights in 16 bits."""
+    settings = {**SMALL, "phases": ("nsgf",), "train.precision": "fp32" if network else "bf16"}
+    how = {"network": network, "overrides": settings, "quiet": True}
+    run = nsgf.train("2d", out_dir=tmp_path / "a", **how)
+    config = replace(run.config, out_dir=str(tmp_path / "b"))
+    folder = experiment.train(config, network=network)
     losses = [(path / "metrics.jsonl").read_bytes() for path in (run.path, folder.path)]
     assert losses[0] == losses[1]
 

@@ -15,7 +15,7 @@ from nsgf.phases.lines import CachedStarts
 from nsgf.run import checkpoint
 from nsgf.run.stop import StopRequest
 from nsgf.training.loop import PhaseLoop
-from tests.conftest import shipped
+from tests.conftest import CPU, shipped
 
 HAND_OVER = (
     *("--device=cpu", "--sinkhorn-batch=16", "--model.mlp.width=8", "--batch-size=16"),
@@ -71,6 +71,15 @@ def test_training_takes_the_minutes_that_were_asked_for(recipe, minutes, is_more
         assert one["step"] == settings[f"{phase}.iterations"]
         for name, weight in one["ema"].items():
             assert torch.equal(weight, other["ema"][name])
+
+
+def test_measuring_for_a_long_training_takes_no_more_time(clock, tmp_path):
+    config = change(shipped("2d/nsgf++h", *HAND_OVER), {"out_dir": str(tmp_path)})
+    ends = []
+    for minutes in (30, 300):
+        trial.fit_minutes(config, minutes, CPU, StopRequest(), None)
+        ends.append(clock.now)
+    assert ends[1] == 2 * ends[0]
 
 
 @pytest.mark.parametrize("minutes", [0, -1, 1e9, float("nan"), 0.5])

@@ -178,7 +178,7 @@ def parse(argv: list[str]) -> Request:
         else:
             options[name] = read_value(name, OPTIONS[name][1], text)
     for option, other in ONE_OF.items():
-        if {option, other} <= {*settings, *options}:
+        if {option, other} <= {*fanned, *settings, *options}:
             raise UserError(f"--{option}: not allowed with --{other}")
     name = "report --compare" if "compare" in options else command
     for key in {**fanned, **settings, **options} if name in STRICT else ():

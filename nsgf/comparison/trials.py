@@ -57,7 +57,7 @@ SHARED = "rf"
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches allowed names of methods, which are valid in folders and tables."""
 NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
-FORMAT = 4
+FORMAT = 5
 """Version of the measures. Increase it when the computation of a measure changes."""
 EQUAL = ("seed", "data", "model", "evaluation", "compare.tune", "compare.tune_nfe")
 """Sections and settings that must agree for all methods."""

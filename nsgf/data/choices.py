@@ -81,7 +81,8 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
     if areas[end] > LARGEST_END**2:
         raise UserError(
             f"data: images of {height} x {width} must come to {LARGEST_END} pixels or fewer by "
-            f"halving, as 28, 32, 48, 96 and 224 do; scale them (a folder: {suggest('data.size')})"
+            f"halving, as 28, 32, 48, 96 and 224 do; scale them, or for a folder choose "
+            f"{suggest('data.size')}"
         )
     n = min(128, samples)
     values = channels * height * width

@@ -38,7 +38,7 @@ class ImageSet(Target):
     has_test: bool = False
     """Whether there are test images."""
     class_names: Names = ()
-    uses: frozenset[str] = frozenset({"root", "download", "fake", "flip"})
+    uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Includes ``root`` if the set reads files, and ``download`` if they can be downloaded."""
     mapped: Path | None = None
 
@@ -176,6 +176,7 @@ IMAGE_SETS = (
         read_labels=lambda config, held_out: _mnist(config, held_out, "labels-idx1"),
         has_test=True,
         class_names=DIGITS,
+        uses=frozenset({"root", "download", "fake", "flip"}),
     ),
     ImageSet(
         name="cifar10",
@@ -195,5 +196,6 @@ IMAGE_SETS = (
             "ship",
             "truck",
         ),
+        uses=frozenset({"root", "download", "fake", "flip"}),
     ),
 )

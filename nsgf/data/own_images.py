@@ -145,9 +145,7 @@ def _inspect_array(config: DataConfig) -> tuple[Found, int, list[str]]:
     different = len({hash(image.tobytes()) for image in images})
     notes = []
     if (highest := images.max()) < 2**7:
-        notes.append(
-            f"bytes up to {highest}: dark images; multiply them by {(2**8 - 1) // highest}"
-        )
+        notes.append(f"values up to {highest} of 255: dark images; use the whole range")
     return Found(count, shape, checksum, len(names), class_names=names), different, notes
 
 

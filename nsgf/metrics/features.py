@@ -272,9 +272,9 @@ class FeatureMetrics:
 
     def used(self, n: int) -> int:
         """Return how many of ``n`` samples are measured: all for published figures, otherwise at
-        most as many as a floor can have."""
-        most = len(self.rest) if self._is_split else len(self.rest) // 2  # so that draws differ
-        return n if self._network.is_published else min(n, MOST, most)
+        most as many as a floor can have, half of the real images that it is drawn from."""
+        half = -(-len(self._real[1]) // 2)  # draws of more images would hardly differ
+        return n if self._network.is_published else min(n, MOST, half)
 
     def measure(
         self, samples: Tensor, measures: Measures = None, *, is_tuning: bool = False

@@ -200,13 +200,11 @@ def find_way(config: Config, is_trained: Callable[[PhaseName], bool] | None = No
     return ways[0]  # its first missing checkpoint will be named
 
 
-def find_untrained(config: Config, is_trained: Callable[[PhaseName], bool]) -> dict[str, str]:
-    """Return the progress of the phases that are not trained yet, such as ``0 of 8000``."""
-    return {
-        name: f"0 of {getattr(config, name).iterations}"
-        for name in config.phases
-        if not is_trained(name)
-    }
+def find_unused(config: Config, way: Way) -> dict[str, str]:
+    """Return ``not used`` by phase for the networks that the method of a configuration has and
+    ``way`` does without, because one of them is not trained yet."""
+    names = [phase.name for phase in find_way(config).networks if phase not in way.networks]
+    return dict.fromkeys(names, "not used")
 
 
 def find_preview(config: Config, phase: Phase) -> Way:
@@ -222,8 +220,8 @@ def find_preview(config: Config, phase: Phase) -> Way:
 def load_sampler(
     config: Config, run: RunFolder, device: torch.device, way: Way | None = None
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """Return a sampler with the averaged weights of a run, and the training progress by phase of
-    its networks and of phases that are not trained yet. ``way``: the method to sample with; None:
+    """Return a sampler with the averaged weights of a run, and the training progress of its
+    networks by phase, with :func:`find_unused`. ``way``: the method to sample with; None:
     :func:`find_way`.
 
     Raises:
@@ -238,5 +236,5 @@ def load_sampler(
             trained.network, sampling_precision(config, device, trained.precision)
         )
         progress[phase.name] = trained.progress
-    progress |= find_untrained(config, run.has_checkpoint)
+    progress |= find_unused(config, way)
     return FlowSampler([leg(config, networks[phase]) for leg, phase in way.legs]), progress

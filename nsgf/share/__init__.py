@@ -36,7 +36,7 @@ from nsgf.config.values import expand_path
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import changed_sampling
 from nsgf.metrics.measures import is_measure, name_of, report
-from nsgf.phases import Phase, find_untrained, find_way, get_phases
+from nsgf.phases import Phase, find_unused, find_way, get_phases
 from nsgf.phases.base import load_network
 from nsgf.report import render
 from nsgf.run.checkpoint import newer_format_error
@@ -236,8 +236,8 @@ def copied_pictures(config: Config, run: RunFolder, phases: list[Phase], folder:
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
     found = sorted(current & {"grid.png", "trajectory.png"})
     found = found or sorted(current & {f"{phase_stem(phases[-1].name)}.png"})
-    if config.data.path:
-        found = [name for name in found if name == "grid.png"]
+    if config.data.path and "grid.png" not in found:
+        found = []
     for name in found:
         shutil.copyfile(run.samples / name, folder / name)
     return found
@@ -252,7 +252,8 @@ def card(
     measures = read_object(run.path / "metrics.json")
     way = find_way(config, updates.__contains__)
     its: dict[str, str | None] = {phase.name: updates.get(phase.name) for phase in way.networks}
-    its |= find_untrained(config, updates.__contains__)
+    unused = find_unused(config, way)
+    its |= unused
     # measures of earlier versions have no "sampling"
     if (measures.get("updates"), measures.get("sampling")) != (its, changed_sampling(config)):
         measures = {}
@@ -269,6 +270,7 @@ def card(
         listed=list_names(names),
         takes_calls=least < most and not way.find_fixed_calls(config),
         updates=updates,
+        rows=updates | unused,
         half=half,
         pictures=pictures,
         numbers=[

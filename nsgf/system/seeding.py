@@ -54,9 +54,7 @@ def torch_defaults() -> Iterator[None]:
         if torch.empty(0).device.type != "cpu":  # the context slows down each call of torch
             held.enter_context(torch.device("cpu"))
         for kind in ("cpu", "cuda"):
-            # the outermost context keeps 16-bit weights until it ends, although training changes
-            # them; contexts within it take over cache_enabled
-            held.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
+            held.enter_context(torch.autocast(kind, enabled=False))
         # TF32 for cuDNN only. Torch has two interfaces for it; the older one raises an error if the
         # caller used only the newer one (fp32_precision)
         backends: Any = torch.backends

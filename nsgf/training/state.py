@@ -127,6 +127,8 @@ class TrainState:
         for group in self.adam.param_groups:
             group["lr"] = self.config.lr * lr_factor(self.step, self.config)
         self.adam.step()
+        # an autocast context around training, as in nsgf.train, would keep the 16-bit weights
+        torch.clear_autocast_cache()
         self.scaler.update()
         # the warm-up lets short runs forget the initial weights
         decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))

@@ -237,6 +237,7 @@ WRONG = [  # command, flags, words of the message
     ("train", '--exp 2d --data.found={"samples":3}', "--data.found: unknown flag"),
     ("sample", "", "--run DIR, or --exp NAME for its newest run, or --pretrained NAME"),
     ("sample", "--pretrained moons", "pretrained = moons: must be one of "),
+    ("sample", "--run x --nfe 5 --steps 3", "--sampling.nsgf_steps: not allowed with --nfe"),
     ("sample", "--run x --nfe 5 --sampling.omega .1", "--sampling.omega: not allowed with --nfe"),
     ("evaluate", "--run nowhere", "nowhere: no run folder"),
     ("export", "--run x", "--to DIR"),

@@ -151,7 +151,7 @@ TWELVE_BITS = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
             lambda own: np.savez(own.with_suffix(".npz"), images=PIXELS[[*range(16), 3, 3]]),
             "2 images are copies",
         ),
-        (lambda own: np.savez(own.with_suffix(".npz"), images=PIXELS % 16), "multiply them by 17"),
+        (lambda own: np.savez(own.with_suffix(".npz"), images=PIXELS % 16), "up to 15 of 255"),
     ],
 )
 def test_a_line_says_what_is_left_out_or_changed(write, note, tmp_path):

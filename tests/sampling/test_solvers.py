@@ -29,17 +29,16 @@ def called_times(tau, **sampling):
     return [t.tolist() for t in slope.times]
 
 
-@pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("heun", 2)])
-def test_solver_error_has_the_order_of_the_solver(solver, order):
+def test_error_of_heun_has_order_two():
     tau = torch.tensor([0.0, 0.3], dtype=torch.float64)
     errors = []
     for n in (32, 64, 128):
-        config = SamplingConfig(solver=solver, straight_steps=n)
+        config = SamplingConfig(solver="heun", straight_steps=n)
         x = integrate(Slope(), torch.ones(2, 1, dtype=torch.float64), tau, config)
         errors.append((x[:, 0] - (1 - tau**2).exp()).abs())
     for coarse, fine in pairwise(errors):
         found = (coarse / fine).log2()
-        torch.testing.assert_close(found, torch.full_like(tau, order), rtol=0.05, atol=0)
+        torch.testing.assert_close(found, torch.full_like(tau, 2), rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize(("solver", "error"), [("euler", 2e-3), ("heun", 2e-6), ("dopri5", 2e-5)])

@@ -265,6 +265,7 @@ def test_measures_of_other_weights_or_sampling_are_not(small_run, changes, is_sa
         ("digits/onecall", ONE_CALL, {"generator": "2 of 2"}, GENERATOR, ["particles", "nfe="]),
         ("2d/nsgf", ("--flow.kind=energy",), {"nsgf": "1 of 2"}, ENERGY, ["blur", "Sinkhorn grad"]),
         ("2d/onecall+", (), {"nsgf": "1 of 2", "generator": "2 of 2"}, BOTH, ["label="]),
+        ("digits", (), {"nsgf": "1 of 2"}, ["| nsf | not used |"], ["predictor"]),
     ],
 )
 def test_the_card_says_what_was_trained(small_run, exp, flags, updates, words, untrue):
@@ -287,11 +288,14 @@ def test_pictures_of_the_command_come_before_the_last_phase_s(small, small_run, 
         (samples / f"{name}.png").write_bytes(name.encode())
     pictures = partial(copied_pictures, run=small_run, phases=PHASES, folder=tmp_path)
     assert pictures(small) == ["grid.png", "trajectory.png"]
-    assert pictures(change(small, {"data.path": "own"})) == ["grid.png"]
+    own = change(small, {"data.path": "own"})
+    assert pictures(own) == ["grid.png", "trajectory.png"]
     assert Path(tmp_path, "grid.png").read_bytes() == b"grid"
     os.utime(samples / "grid.png", (1, 1))
+    assert pictures(own) == []  # of points
     os.utime(samples / "trajectory.png", (1, 1))
     assert pictures(small) == ["phase3_predictor.png"]
+    assert pictures(own) == []
     os.utime(samples / "phase3_predictor.png", (1, 1))
     assert pictures(small) == []
     for phase in PHASES:  # only the checkpoint before the last may be left
