@@ -108,7 +108,6 @@ def test_all_problems_are_reported_at_once(flags, keys):
     ("exp", "flags"),
     [
         ("2d", "--sampling.omega=0.1"),
-        ("2d", "--sampling.solver=heun"),
         ("2d", "--batch-size=8 --accumulate=8"),
         ("2d", "--nsf.batch_size=4 --accumulate=8"),  # of a phase that is not trained
         ("2d", "--phases=[nsgf,nsf] --sampling.tau=0.5"),

@@ -349,6 +349,13 @@ def test_table_of_known_shares():
         assert float(seconds) == float(f"{float(line['processor_s_a_solve']):.3g}")
 
 
+def test_table_of_short_trainings():
+    page = (ROOT / "docs/performance.md").read_text()
+    for row in lines_of("short_training"):
+        distance, precision = (float(row[measure]) for measure in (FRECHET, PRECISION))
+        assert f"{distance:.0f}, {precision:.3f}".replace(" 0.", " .") in page
+
+
 def assert_said(page, sentence):
     assert plain(sentence) in " ".join(plain((ROOT / page).read_text()).split())
 

@@ -7,15 +7,15 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-MANY = 10**9
+MANY = 1_000_000_000
 """Largest value of a number for which the schema sets no maximum."""
-FACT: Final = "fact"
+FACT = "fact"
 """Marks a value that the program finds. It is stored beside the settings; no flag sets it."""
-FREE_ON_RESUME: Final = "free on resume"
+FREE_ON_RESUME = "free on resume"
 """Marks a setting that does not change results, only files, memory or time."""
-MACHINE_PATH: Final = "machine path"
+MACHINE_PATH = "machine path"
 """Marks a setting that names a file or a folder of this machine."""
 
 

@@ -22,6 +22,8 @@ MANY = 10_000
 LARGEST_END = 16
 """Largest side in pixels of a UNet's last level, for squares. The cost of attention grows with
 side^4."""
+CHEAP = 8
+"""Largest height in pixels of a level with attention without a card."""
 
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
 """Settings that only some methods use. They are chosen only where a method sets them."""
@@ -49,9 +51,11 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     facts: Layer = {"data.found": found._asdict()}
     if data.name == "images":
         facts["data.size"] = found.shape[1]
-        # without a card small batches learn more in the same time; a generator needs large ones
+        # without a card this learns more in the same time; a generator needs large batches
         if pick_device(config.device).type == "cpu" and "generator" not in config.phases:
+            attends = [height for height in chosen["model.unet.attention"] if height <= CHEAP]
             chosen |= {"optim.batch_size": min(32, samples), "optim.lr": 1e-3}
+            chosen["model.unet.attention"] = attends
     shown = format_layer(chosen)
     notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
     return spread_optim(chosen), facts, notes

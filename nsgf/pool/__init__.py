@@ -39,9 +39,9 @@ MEMORY_SHARE = 0.85
 """Fraction of the free memory for pool and solver. The rest is for networks and batches."""
 DISK_SHARE = 0.95
 """Fraction of the free disk space for a pool. The rest is for checkpoints."""
-BUILD_BYTES = 80 * 10**6
+BUILD_BYTES = 80_000_000
 """Memory in bytes for flows simulated together on a CPU: about the size of its caches."""
-BUILD_BYTES_CUDA = 4 * 10**9
+BUILD_BYTES_CUDA = 4_000_000_000
 """Memory in bytes for flows simulated together on a graphics card."""
 BUILD_SHARE_CUDA = 0.25
 """Largest fraction of a graphics card's memory for flows simulated together."""
@@ -192,6 +192,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     header = matching_header(folder, config, shape, dtype)
     header = header or Header(dtype, content_settings(config, shape, dtype))
     share = world.share(range(config.pool.num_batches))
+    flows = len(share)
     flow_shape = n, config.flow.steps + 1, *shape
     # room for all positions
     file = None
@@ -200,11 +201,11 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         folder.mkdir(parents=True, exist_ok=True)
         write_header(folder, header)
         if config.pool.storage == "disk":
-            file = PoolFile(folder, header, len(share), flow_shape, log.progress)
+            file = PoolFile(folder, header, flows, flow_shape, log.progress)
             positions = file.positions
             first = len(header.checksums)
         else:
-            positions = torch.empty((len(share) * n, *flow_shape[1:]), dtype=getattr(torch, dtype))
+            positions = torch.empty((flows * n, *flow_shape[1:]), dtype=getattr(torch, dtype))
     except OSError as error:
         raise wrong_setting(
             "pool.storage",
@@ -214,35 +215,36 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         ) from error
     pool = TrajectoryPool(positions, time_step(config.flow.steps, config.flow.step_size), first * n)
     finished = first
-    if not world.any(first < len(share), has_worked=True):
+    if not world.any(first < flows, has_worked=True):
         log.write(f"pool: {dtype} from {folder}; complete")
         return pool
     if first:
-        log.write(f"pool: continuing after {first} of {len(share)} flows")
+        log.write(f"pool: continuing after {first} of {flows} flows")
     # simulate group after group; if the card is full, halve the flows at a time
     solver = build_flow(config)
     started = time.perf_counter()
     stops = [group.stop for group in flow_groups(config, shape, session.device)]
     together = stops[0]
     try:
-        with log.progress("pool", len(share), "flow", first) as progress:
-            while world.any(finished < len(share), has_worked=True) and not session.should_stop():
-                if finished == len(share):
+        with log.progress("pool", flows, "flow", first) as progress:
+            while world.any(finished < flows, has_worked=True) and not session.should_stop():
+                if finished == flows:
                     continue  # other processes have more to do
                 limits = [limit for flow, limit in header.limits if flow <= finished]
                 left = stops[bisect_right(stops, share[finished])] - share[finished]
                 together = min([left, *limits])
                 numbers = share[finished : finished + together]
+                size = len(numbers)
                 before = replace(solver.report)
                 try:
                     pool.append(simulate(config, source, target, solver, session.device, numbers))
-                    finished += len(numbers)
+                    finished += size
                     if file:
                         file.commit(finished)
-                    progress.update(len(numbers))
+                    progress.update(size)
                     continue
                 except torch.cuda.OutOfMemoryError as error:
-                    if len(numbers) == 1:
+                    if size == 1:
                         raise wrong_setting(
                             "sinkhorn.batch_size",
                             n,
@@ -253,8 +255,8 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
                 # here the handler has freed the flows
                 solver.report = before
                 release_memory(session.device)
-                half = len(numbers) // 2
-                log.write(f"pool: the card has no memory for {len(numbers)} flows, trying {half}")
+                half = size // 2
+                log.write(f"pool: the card has no memory for {size} flows, trying {half}")
                 # a resumed or rebuilt pool must use the same limit: rounding depends on it
                 header.limits.append([finished, half])
                 if not file:  # otherwise the header is written with the next flows
@@ -271,7 +273,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         f"time{solved}"
     )
     if session.should_stop():
-        kept = f"{finished} of {len(share)} flows" if file else "nothing"
+        kept = f"{finished} of {flows} flows" if file else "nothing"
         raise Stopped(f"pool: {kept} kept")
     return pool
 

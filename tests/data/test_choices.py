@@ -71,12 +71,12 @@ def test_rules_for_images(data, batches, unet, starts):
     assert chosen == dict(zip(BATCHES + UNET, batches + unet, strict=True))
 
 
-def test_batches_are_small_without_a_card(tmp_path, monkeypatch):
+def test_batches_and_attention_are_small_without_a_card(tmp_path, monkeypatch):
     images = write_images(tmp_path / "images", 40)
-    for device, batch, rate in (("cpu", 32, 1e-3), ("cuda", 40, 5e-4)):
+    for device, *wanted in (("cpu", 32, 1e-3, [8]), ("cuda", 40, 5e-4, [16, 8])):
         monkeypatch.setattr("nsgf.data.choices.pick_device", lambda _, it=device: torch.device(it))
-        nsf = parsed("images", images).nsf
-        assert (nsf.batch_size, nsf.lr) == (batch, rate)
+        own = parsed("images", images, "--data.size=32")
+        assert [own.nsf.batch_size, own.nsf.lr, own.model.unet.attention] == wanted
         generator = parsed("images", images, "--method=onecall").generator
         assert (generator.batch_size, generator.lr) == (40, 5e-4)
 

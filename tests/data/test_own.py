@@ -82,7 +82,7 @@ def test_data_that_were_not_inspected_are_refused(name):
         Data(DataConfig(name=name, path="x"), seed=0)
 
 
-@pytest.mark.parametrize("value", [np.finfo(float).max, -1e200, 1e-200, np.inf, np.nan])
+@pytest.mark.parametrize("value", [-1e200, 1e-200, np.nan])
 def test_values_that_no_network_can_learn_are_refused_by_their_column(value, tmp_path):
     points = own_points()
     points[:, 1] *= value if value == 1e-200 else 1
