@@ -188,7 +188,6 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"exp": "twod"}, "exp = twod: .*2d"),
         ({"data": "nothing", "labels": LABELS}, "labels: "),
         ({"data": POINTS.log()}, "data: row 1, coordinate 1"),
-        ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": PIXELS[..., :3]}, r"data: .*8, 3\)"),
         ({"data": np.where(PIXELS == 7, np.nan, FLOATS)}, "data: .*nan"),
         ({"data": MASKED}, "data: .*masked"),

@@ -377,6 +377,8 @@ def test_figures_in_sentences():
         for variant in ("constant eta 0.5", "configs/2d.yaml")
     )
     assert_said(PAGE, f"W2 on moons is {constant} at 100 calls, with harmonic ones {harmonic} ")
+    cars = " / ".join(f"{float(line['nearest']):.1f}" for line in lines_of("cars")[:2])
+    assert_said(PAGE, f"to the nearest training image is {cars}, ")
     differences = {
         place: paired(file, ("nsgf++h", "otcfm+"), *at(["energy"], 10, target=place)[0])
         for place, file in FILES.items()

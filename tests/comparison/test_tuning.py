@@ -40,11 +40,9 @@ GRID = "--compare.tune=lr=1e-3,3e-3 peer.sigma=0,0.1 sinkhorn.blur=0.1,0.2,0.3 f
 @pytest.mark.parametrize(
     ("method", "names", "count"),
     [
-        ("nsgf", {"lr", "sinkhorn.blur", "flow.steps"}, 12),
         ("nsgf++h", {"lr", "sinkhorn.blur", "flow.steps"}, 12),
         ("affine", {"lr", "flow.steps"}, 4),
         ("otcfm+", {"lr", "peer.sigma"}, 4),
-        ("2rf", {"lr"}, 2),
         ("onecall", {"lr"}, 2),
     ],
 )
