@@ -205,16 +205,17 @@ def _row(run: "RunFolder") -> tuple[str, ...]:
     from nsgf.run.log import read_costs
     from nsgf.system.errors import cause
 
+    path = run.path
     try:
-        check_links(run.path)
-        if (run.path / SETTINGS).exists():
+        check_links(path)
+        if (path / SETTINGS).exists():
             from nsgf.comparison.trials import Comparison  # loads torch
 
-            comparison = Comparison.stored(run.path)
+            comparison = Comparison.stored(path)
             trials = {
                 (trial.target, trial.method, trial.seed) for trial in comparison.trials if trial.nfe
             }
-            rows = read_rows(run.path / TABLE)
+            rows = read_rows(path / TABLE)
             done = {(row.target, row.method, row.seed) for row in rows} & trials
             targets = dict.fromkeys(trial.target for trial in comparison.trials)
             progress = f"comparison, {len(done)} of {len(trials)} trials"
@@ -223,17 +224,17 @@ def _row(run: "RunFolder") -> tuple[str, ...]:
             config = build(run.read_settings())
             found = curves(run)
             losses = [loss for name in config.phases for _, loss, _ in found.get(name, ())]
-            taken = sum(cost.seconds for cost in read_costs(run.path).values())
-            is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)
+            taken = sum(cost.seconds for cost in read_costs(path).values())
+            is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(path)
             progress = progress_of(run, config) if is_begun else "aborted: no checkpoint"
             time = format_hours(taken) if taken else ""
             shown = f"{losses[-1]:.4g}" if losses else ""
             about = (config.data.name, config.method, progress, shown, time)
-        size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
-        return (run.path.name, *about, format_bytes(size))
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        return (path.name, *about, format_bytes(size))
     except Exception as error:  # a foreign folder must not hide the others
-        problem = f"cannot be read: {cause(error).removeprefix(f'{run.path}: ')}"
-        return (run.path.name, "", "", problem, "", "", "")
+        problem = f"cannot be read: {cause(error).removeprefix(f'{path}: ')}"
+        return (path.name, "", "", problem, "", "", "")
 
 
 def _compare(request: Request) -> Iterator[str]:

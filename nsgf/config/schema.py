@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal, get_args
 
 MANY = 1_000_000_000
 """Largest value of a number for which the schema sets no maximum."""
-FACT = "fact"
-"""Marks a value that the program finds. It is stored beside the settings; no flag sets it."""
 FREE_ON_RESUME = "free on resume"
 """Marks a setting that does not change results, only files, memory or time."""
 MACHINE_PATH = "machine path"
@@ -100,7 +98,7 @@ class DataConfig:
     They are the same for every seed."""
     key: str | None = None
     """Name of the array of images or points, if a .npz file has several arrays."""
-    found: Annotated[dict, FACT] = field(default_factory=dict)
+    found: dict = field(default_factory=dict)
     """Facts about the data at data.path. They must be the same when the run is resumed."""
 
 
@@ -197,7 +195,7 @@ class ModelConfig:
     unet: UNetConfig = field(default_factory=UNetConfig)
     checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
     """Recompute activations of a unet in the backward pass: less memory, a third more time."""
-    network: Annotated[str | None, FACT] = None
+    network: str | None = None
     """Class of your own network, if nsgf.train was given one in place of mlp or unet."""
 
 

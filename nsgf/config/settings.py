@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
 from nsgf.config.schema import (
-    FACT,
     FREE_ON_RESUME,
     MACHINE_PATH,
     OF_PHASES,
@@ -38,8 +37,6 @@ class Setting(NamedTuple):
     """Whether the setting may change on resume although the rest of its section may not."""
     is_path: bool = False
     """Whether the value is a file or a folder on this machine."""
-    is_fact: bool = False
-    """Whether the program finds the value, so that no file or flag sets it."""
 
 
 SECTIONS: dict[str, type] = {}
@@ -63,17 +60,16 @@ def _walk(node: Any, section: str) -> dict[str, Setting]:
             range=notes[0] if notes and isinstance(notes[0], Range) else None,
             is_free=FREE_ON_RESUME in notes,
             is_path=MACHINE_PATH in notes,
-            is_fact=FACT in notes,
         )
     return found
 
 
 VALUES = _walk(Config(), "")
 """All settings and facts of a configuration by dotted key."""
-FACTS = {key: item for key, item in VALUES.items() if item.is_fact}
+FACTS = {key: VALUES[key] for key in ("data.found", "model.network")}
 """All facts by dotted key. A new run stores the class of the caller's network, and a description of
 the data at ``data.path``, which must be the same when the run is resumed."""
-SETTINGS = {key: item for key, item in VALUES.items() if not item.is_fact}
+SETTINGS = {key: item for key, item in VALUES.items() if key not in FACTS}
 """All settings of a configuration by dotted key."""
 PARTS = [*SECTIONS][1:]
 """Keys of the sections of a configuration."""

@@ -315,9 +315,8 @@ class FeatureMetrics:
         require_neighbours(n)
         features, labels = samples
         reference, own = real
-        where = self._device if self._device.type == "cuda" else "cpu"
-        x = features[:n].to(where)
-        y = reference.to(where)
+        x = features[:n].to(self._device)
+        y = reference.to(self._device)
         each = n // max(1, len(self._names))
         spaces = dict(self._network.spaces)
         pairs: dict[Space, Any] = {

@@ -61,6 +61,7 @@ def generate(
     shown: Plain = {}
     size = sampler.config.sampling.batch_size
     cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
+    numbers = range(len(cuts))
     # batches of an earlier command with the same weights, settings and noise
     origin = ""
     if folder:
@@ -71,14 +72,14 @@ def generate(
                     content = tensor.flatten().view(torch.uint8)  # numpy has no bfloat16
                     digest.update(f"{name} {store.fingerprint(content)}".encode())
         origin = f"{folder.parent.name}/{folder.name} {digest.hexdigest()}"
-        for number in range(len(cuts)) if world.is_main else ():
+        for number in numbers if world.is_main else ():
             batch = store.find(folder / f"{number}.pt", dict, lambda _: None)
             if batch and batch.pop("origin", None) == f"{origin} {number}":
                 done[number] = batch
     if done:
         show(f"sample: {len(done)} of {len(cuts)} batches are reused from an earlier command")
     # each process draws its share of the others
-    missing = world.agree([number for number in range(len(cuts)) if number not in done])
+    missing = world.agree([number for number in numbers if number not in done])
     own = missing[world.rank :: world.size]
     for number in count_progress(own, "sample", "batch") if progress and world.is_main else own:
         if world.size > 1 and stop.reason:
@@ -111,7 +112,7 @@ def generate(
         done |= others
     if not world.is_main:
         return Samples(x=torch.empty(0, *source.shape), nfe=0)
-    batches = [done[number] for number in range(len(cuts))]
+    batches = [done[number] for number in numbers]
     whole: Plain = {
         name: torch.cat([batch[name] for batch in batches])
         for name in {"x", "tau", "labels", "pixels"} & set(batches[0])
