@@ -57,6 +57,8 @@ WRONG_WITH_CLASSES = [
     ("mnist/onecall", "--fake-data", "data.conditional"),
     ("digits/otcfm", "--peer.coupling_batch=64", "peer.coupling_batch"),
     ("digits/2rf", "--reflow.pairs=4096", "reflow.pairs"),
+    ("digits", "--sampling.tau=0.5", "sampling.tau"),
+    ("digits/nsgf++", "--nsf.source=nsgf --sampling.tau=0.5", "sampling.tau"),
     ("digits", "--nsf.coupling=ot", "nsf.coupling"),
     ("digits", "--nsf.coupling_batch=512", "nsf.coupling_batch"),
     ("digits", "--nsf.starts=65536", "nsf.starts"),

@@ -132,7 +132,7 @@ class Way:
 
 
 _LINES: When = {"nsf.source": ("prior", "nsgf")}
-_FIXED: When = {**_LINES, "sampling.tau": Range(0, below=1)}
+_FIXED: When = {"nsf.source": ("prior",), "sampling.tau": Range(0, below=1)}
 _STEPS = (NSGFSteps, NSGF())
 _STRAIGHT = (StraightFlow, NSF())
 _PEER: Plain = {
@@ -146,12 +146,17 @@ _ONE_CALL: Plain = {
 }
 
 WAYS = (
-    # NSGF++: Algorithm 4; sampling.tau, if it is set, replaces the predicted times
+    # NSGF++: Algorithm 4
+    Way(
+        (NSGF(), NSF(), Predictor()),
+        (_STEPS, (EntryTimes, Predictor()), _STRAIGHT),
+        {**_LINES, **_FREE},
+    ),
+    # the hand-over: straight lines start where NSGF steps end, at time 0
+    Way((NSGF(), NSF()), (_STEPS, _STRAIGHT), {"nsf.source": ("nsgf",), "sampling.tau": (None, 0)}),
+    # NSGF++ with one entry time, sampling.tau
     Way((NSGF(), NSF(), Predictor()), (_STEPS, _STRAIGHT), _FIXED),
-    Way((NSGF(), NSF(), Predictor()), (_STEPS, (EntryTimes, Predictor()), _STRAIGHT), _LINES),
     Way((NSGF(), NSF()), (_STEPS, _STRAIGHT), _FIXED),
-    # the hand-over: straight lines start where NSGF steps end
-    Way((NSGF(), NSF()), (_STEPS, _STRAIGHT), {"nsf.source": ("nsgf",)}),
     # NSGF: Algorithm 2
     Way((NSGF(),), (_STEPS,), {**_LINES, **_FREE}),
     Way(
