@@ -288,6 +288,11 @@ def hooked(before=None, after=None):
     return network
 
 
+def with_random_part():
+    part = torch.randn(8, 8)
+    return hooked(lambda x, t: (x + part, t))
+
+
 def interrupted_by(stop):
     """A maker of a network that calls ``stop`` in its third update."""
 
@@ -436,6 +441,7 @@ def test_a_network_is_given_classes(tmp_path):
         (hooked(after=torch.Tensor.detach), "network: .*grad"),
         (with_buffer(torch.tensor([-torch.inf])), "network: .*mask is not finite"),
         (with_buffer(torch.zeros(1).expand(4)), "network: .*mask"),
+        (with_random_part, "network: .*register_buffer"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(network, what, tmp_path):

@@ -276,12 +276,22 @@ def check_network(
                 if is_training:
                     weights = [part for part in model.parameters() if part.requires_grad]
                     torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
-        for name, part in model.state_dict().items():  # as a checkpoint and an export hold it
-            if not part.isfinite().all():
-                raise ValueError(f"{name} is not finite; register it with persistent=False")
-            if name not in before or not part.equal(before[name]):
-                raise ValueError(f"a call changes {name}; use no BatchNorm nor lazy parts")
-        model.load_state_dict(before)  # fails for expanded buffers
+            for name, part in model.state_dict().items():  # as a checkpoint and an export hold it
+                if not part.isfinite().all():
+                    raise ValueError(f"{name} is not finite; register it with persistent=False")
+                if name not in before or not part.equal(before[name]):
+                    raise ValueError(f"a call changes {name}; use no BatchNorm nor lazy parts")
+            # later sessions make it anew; weights are moved, as a last layer may begin with zeros
+            moved = {name: part + part.is_floating_point() / 8 for name, part in before.items()}
+            torch.clear_autocast_cache()  # it keeps 16-bit copies of the earlier weights
+            again = make_own(network).to(device).eval()
+            for copied in (model, again):
+                copied.load_state_dict(moved)  # fails for expanded buffers
+            if not torch.allclose(model(*inputs), again(*inputs), equal_nan=True):
+                raise ValueError(
+                    "two of them differ with the same weights; keep random parts with "
+                    "register_buffer, and layers in nn.ModuleList"
+                )
     except Exception as error:
         shown = ", ".join(f"{list(part.shape)} {part.dtype}" for part in inputs)
         raise UserError(f"network: fails with inputs {shown}: {one_line(error)}") from error

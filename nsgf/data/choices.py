@@ -54,8 +54,11 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
         # without a card this learns more in the same time; a generator needs large batches
         if pick_device(config.device).type == "cpu" and "generator" not in config.phases:
             attends = [height for height in chosen["model.unet.attention"] if height <= CHEAP]
-            chosen |= {"optim.batch_size": min(32, samples), "optim.lr": 1e-3}
-            chosen["model.unet.attention"] = attends
+            chosen |= {
+                "optim.batch_size": min(32, samples),
+                "optim.lr": 1e-3,
+                "model.unet.attention": attends,
+            }
     shown = format_layer(chosen)
     notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
     return spread_optim(chosen), facts, notes
