@@ -51,14 +51,12 @@ def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     facts: Layer = {"data.found": found._asdict()}
     if data.name == "images":
         facts["data.size"] = found.shape[1]
-        # without a card this learns more in the same time; a generator needs large batches
-        if pick_device(config.device).type == "cpu" and "generator" not in config.phases:
-            attends = [height for height in chosen["model.unet.attention"] if height <= CHEAP]
-            chosen |= {
-                "optim.batch_size": min(32, samples),
-                "optim.lr": 1e-3,
-                "model.unet.attention": attends,
-            }
+        if pick_device(config.device).type == "cpu":  # learns more in the same time
+            chosen["model.unet.attention"] = [
+                height for height in chosen["model.unet.attention"] if height <= CHEAP
+            ]
+            if "generator" not in config.phases:  # which needs large batches
+                chosen |= {"optim.batch_size": min(32, samples), "optim.lr": 1e-3}
     shown = format_layer(chosen)
     notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
     return spread_optim(chosen), facts, notes

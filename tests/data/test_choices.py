@@ -77,8 +77,9 @@ def test_batches_and_attention_are_small_without_a_card(tmp_path, monkeypatch):
         monkeypatch.setattr("nsgf.data.choices.pick_device", lambda _, it=device: torch.device(it))
         own = parsed("images", images, "--data.size=32")
         assert [own.nsf.batch_size, own.nsf.lr, own.model.unet.attention] == wanted
-        generator = parsed("images", images, "--method=onecall").generator
-        assert (generator.batch_size, generator.lr) == (40, 5e-4)
+        onecall = parsed("images", images, "--data.size=32", "--method=onecall")
+        assert (onecall.generator.batch_size, onecall.generator.lr) == (40, 5e-4)
+        assert onecall.model.unet == own.model.unet  # compared on equal terms
 
 
 @pytest.mark.parametrize(("data", "values"), POINTS)
