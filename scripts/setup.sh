@@ -38,7 +38,7 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     echo "installing into .venv: a few minutes; 7 GB, or 2 GB where torch's CPU build can be used"
     if wants_cpu_build; then pip_install --index-url "$cpu_index" torch torchvision; fi
     pip_install --editable ".${extra:+[$extra]}"
-    # torchcfm's matchers need none of the 45 packages it asks for
-    if [ "$extra" = test ]; then pip_install --no-deps "torchcfm>=1.0.7"; fi
+    # torchcfm needs none of the 45 packages it asks for, except torchdyn for its 2D sets
+    if [ "$extra" = test ]; then pip_install --no-deps "torchcfm>=1.0.7" "torchdyn>=1.0.6"; fi
     touch "$stamp"
 fi

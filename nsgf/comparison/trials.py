@@ -20,7 +20,7 @@ from nsgf.checks import check
 from nsgf.comparison import SETTINGS
 from nsgf.comparison.tuning import AS_GIVEN, SEED_OFFSET, Choice, choices_of
 from nsgf.config.files import method_layers, read_experiment, stored_facts
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import Config, DataConfig, PhaseName
 from nsgf.config.settings import build, change, fixed_values, sections_of
 from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE, target_set
@@ -31,6 +31,7 @@ from nsgf.run.folder import RunFolder, folder_stem
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples
 from nsgf.sinkhorn.base import Array, to_tensor
 from nsgf.system.errors import UserError, one_line, suggest, wrong_setting
+from nsgf.system.files import Plain
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
 
@@ -268,14 +269,11 @@ class Trial:
     def config(self) -> Config:
         """Settings of training, with the precision that ``auto`` selects. Raise UserError if they
         are not valid for this target."""
-        source, _, name = self.target.rpartition("_")
-        if self.target in DATA_SETS:  # a name may have an underscore
-            source = ""
-            name = self.target
+        source, name = split_target(self.target)
         layer = {
             "seed": self.seed,
             "data.name": name,
-            "data.source": source or NOISE,
+            "data.source": source,
             "train.preview": False,
         }
         config = change(self._settings, layer)
@@ -307,6 +305,7 @@ class Trial:
         keys = {}
         for nfe in self.nfe:
             own = {"method": self.method, "nfe": nfe, "seed": self.seed}
+            own |= edition_of(self.target)
             if self.is_trained:
                 own["updates"] = updates_of(self.config)
                 own["precision"] = self.config.train.precision
@@ -319,6 +318,20 @@ class Trial:
             for draw in range(config.compare.draws):
                 keys[nfe, draw] = measure_key(config, draw=draw, **own)
         return keys
+
+
+def edition_of(target: str) -> Plain:
+    """Return the part of a measure's key for targets whose distributions have changed."""
+    edition = DataConfig(*reversed(split_target(target))).edition
+    return {"edition": edition} if edition > 1 else {}  # rows of earlier versions have none
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Return ``data.source`` and ``data.name`` of a target such as ``8gaussians_moons``."""
+    source, _, name = target.rpartition("_")
+    if target in DATA_SETS or not source:  # a name may have an underscore
+        return NOISE, target
+    return source, name
 
 
 def measure_key(config: Config, **own: Any) -> str:

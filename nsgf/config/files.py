@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
+from nsgf.config.settings import EDITION, FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
 from nsgf.config.values import load_yaml, read_value
 from nsgf.system.errors import UserError, cause, suggest, wrong_setting
 from nsgf.system.files import Plain, parse_object
@@ -67,8 +67,8 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
         if key == "sinkhorn.solver":  # of earlier versions
             key = "flow.kind"
             value = "sinkhorn" if value == "batched" else value
-        # exported runs have facts among their settings; the other one is of earlier versions
-        if key in FACTS or key == "model.predictor_channels":
+        # exported runs have facts among their settings; the last one is of earlier versions
+        if key in FACTS or key in (EDITION, "model.predictor_channels"):
             continue
         if key in KEYS:
             layer[key] = read_value(key, KEYS[key].kind, value)
@@ -157,7 +157,7 @@ def from_arguments(
     The arguments win. Raise UserError for an unknown key or a wrong value."""
     given = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
     for key, value in given.items():
-        if key in FACTS:
+        if key in FACTS or key == EDITION:
             refuse_unknown(key, KEYS)
         if isinstance(value, os.PathLike):
             given[key] = os.fspath(value)

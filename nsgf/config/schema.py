@@ -54,6 +54,8 @@ PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "generator": 2}
 """Number of each phase in the names of its files; other phases have number 1."""
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
+CHANGED_SETS = ("8gaussians", "moons")
+"""2D sets whose distribution has changed since the first edition of the program's sets."""
 ImageName = Literal["digits", "mnist", "cifar10"]
 OwnName = Literal["images", "points"]
 SolverName = Literal["euler", "heun", "dopri5"]
@@ -100,6 +102,11 @@ class DataConfig:
     """Name of the array of images or points, if a .npz file has several arrays."""
     found: dict = field(default_factory=dict)
     """Facts about the data at data.path. They must be the same when the run is resumed."""
+
+    @property
+    def edition(self) -> int:
+        """Edition of the distributions of source and target. Increase it when draws change."""
+        return 2 if {self.name, self.source} & {*CHANGED_SETS} else 1
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
 from nsgf.config.schema import (
+    CHANGED_SETS,
     FREE_ON_RESUME,
     MACHINE_PATH,
     OF_PHASES,
@@ -71,6 +72,9 @@ FACTS = {key: VALUES[key] for key in ("data.found", "model.network")}
 the data at ``data.path``, which must be the same when the run is resumed."""
 SETTINGS = {key: item for key, item in VALUES.items() if key not in FACTS}
 """All settings of a configuration by dotted key."""
+EDITION = "data.edition"
+VALUES[EDITION] = Setting(int, 1, attrgetter(EDITION))
+"""The edition of the data follows from other settings. It is saved with them, and must agree."""
 PARTS = [*SECTIONS][1:]
 """Keys of the sections of a configuration."""
 KEYS = {**SETTINGS, **_walk(OptimConfig(), "optim")}
@@ -96,9 +100,9 @@ def sections_of(config: Config) -> Plain:
 def build(layer: Layer) -> Config:
     """Return a configuration with these values, and defaults for the others."""
     sections: dict[str, Plain] = {section: {} for section in ("", *PARTS)}
-    for key, value in layer.items():
+    for key in layer.keys() - {EDITION}:
         section, _, name = key.rpartition(".")
-        sections[section][name] = value
+        sections[section][name] = layer[key]
     for section in reversed(PARTS):  # subsections come after their section
         parent, _, name = section.rpartition(".")
         sections[parent][name] = SECTIONS[section](**sections[section])
@@ -176,6 +180,11 @@ def find_contradictions(
     texts = []
     for key, value in fixed_values(config, {*frozen, running}).items():
         before = look_up(saved, key, VALUES[key].default)
-        if before != value and key != f"{running}.iterations":
+        if before == value or key == f"{running}.iterations":
+            continue
+        if key == EDITION:
+            sets = " or ".join({*CHANGED_SETS} & {config.data.name, config.data.source})
+            texts.append(f"it is from a version with another distribution {sets}; train a new run")
+        else:
             texts.append(f"{key}: the checkpoint has {before}, this command {value}")
     return texts

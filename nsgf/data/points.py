@@ -72,23 +72,29 @@ INDICES = PointSet("indices", lambda n, made_by: torch.randint(2**62, (n,), gene
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
-    """Draw from eight Gaussians on a circle of radius 5, variance 0.1, as torchcfm does.  (n, 2)"""
+    """Draw from torchcfm's eight Gaussians on a circle of radius 5.  (n, 2)
+
+    Each has variance sqrt(0.1) = 0.316 in every coordinate: torchcfm 1.0.7 takes the root of the
+    variance 0.1 that its caller names, and passes it on as a covariance.
+    """
     angle = torch.randint(8, (n,), generator=generator) * (math.pi / 4)
     centre = 5.0 * torch.stack([angle.cos(), angle.sin()], dim=1)
-    return centre + math.sqrt(0.1) * torch.randn(n, 2, generator=generator)
+    return centre + 0.1**0.25 * torch.randn(n, 2, generator=generator)
 
 
 def moons(n: int, generator: torch.Generator) -> Tensor:
-    """Draw from scikit-learn's two moons, noise 0.2, mapped by 3x - 1 as in torchcfm.  (n, 2)
+    """Draw from torchcfm's two moons: half circles of radius 3, thickened along the diagonal.
+    (n, 2)
 
-    ``make_moons`` places its points at equal distances along the arcs. Taking n out of many more
-    points makes them nearly independent.
+    torchcfm 1.0.7 takes torchdyn's moons, whose noise is one uniform number in [0, 0.2) for both
+    coordinates of a point, and maps them by 3x - 1.
     """
-    from sklearn.datasets import make_moons
-
-    many = max(16 * n, 1024)
-    points, _ = make_moons(many, noise=0.2, random_state=_numpy_seed(generator))
-    return torch.from_numpy(points[:n].astype(np.float32)) * 3.0 - 1.0
+    angle = math.pi * torch.rand(n, generator=generator)
+    arc = torch.stack([angle.cos(), angle.sin()], dim=1)
+    is_lower = torch.randint(2, (n, 1), generator=generator) == 1
+    points = torch.where(is_lower, torch.tensor([1.0, 0.5]) - arc, arc)
+    noise = 0.2 * torch.rand(n, 1, generator=generator)
+    return 3.0 * (points + noise) - 1.0
 
 
 def scurve(n: int, generator: torch.Generator) -> Tensor:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config, Shape
-from nsgf.config.settings import Layer, fixed_values
+from nsgf.config.settings import VALUES, Layer, fixed_values
 from nsgf.method import flow_pairs
 from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, suggest
@@ -100,19 +100,19 @@ def matching_header(
     if known is None:
         return None
     settings = content_settings(config, shape, dtype or known.dtype)
-    # a setting that is missing in the header had its default value
-    stored = {**fixed_values(Config(), SECTIONS), **known.settings}
-    found = [
-        f"{key}: the pool has {stored.get(key)}, this command {value}"
-        for key, value in settings.items()
-        if stored.get(key) != value
-    ]
-    if found and known.checksums and config.pool.storage == "disk":
+    differences = []
+    for key, value in settings.items():
+        # a setting that is missing in the header had its default value
+        default = VALUES[key].default if key in VALUES else None
+        stored = known.settings.get(key, default)
+        if stored != value:
+            differences.append(f"{key}: the pool has {stored}, this command {value}")
+    if differences and known.checksums and config.pool.storage == "disk":
         raise UserError(
-            f"pool {folder} was built with other settings: {'; '.join(found)}; use the same "
+            f"pool {folder} was built with other settings: {'; '.join(differences)}; use the same "
             "settings, or remove that folder to build it again"
         )
-    return None if found else known
+    return None if differences else known
 
 
 class PoolFile:

@@ -46,6 +46,23 @@ def test_facts_must_agree_and_missing_settings_count_as_defaults():
     ]
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_refused"),
+    [
+        ("--dataset=8gaussians", True),
+        ("--dataset=moons", True),
+        ("--dataset=checkerboard --data.source=8gaussians", True),
+        ("--dataset=checkerboard", False),
+    ],
+)
+def test_checkpoints_of_sets_whose_distribution_has_changed_are_refused(flags, is_refused):
+    config = shipped("2d", *flags.split())
+    saved = nest(values(config))
+    assert find_contradictions(saved, config, FROZEN) == []
+    del saved["data"]["edition"]  # as in earlier versions
+    assert bool(find_contradictions(saved, config, FROZEN)) is is_refused
+
+
 @pytest.mark.parametrize(("earlier", "kind"), [("batched", "sinkhorn"), ("geomloss", "geomloss")])
 def test_kind_of_flow_of_earlier_versions_is_read(earlier, kind):
     """From files, and from checkpoints that are resumed or sampled."""

@@ -186,6 +186,16 @@ def test_pool_of_other_settings_is_refused_with_both_values(
         assert f"{dotted}: the pool has {before}, this command {after}" in str(caught.value)
 
 
+def test_pool_of_a_set_whose_distribution_has_changed_is_refused(disk, folder):
+    moons = replace(disk, data=replace(disk.data, name="moons"))
+    interrupt(moons, folder)
+    settings = header(folder)["settings"]
+    del settings["data.edition"]  # as in earlier versions
+    edit_header(folder, settings=settings)
+    with pytest.raises(UserError, match=r"data\.edition"):
+        build(moons, folder)
+
+
 @pytest.mark.parametrize("lacking", ["sinkhorn.target_batch", "data.conditional"])
 def test_setting_that_a_header_lacks_had_its_default(disk, folder, lacking):
     interrupt(disk, folder)
