@@ -40,15 +40,6 @@ LIMITED = (
     "key",
 )
 """Settings of ``data`` that must have their default for data that do not use them."""
-NEEDS = (
-    ("nsf.coupling_batch", "nsf.coupling", "ot"),
-    ("nsf.starts", "nsf.source", "nsgf"),
-    ("peer.coupling_batch", "peer.method", "otcfm"),
-    ("sampling.omega", "sampling.solver", "euler"),
-    ("evaluation.inception_weights", "evaluation.features", "inception"),
-)
-"""Settings that have an effect only if another setting has this value."""
-
 Rule = tuple[str, str]
 """Key of a wrong setting, and the message after ``KEY = VALUE:``."""
 
@@ -124,9 +115,10 @@ def _general_rules(config: Config) -> Iterator[Rule]:
         yield key, f"must be {allowed} with phases {format_value(phases)}"
     if not DEVICE.fullmatch(config.device):
         yield "device", "must be auto, cpu, cuda or cuda:N"
-    for key, other, needed in NEEDS:
-        if SETTINGS[key].get(config) is not None and SETTINGS[other].get(config) != needed:
-            yield key, f"must be null unless {other} is {needed}"
+    for key, item in SETTINGS.items():
+        for condition in item.conditions if item.default is None else ():
+            if item.get(config) is not None and not condition.holds(config):
+                yield key, f"must be null unless {condition}"
     if config.nsf.source == "affine" and "nsf" in phases:
         if config.nsf.init != "random":
             yield "nsf.init", "must be random with nsf.source affine"
@@ -210,11 +202,8 @@ def _class_rules(config: Config) -> Iterator[Rule]:
     data = config.data
     sampling = config.sampling
     if not data.conditional:
-        unused = "has no effect unless the run is trained with data.conditional"
-        if sampling.label is not None:
-            yield "sampling.label", unused
         if sampling.guidance != 1:
-            yield "sampling.guidance", unused
+            yield "sampling.guidance", "must be 1 unless data.conditional is true"
         return
     classes = data_classes(data)
     if not classes:

@@ -24,8 +24,9 @@ from nsgf.config.files import (
     read_experiment,
 )
 from nsgf.config.schema import OF_PHASES, Config, OwnName, PointName
-from nsgf.config.settings import Layer, build, change, spread_optim
+from nsgf.config.settings import SETTINGS, Layer, build, change, spread_optim
 from nsgf.config.values import expand_path, format_layer, format_value
+from nsgf.effects import USES, check_effects, find_ineffective
 from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def resolve(
         UserError: a setting or an option is wrong, or a file or run is missing or damaged.
     """
     # options and flags
+    flags = dict(given)
     given = spread_optim(given)
     notes: list[str] = []
     if command == "list":  # takes only out_dir, and the checks load torch
@@ -179,6 +181,13 @@ def resolve(
         except UserError as error:
             raise UserError(f"{error} (method {name})") from error
         notes += [line for line in lines if line.startswith("method ") and line not in notes]
+    # settings without effect
+    if command in USES and not options.get("compare"):
+        check_effects(command, flags, methods or [config])
+        keys = [key for key, value in on_top.items() if value != SETTINGS[key].default]
+        if names := find_ineffective(command, keys, methods or [config]):
+            notes.append(f"config: without effect on this {command}: {list_names(names)}")
+
     # the saved tracker of a run may be missing on this machine
     tracks = command in ("train", "compare") and config.tracking.tracker == "tensorboard"
     is_chosen = run is None or "tracking.tracker" in {**on_top, **given}
@@ -278,8 +287,7 @@ def _configure(
     that is chosen for own data, or with ``fits_pool`` the pool of the experiment."""
     # these load torch; typos are reported before
     from nsgf.checks import check, check_values, fit_to_classes
-    from nsgf.data import data_classes, target_set
-    from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS
+    from nsgf.data import data_classes
 
     below, own = method_layers(experiment, method) if is_new else ({}, experiment.settings)
     pool = "pool.num_batches"
@@ -342,15 +350,6 @@ def _configure(
         config = change(config, {pool: flows})
 
     check(config)
-    kind = config.flow.kind
-    useless = {
-        f"sinkhorn.{name}": f"flow.kind {kind}"
-        for name in FLOW_SETTINGS.difference(FLOWS[kind].uses)
-    }
-    if "download" not in target_set(config.data).uses:
-        useless["data.download"] = f"data.name {config.data.name}"
-    for key in useless.keys() & given.keys():
-        raise UserError(f"{key}: has no effect with {useless[key]}; leave it out")
     if config.data.path is None:
         return config
     from nsgf.data.own import data_path

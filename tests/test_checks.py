@@ -109,9 +109,8 @@ def test_all_problems_are_reported_at_once(flags, keys):
 @pytest.mark.parametrize(
     ("exp", "flags"),
     [
-        ("2d", "--sampling.omega=0.1"),
+        ("2d/nsgf++", "--sampling.omega=0.1"),
         ("2d", "--batch-size=8 --accumulate=8"),
-        ("2d", "--nsf.batch_size=4 --accumulate=8"),  # of a phase that is not trained
         ("2d", "--phases=[nsgf,nsf] --sampling.tau=0.5"),
         ("2d", "--phases=[nsgf,nsf] --nsf.source=nsgf"),
         ("2d", "--phases=[nsgf,nsf] --nsf.source=nsgf --sampling.tau=0"),

@@ -5,8 +5,9 @@ from collections.abc import Collection
 from typing import Any, Literal, NoReturn
 
 from nsgf.config.files import PRETRAINED, refuse_unknown
-from nsgf.config.settings import KEYS, Layer, spread_optim
+from nsgf.config.settings import KEYS, Layer
 from nsgf.config.values import read_value
+from nsgf.effects import STRICT, USES, accepts, is_used
 from nsgf.resolve import ON_EXPORTS, WITHOUT_RUN, Request, resolve
 from nsgf.system.errors import UserError, naming
 
@@ -87,27 +88,6 @@ ONE_OF = {
 """Flags that exclude an option."""
 
 
-_TRAINING = " ".join({key.partition(".")[0] for key in KEYS} - {"evaluation", "compare"})
-_RUN = "exp method smoke seed device out_dir data.root data.path data.download train.precision "
-USES = {
-    **{"train": _TRAINING, "preflight": _TRAINING},
-    "compare": f"{_TRAINING} evaluation compare".replace("tracking", ""),
-    **{"sample": f"{_RUN} sampling", "evaluate": f"{_RUN} sampling evaluation"},
-    "report": f"{_RUN} sampling",
-    "report --compare": "compare figures out out_dir print-config",
-    "export": "exp out_dir smoke sampling run config print-config to half",
-    "list": "out_dir",
-}
-"""Settings and sections that each command uses, and the options of STRICT commands."""
-STRICT = ("report --compare", "export", "list")
-"""Commands that refuse flags that they do not use. Others save or ignore them."""
-
-
-def is_used(command: str, key: str) -> bool:
-    """Whether a command uses a setting or an option."""
-    return f"{key}.".startswith(tuple(f"{each}." for each in USES[command].split()))
-
-
 def flags_of(command: str) -> Flags:
     """Return all flags of a command, without dashes, and the settings that each flag changes."""
     options = [name for name, (owners, *_) in OPTIONS.items() if command in owners]
@@ -174,7 +154,7 @@ def parse(argv: list[str]) -> Request:
         if keys:
             value = read_value(name, KEYS[keys[0]].kind, text)
             layer = settings if name in KEYS else fanned
-            layer |= dict.fromkeys(keys, value)
+            layer |= dict.fromkeys([key for key in keys if accepts(command, key)] or keys, value)
         else:
             options[name] = read_value(name, OPTIONS[name][1], text)
     for option, other in ONE_OF.items():
@@ -185,9 +165,11 @@ def parse(argv: list[str]) -> Request:
         if not is_used(name, key):
             takes = ", ".join(USES[name].split())
             raise UserError(f"{key}: has no effect on {name}, which takes only {takes}")
+    # a short flag overrides --optim.KEY, and --PHASE.KEY overrides both
+    common = {key: value for key, value in fanned.items() if key.startswith("optim.")}
     return resolve(
         command,
-        {**spread_optim(fanned), **settings},
+        {**fanned, **settings, **common},
         {**options, "words": words},
         keeps_total="sinkhorn-batch" in given,
     )

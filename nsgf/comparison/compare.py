@@ -18,7 +18,7 @@ from nsgf.comparison.trials import (
     Comparison,
     Trial,
     count_updates,
-    edition_of,
+    edition_key,
     measure_key,
     method_title,
 )
@@ -302,7 +302,7 @@ class Work:
             if yardstick.network:  # floors of images do not depend on the seed
                 places = dict.fromkeys((0, split) for split in range(yardstick.network.splits))
             for seed, draw in places:
-                key = measure_key(comparison.config, seed=seed, draw=draw, **edition_of(target))
+                key = measure_key(comparison.config, seed=seed, draw=draw, **edition_key(target))
                 if missing := self._find_missing(target, read_measures(file).get(key)):
                     add_measure(
                         file, key, Measured(0.0, 0.0, yardstick.measure(missing, None, seed, draw))

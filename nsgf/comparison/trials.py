@@ -20,7 +20,7 @@ from nsgf.checks import check
 from nsgf.comparison import SETTINGS
 from nsgf.comparison.tuning import AS_GIVEN, SEED_OFFSET, Choice, choices_of
 from nsgf.config.files import method_layers, read_experiment, stored_facts
-from nsgf.config.schema import Config, DataConfig, PhaseName
+from nsgf.config.schema import Config, PhaseName, edition_of
 from nsgf.config.settings import build, change, fixed_values, sections_of
 from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE, target_set
@@ -305,7 +305,7 @@ class Trial:
         keys = {}
         for nfe in self.nfe:
             own = {"method": self.method, "nfe": nfe, "seed": self.seed}
-            own |= edition_of(self.target)
+            own |= edition_key(self.target)
             if self.is_trained:
                 own["updates"] = updates_of(self.config)
                 own["precision"] = self.config.train.precision
@@ -320,9 +320,9 @@ class Trial:
         return keys
 
 
-def edition_of(target: str) -> Plain:
+def edition_key(target: str) -> Plain:
     """Return the part of a measure's key for targets whose distributions have changed."""
-    edition = DataConfig(*reversed(split_target(target))).edition
+    edition = edition_of(*split_target(target))
     return {"edition": edition} if edition > 1 else {}  # rows of earlier versions have none
 
 

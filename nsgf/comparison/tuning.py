@@ -11,8 +11,7 @@ from nsgf.config.files import refuse_unknown
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import KEYS, Layer, change
 from nsgf.config.values import format_value, read_value
-from nsgf.phases import find_way, get_phases
-from nsgf.sampling.sampler import StraightFlow
+from nsgf.effects import obstacle_in
 from nsgf.system.errors import wrong_setting
 
 SEARCH = "search.csv"
@@ -73,22 +72,13 @@ def choices_of(config: Config) -> list[Choice]:
     found = {}
     for combination in product(*grid):
         whole = {key: value for _, layer in combination for key, value in layer.items()}
-        used = [part for part in combination if _is_used(config, whole, [*part[1]])]
+        tried = change(config, whole)
+        used = [part for part in combination if not all(obstacle_in(tried, key) for key in part[1])]
         settings = {key: value for _, layer in used for key, value in layer.items()}
         texts = [text for text, _ in used]
         trained = [text for text in texts if not text.startswith("sampling.")]
         found[", ".join(texts)] = Choice(settings, ", ".join(texts), ", ".join(trained))
     return [*found.values()]
-
-
-def _is_used(config: Config, layer: Layer, keys: list[str]) -> bool:
-    """Whether one of the settings has an effect beside the others of the layer."""
-    if keys == ["sampling.spacing"]:
-        legs = find_way(config).legs
-        is_straight = any(issubclass(leg, StraightFlow) for leg, _ in legs)
-        return is_straight and config.sampling.solver != "dopri5"
-    phases, whole = get_phases(config.phases), change(config, layer)
-    return any(phase.uses(whole, key) for phase in phases for key in keys)
 
 
 def selecting_measure(row: Row) -> str:

@@ -6,8 +6,11 @@ may change on resume. :mod:`nsgf.checks` checks rules between fields.
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from nsgf.config.values import format_value
 
 MANY = 1_000_000_000
 """Largest value of a number for which the schema sets no maximum."""
@@ -15,6 +18,21 @@ FREE_ON_RESUME = "free on resume"
 """Marks a setting that does not change results, only files, memory or time."""
 MACHINE_PATH = "machine path"
 """Marks a setting that names a file or a folder of this machine."""
+
+
+class OnlyIf(NamedTuple):
+    """Marks a setting that has an effect only if another setting has one of some values."""
+
+    key: str
+    """Dotted key of the other setting."""
+    values: tuple[Any, ...]
+
+    def holds(self, config: "Config") -> bool:
+        """Whether the other setting has one of the values."""
+        return attrgetter(self.key)(config) in self.values
+
+    def __str__(self) -> str:
+        return f"{self.key} is {' or '.join(map(format_value, self.values))}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +80,11 @@ SolverName = Literal["euler", "heun", "dopri5"]
 FlowKind = Literal["sinkhorn", "energy", "geomloss"]
 
 
+def edition_of(*names: str) -> int:
+    """Return the edition of 2D sets, by their names."""
+    return 2 if {*names} & {*CHANGED_SETS} else 1
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Source mu0 and target mu*."""
@@ -106,7 +129,7 @@ class DataConfig:
     @property
     def edition(self) -> int:
         """Edition of the distributions of source and target. Increase it when draws change."""
-        return 2 if {self.name, self.source} & {*CHANGED_SETS} else 1
+        return edition_of(self.name, self.source)
 
 
 @dataclass(frozen=True)
@@ -142,7 +165,7 @@ class FlowConfig:
     sinkhorn, but the library geomloss solves one flow at a time, annealed to the blur."""
     steps: Count = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
-    eta: Annotated[float, Range(1e-6)] = 0.2
+    eta: Annotated[float, Range(1e-6), OnlyIf("flow.schedule", ("constant",))] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
     schedule: Literal["constant", "harmonic"] = "constant"
     """Step sizes. constant: eta. harmonic: 1/T, 1/(T-1), ..., 1, for steps of equal length."""
@@ -236,9 +259,9 @@ class NSFConfig(OptimConfig):
     flow.steps steps go. Without the phase predictor, samples enter the straight flow at time 0."""
     coupling: Literal["independent", "ot"] = "independent"
     """Pairs (X0, X1). independent: as drawn. ot: by exact optimal transport within groups."""
-    coupling_batch: GroupOrNull = None
+    coupling_batch: Annotated[GroupOrNull, OnlyIf("nsf.coupling", ("ot",))] = None
     """Number of samples paired together by ot; null: batch_size. 1024 take 0.15 s on the CPU."""
-    starts: CountOrNull = None
+    starts: Annotated[CountOrNull, OnlyIf("nsf.source", ("nsgf",))] = None
     """With source nsgf: number of end points to compute once and reuse; null: always new ones."""
     init: Literal["random", "nsgf"] = "random"
     """Initial weights of the straight-flow network: random, or nsgf (the velocity network's
@@ -252,9 +275,9 @@ class PeerConfig(OptimConfig):
     method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
     """As in torchcfm: icfm, independent pairs; otcfm, exact transport in the batch; sbcfm, a
     Schroedinger bridge. rf is rectified flow: independent pairs without noise."""
-    sigma: Annotated[float, Range(0, 1e6)] = 0.1
+    sigma: Annotated[float, Range(0, 1e6), OnlyIf("peer.method", ("icfm", "otcfm", "sbcfm"))] = 0.1
     """Standard deviation of the noise around the line of a pair; must be > 0 for sbcfm."""
-    coupling_batch: GroupOrNull = None
+    coupling_batch: Annotated[GroupOrNull, OnlyIf("peer.method", ("otcfm",))] = None
     """Number of samples paired together by otcfm; null: batch_size."""
 
 
@@ -324,10 +347,10 @@ class SamplingConfig:
     """Number of samples to draw."""
     batch_size: Count = 256
     """Number of samples in one network call; halved when the card's memory is full."""
-    label: Annotated[str | int | None, Range(0)] = None
+    label: Annotated[str | int | None, Range(0), OnlyIf("data.conditional", (True,))] = None
     """With data.conditional: class of all samples, by its name or its number (from 0). null: with K
     classes, sample i has class i mod K."""
-    guidance: Annotated[float, Range(0, 1000)] = 1.0
+    guidance: Annotated[float, Range(0, 1000), OnlyIf("data.conditional", (True,))] = 1.0
     """With data.conditional: weight w in a + w (b - a), where a is the network's output without the
     class, b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
     nsgf_steps: CountOrNull = None
@@ -337,14 +360,19 @@ class SamplingConfig:
     solver: SolverName = "euler"
     """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps,
     which needs the extra `ode`."""
-    straight_steps: Count = 10
+    straight_steps: Annotated[Count, OnlyIf("sampling.omega", (None,))] = 10
     """Number of steps from each sample's time tau to 1. dopri5: only the number of states shown."""
-    spacing: Annotated[float, Range(above=0, maximum=4)] = 1.0
+    spacing: Annotated[
+        float,
+        Range(above=0, maximum=4),
+        OnlyIf("sampling.solver", ("euler", "heun")),
+        OnlyIf("sampling.omega", (None,)),
+    ] = 1.0
     """euler and heun without omega: power p. Step k of n ends at the fraction 1 - (1 - k/n)^p of
     the way from tau to 1. 1: equal steps, as in the paper; above 1: finer towards the data."""
-    omega: Annotated[float | None, Range(1e-6, 1)] = None
+    omega: Annotated[float | None, Range(1e-6, 1), OnlyIf("sampling.solver", ("euler",))] = None
     """Fixed step size for euler, instead of straight_steps; NFE then differs between samples."""
-    tolerance: Annotated[float, Range(1e-7, 1)] = 1e-5
+    tolerance: Annotated[float, Range(1e-7, 1), OnlyIf("sampling.solver", ("dopri5",))] = 1e-5
     """dopri5: relative and absolute tolerance of each step, over the whole batch."""
 
 
@@ -360,7 +388,9 @@ class EvaluationConfig:
     """Network whose features are compared for images. imagenet: EfficientNet-Lite0, which needs the
     extra `features`. inception: for comparison with published figures. none: no features. auto:
     imagenet, or none if its package is missing."""
-    inception_weights: Annotated[str | None, MACHINE_PATH] = None
+    inception_weights: Annotated[
+        str | None, MACHINE_PATH, OnlyIf("evaluation.features", ("inception",))
+    ] = None
     """File with torch-fidelity's Inception weights. null: download them."""
 
 

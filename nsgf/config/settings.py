@@ -16,6 +16,7 @@ from nsgf.config.schema import (
     MACHINE_PATH,
     OF_PHASES,
     Config,
+    OnlyIf,
     OptimConfig,
     Range,
 )
@@ -38,6 +39,8 @@ class Setting(NamedTuple):
     """Whether the setting may change on resume although the rest of its section may not."""
     is_path: bool = False
     """Whether the value is a file or a folder on this machine."""
+    conditions: tuple[OnlyIf, ...] = ()
+    """Values of other settings without which the setting has no effect."""
 
 
 SECTIONS: dict[str, type] = {}
@@ -58,9 +61,10 @@ def _walk(node: Any, section: str) -> dict[str, Setting]:
             kind=get_args(item.type)[0] if notes else item.type,
             default=value,
             get=attrgetter(key),
-            range=notes[0] if notes and isinstance(notes[0], Range) else None,
+            range=next((note for note in notes if isinstance(note, Range)), None),
             is_free=FREE_ON_RESUME in notes,
             is_path=MACHINE_PATH in notes,
+            conditions=tuple(note for note in notes if isinstance(note, OnlyIf)),
         )
     return found
 
@@ -184,7 +188,7 @@ def find_contradictions(
             continue
         if key == EDITION:
             sets = " or ".join({*CHANGED_SETS} & {config.data.name, config.data.source})
-            texts.append(f"it is from a version with another distribution {sets}; train a new run")
+            texts.append(f"{sets} had another distribution in its version; train a new run")
         else:
             texts.append(f"{key}: the checkpoint has {before}, this command {value}")
     return texts

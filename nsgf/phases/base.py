@@ -13,7 +13,6 @@ from nsgf.data import Data, data_classes, data_shape
 from nsgf.models import OwnNetwork, VelocityMLP, make_own
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.seeding import derive_seed, keep_random_numbers
@@ -46,7 +45,7 @@ class Phase(ABC):
     """Title of the network in pictures and pages."""
 
     reads: ClassVar[Names] = ()
-    """Sections, besides the phase's own, that affect only its training."""
+    """Sections and dotted settings, besides the phase's own section, that affect its training."""
     follows: ClassVar[Names] = ("seed", "data", "model")
     """Sections and dotted settings that determine training samples and network. They must match
     when a checkpoint is reused. Optimizer settings are not included."""
@@ -94,19 +93,9 @@ class Phase(ABC):
         """Return the seed of the phase's batches."""
         return derive_seed(session.config.seed, self.name)
 
-    def uses(self, config: Config, key: str) -> bool:
-        """Whether training reads the setting ``key`` of its own section, or of :attr:`reads`, and
-        the other settings do not make it useless."""
-        section, _, name = key.partition(".")
-        is_useless = {
-            "flow.eta": config.flow.schedule != "constant",
-            "nsf.coupling_batch": config.nsf.coupling != "ot",
-            "nsf.starts": config.nsf.source != "nsgf",
-            "peer.coupling_batch": config.peer.method != "otcfm",
-            "peer.sigma": config.peer.method == "rf",
-            f"sinkhorn.{name}": name in FLOW_SETTINGS.difference(FLOWS[config.flow.kind].uses),
-        }
-        return section in (self.name, *self.reads) and not is_useless.get(key)
+    def reads_in(self, config: Config) -> Names:
+        """Return those of :attr:`reads` that affect training with these settings."""
+        return self.reads
 
     def needs(self, config: Config) -> tuple["Phase", ...]:
         """Return the earlier phases that must be trained before this one."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, Names
 from nsgf.config.settings import change
 from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
@@ -179,8 +179,14 @@ class NSF(LinePhase):
 
     name = "nsf"
     title = "straight flow"
-    reads = ("flow",)  # settings of the affine map
+    reads = ("flow.schedule", "flow.steps", "flow.eta")  # of the affine map
     follows = (*LinePhase.follows, "nsf.init")
+
+    def reads_in(self, config: Config) -> Names:
+        if config.nsf.source != "affine":
+            return ()
+        # harmonic steps arrive, however many they are
+        return self.reads if config.flow.schedule == "constant" else ("flow.schedule",)
 
     def task(self, session: Session, data: Data) -> Task:
         config = session.config

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, Names
 from nsgf.data import class_labels, class_number, data_classes
 from nsgf.method import Observer, Velocity, nsgf_steps, time_step
 from nsgf.sampling.solvers import SOLVERS, integrate
@@ -111,6 +111,8 @@ class Leg(ABC):
     """Name of the setting in ``sampling`` for the number of steps; empty: one step."""
     calls: ClassVar[int] = 1
     """Number of network calls per step; subclasses may override :meth:`calls_per_step` instead."""
+    reads: ClassVar[Names] = ()
+    """Settings of ``sampling`` that only legs of this kind read."""
 
     config: Config
     network: Network
@@ -170,6 +172,7 @@ class NSGFSteps(Leg):
 
     title = "NSGF"
     steps = "nsgf_steps"
+    reads = ("nsgf_steps",)
 
     def carry(self, samples: Samples, observe: Observer) -> None:
         flow = self.config.flow
@@ -207,6 +210,7 @@ class StraightFlow(Leg):
 
     title = "straight flow"
     steps = "straight_steps"
+    reads = ("tau", "solver", "straight_steps", "spacing", "omega", "tolerance")
 
     def carry(self, samples: Samples, observe: Observer) -> None:
         x = samples.x
@@ -243,6 +247,10 @@ class ResidualCall(OneCall):
     def velocity(self, labels: Tensor | None) -> Velocity:
         network = super().velocity(labels)
         return lambda x, t: x + network(x, t)
+
+
+SAMPLING_SETTINGS = {*NSGFSteps.reads, *StraightFlow.reads}
+"""Settings of ``sampling`` that only some legs read."""
 
 
 class FlowSampler:

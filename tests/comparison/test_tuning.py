@@ -41,7 +41,7 @@ GRID = "--compare.tune=lr=1e-3,3e-3 peer.sigma=0,0.1 sinkhorn.blur=0.1,0.2,0.3 f
     ("method", "names", "count"),
     [
         ("nsgf++h", {"lr", "sinkhorn.blur", "flow.steps"}, 12),
-        ("affine", {"lr", "flow.steps"}, 4),
+        ("affine", {"lr"}, 2),  # with harmonic steps
         ("otcfm+", {"lr", "peer.sigma"}, 4),
         ("onecall", {"lr"}, 2),
     ],

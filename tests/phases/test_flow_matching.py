@@ -126,7 +126,7 @@ def test_samples_are_paired_within_their_class():
         assert (end[classes == label][rank].diff() >= -1e-3).all()
 
 
-LOSSES = [13.070021, 13.793293, 13.676622]
+LOSSES = [13.380806, 14.035582, 14.111425]
 """Means of four updates each of the first method of ``peer``."""
 
 
