@@ -48,10 +48,10 @@ def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> None
     """Raise UserError if a setting that the user gives has no effect on a command.
 
     Args:
-        layer: the settings of flags or arguments. Those of ``optim`` always have an effect.
+        layer: the settings of flags or arguments.
         configs: the settings that hold, or those of each method of a comparison.
     """
-    for key in layer.keys() & SETTINGS.keys():
+    for key in layer.keys() & KEYS.keys():
         if reason := find_obstacle(command, key, configs):
             raise wrong_setting(
                 key, format_value(layer[key]), f"has no effect {reason}; leave it out"
@@ -82,6 +82,8 @@ def obstacle_in(config: Config, key: str) -> str:
     from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS
 
     section, _, name = key.rpartition(".")
+    if section == "optim":  # of every phase
+        return ""
     method = f"method {config.method or format_value(config.phases)}"
     for condition in SETTINGS[key].conditions:
         if not condition.holds(config):

@@ -9,7 +9,7 @@ the files. Typos are reported before this module imports torch.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,13 +18,21 @@ from typing import TYPE_CHECKING, get_args
 from nsgf.config.files import (
     CONFIGS,
     EXPERIMENTS,
+    METHODS,
     PRETRAINED,
     Experiment,
     method_layers,
     read_experiment,
 )
 from nsgf.config.schema import OF_PHASES, Config, OwnName, PointName
-from nsgf.config.settings import SETTINGS, Layer, build, change, spread_optim
+from nsgf.config.settings import (
+    SETTINGS,
+    Layer,
+    build,
+    change,
+    shorter_warmups,
+    spread_optim,
+)
 from nsgf.config.values import expand_path, format_layer, format_value
 from nsgf.effects import USES, check_effects, find_ineffective
 from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
@@ -74,6 +82,8 @@ class Request:
     """Settings of each method of a comparison; ``config`` has those of the experiment's method."""
     notes: list[str] = field(default_factory=list)
     """Lines for the user."""
+    fixed: Collection[str] = ()
+    """Settings of flags or arguments."""
     options: Layer = field(default_factory=dict)
     """Options of the command that are not settings, e.g. ``{"nfe": 10}``, and ``words``, those of
     the command line after the command."""
@@ -134,6 +144,7 @@ def resolve(
     if command == "compare" and ONE_TARGET & on_top.keys():
         start["compare.targets"] = []
     own = Experiment({**start, **on_top}, top.methods)
+    recipe = own
     meant = given.get("data.name", exp)
     hint = ""
     if meant in get_args(PointName):
@@ -143,11 +154,15 @@ def resolve(
             raise wrong_setting("exp", exp, f"the file of config has exp {named}; leave one out")
         if exp in EXPERIMENTS:
             below = read_experiment(CONFIGS / f"{exp}.yaml")
-            # the file's settings also override sections for methods
-            sections = dict(top.methods)
-            for name, section in below.methods.items():
-                sections[name] = {**section, **own.settings, **sections.get(name, {})}
-            own = Experiment({**spread_optim(below.settings), **own.settings}, sections)
+            # a warm-up belongs to the number of updates in the file that sets it
+            kept = {
+                key: value
+                for key, value in own.settings.items()
+                if not key.endswith(".iterations")
+                or key.replace("iterations", "warmup_steps") in on_top
+            }
+            recipe = _put_on_top(below, kept, top.methods)
+            own = _put_on_top(below, own.settings, top.methods)
         elif exp and not on_top:
             raise wrong_setting("exp", exp, f"must be one of {', '.join(EXPERIMENTS)}{hint}")
 
@@ -170,13 +185,16 @@ def resolve(
     method = given.pop("method", None) if run is None else None
     fits_pool = command != "compare" and "pool.num_batches" not in on_top
     config = _configure(own, method, given, run is None, keeps_total, notes, fits_pool)
+    if run is None:
+        config = _fit_warmups(recipe, config, given, notes)
     if command in ("train", "preflight"):
         check_training(config)
     methods = []
     for name in config.compare.methods if command == "compare" else ():
         lines: list[str] = []
         try:
-            methods.append(_configure(own, name, given, True, keeps_total, lines))
+            configured = _configure(own, name, given, True, keeps_total, lines)
+            methods.append(_fit_warmups(recipe, configured, given, lines))
             check_training(methods[-1])
         except UserError as error:
             raise UserError(f"{error} (method {name})") from error
@@ -196,7 +214,27 @@ def resolve(
             "tracking.tracker = tensorboard: needs tensorboard; pip install tensorboard, or use "
             "none"
         )
-    return Request(command, config, run, methods, notes, options)
+    return Request(command, config, run, methods, notes, {*given}, options)
+
+
+def _put_on_top(file: Experiment, settings: Layer, methods: dict[str, Layer]) -> Experiment:
+    """Return a shipped experiment with further settings, which also override its sections for
+    methods, and with further sections."""
+    sections = dict(methods)
+    for name, section in file.methods.items():
+        sections[name] = {**section, **settings, **sections.get(name, {})}
+    return Experiment({**spread_optim(file.settings), **settings}, sections)
+
+
+def _fit_warmups(recipe: Experiment, config: Config, given: Layer, notes: list[str]) -> Config:
+    """Return the configuration with shorter warm-ups if it has fewer updates than the recipe. Add a
+    line about them to ``notes``."""
+    name = config.method if config.method in (*METHODS, *recipe.methods) else None
+    below, own = method_layers(recipe, name)
+    fitted = shorter_warmups(build({**below, **own}), config, given)
+    if fitted:
+        notes.append(f"for fewer updates than in the recipe: {format_layer(fitted)}")
+    return change(config, fitted)
 
 
 def _find_run(

@@ -56,7 +56,7 @@ def experiment(name):
 def compared(name, *flags):
     """The comparison of ``compare --exp NAME`` with flags."""
     request = parse(["compare", *experiment(name), *flags])
-    return Comparison.of(request.config, request.methods)
+    return Comparison.of(request.config, request.methods, request.fixed)
 
 
 def new_network(phase, config):

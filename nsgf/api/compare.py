@@ -96,7 +96,7 @@ def compare(
     }
     methods = methods or {}
     wanted = request_with_data("compare", data, None, {}, from_arguments(named, overrides))
-    comparison = Comparison.of(wanted.config, wanted.methods)
+    comparison = Comparison.of(wanted.config, wanted.methods, wanted.fixed)
     taken = [*comparison.methods, *map(method_title, comparison.methods)]
     for name, draw in methods.items():
         if not callable(draw) or not NAME.fullmatch(name) or name in taken:

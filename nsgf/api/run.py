@@ -217,7 +217,7 @@ def load(
     settings = from_arguments({"device": device and str(device)}, overrides)
     run = open_run(find_folder(path))
     run.network = network
-    config = resolve("sample", {**settings, **class_name(network)}, {}, run=run).config
+    config = resolve("evaluate", {**settings, **class_name(network)}, {}, run=run).config
     if "root" in target_set(config.data).uses:  # the caller may change the working directory
         config = change(config, {"data.root": str(data_root(config.data).absolute())})
     return _open(config, run)

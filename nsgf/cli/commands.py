@@ -250,7 +250,7 @@ def _compare(request: Request) -> Iterator[str]:
         take_card(config.device)
     with stop.listening(), nullcontext() if is_first else silence():
         try:
-            comparison = Comparison.of(config, request.methods)
+            comparison = Comparison.of(config, request.methods, request.fixed)
             files = compare(comparison, stop, reports=is_first)
         except Stopped as stopped:
             yield f"stopped ({stop.reason}), {stopped}; the same command continues"

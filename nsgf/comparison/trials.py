@@ -7,7 +7,7 @@ method's networks share its updates in proportion to their iterations. 2-RF is a
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -21,7 +21,7 @@ from nsgf.comparison import SETTINGS
 from nsgf.comparison.tuning import AS_GIVEN, SEED_OFFSET, Choice, choices_of
 from nsgf.config.files import method_layers, read_experiment, stored_facts
 from nsgf.config.schema import Config, PhaseName, edition_of
-from nsgf.config.settings import build, change, fixed_values, sections_of
+from nsgf.config.settings import build, change, fixed_values, sections_of, shorter_warmups
 from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE, target_set
 from nsgf.method import Observer
@@ -88,8 +88,11 @@ class Comparison:
     """Settings that the search of ``compare.tune`` selected, by target and method."""
 
     @classmethod
-    def of(cls, config: Config, methods: Sequence[Config]) -> "Comparison":
-        """Return the comparison of these methods, with the number of updates of each.
+    def of(
+        cls, config: Config, methods: Sequence[Config], fixed: Collection[str] = ()
+    ) -> "Comparison":
+        """Return the comparison of these methods, with the number of updates of each, and warm-ups
+        in proportion unless they are ``fixed`` settings.
 
         Raises:
             UserError: two methods have one name or title, a name is not allowed, methods differ in
@@ -136,7 +139,8 @@ class Comparison:
                 f"{phase}.iterations": share
                 for phase, share in zip(own.phases, shares, strict=True)
             }
-            trained[own.method] = change(own, layer)
+            shared = change(own, layer)
+            trained[own.method] = change(shared, shorter_warmups(own, shared, fixed))
         # phases that are trained once
         first: dict[PhaseName, Config] = {}
         for own in filter(_shares_training, trained.values()):

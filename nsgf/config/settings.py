@@ -118,6 +118,19 @@ def change(config: Config, layer: Layer) -> Config:
     return build({**values(config), **layer})
 
 
+def shorter_warmups(recipe: Config, config: Config, fixed: Collection[str] = ()) -> Layer:
+    """Return warm-ups that keep their share of the updates, for phases with fewer updates than in
+    the recipe. ``fixed``: settings that do not change."""
+    layer: Layer = {}
+    for phase in config.phases:
+        key = f"{phase}.warmup_steps"
+        usual = getattr(recipe, phase)
+        updates = getattr(config, phase).iterations
+        if usual.warmup_steps and updates < usual.iterations and key not in fixed:
+            layer[key] = usual.warmup_steps * updates // usual.iterations
+    return layer
+
+
 def nest(layer: Layer) -> Plain:
     """Return a layer as nested sections: ``{"nsgf": {"lr": 1e-4}}``."""
     nested: Plain = {}

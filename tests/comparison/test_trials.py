@@ -186,3 +186,9 @@ def test_updates_of_each_method_are_shared_among_its_networks(updates, shares, p
 def test_updates_that_fit_no_method_are_refused(wrong):
     with pytest.raises(UserError, match=r"compare\.updates"):
         compared("2d", "--compare.methods=[nsgf++,otcfm,1rf]", f"--compare.updates={wrong}")
+
+
+@pytest.mark.parametrize(("flags", "steps"), [("", 250), ("--optim.warmup_steps=900", 900)])
+def test_warm_up_shrinks_with_the_updates_of_a_comparison(flags, steps):
+    flags = ("--methods=otcfm", "--compare.updates=4000", *flags.split())
+    assert compared("cifar10", *flags).methods["otcfm"].peer.warmup_steps == steps
