@@ -322,6 +322,8 @@ def test_a_run_without_broken_images_finds_the_same_ones_again(tmp_path):
         ("testA testB trainA trainB", "trainA testA"),
         ("DIV2K_train_HR DIV2K_valid_HR", "DIV2K_train_HR DIV2K_valid_HR"),
         ("trainset testset", "trainset testset"),
+        ("TRAINING VALIDATION", "TRAINING VALIDATION"),
+        ("b/test b/train test train", "train test"),
         ("Masks images", "images Masks"),
         ("train_images test_images train_masks", "train_images test_images"),
         ("pets/annotations/trimaps pets/images", "pets/images pets/annotations"),
@@ -329,6 +331,7 @@ def test_a_run_without_broken_images_finds_the_same_ones_again(tmp_path):
         ("bus train tram", ""),
         ("train_station test_tube image_1", ""),
         ("trainer tester imagery maskless", ""),
+        ("retrain retest", ""),
         ("a/train b/test", ""),
         (".", ""),
     ],
@@ -340,10 +343,11 @@ def test_parts_of_a_data_set_are_recognised_by_their_names(folders, parts):
 
 
 def test_parts_of_a_data_set_are_no_classes(tmp_path):
-    for part in ("train", "test"):
+    for part in ("cat/train", "cat/test", "dog"):
         write_images(tmp_path / part, 24, classes=2)
-    assert inspected(tmp_path).found["classes"] == 0
-    assert inspected(tmp_path / "train").found["class_names"] == ["class0", "class1"]
+    assert inspected(tmp_path).found["class_names"] == ["cat", "dog"]
+    assert inspected(tmp_path / "cat").found["classes"] == 0
+    assert inspected(tmp_path / "cat" / "train").found["class_names"] == ["class0", "class1"]
 
 
 @pytest.mark.parametrize(
