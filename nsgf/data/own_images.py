@@ -74,13 +74,12 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
     from PIL import Image
 
     if not root.is_dir():
-        reason = "no such folder; name a folder of images"
-        if root.is_file():
-            reason = "a file; unpack an archive, and name the folder of the images"
+        reason = "a file" if root.is_file() else "no such folder"
         raise wrong_setting(
             "data.path",
             root,
-            f"{reason}, a file .npz or .npy, or a file of points with {suggest('exp', 'points')}",
+            f"{reason}; name a folder of images (unpack an archive first), a file .npz or .npy, or "
+            f"a file of points with {suggest('exp', 'points')}",
         )
     home = root.resolve()
     endings = {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
