@@ -210,7 +210,7 @@ def _class_rules(config: Config) -> Iterator[Rule]:
         yield (
             "data.conditional",
             f"must be false for {data.name}, which has no classes (labels, or two or more folders "
-            "of ten or more images and no other images)",
+            "of ten or more images, no other images, and no folders such as train and test)",
         )
     if data.fake:
         yield "data.conditional", "must be false with data.fake, whose images have no classes"

@@ -9,10 +9,10 @@ the array ``images``, or ``data.key``, and for classes ``labels`` (N,). A .npy f
 import hashlib
 import math
 import os
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,14 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
+from nsgf.data.image_files import (
+    FORMATS,
+    GREY,
+    has_more_channels,
+    has_more_pictures,
+    image_pixels,
+    open_image,
+)
 from nsgf.data.images import ImageSet, to_bytes
 from nsgf.data.own import (
     ARRAYS,
@@ -41,10 +49,6 @@ from nsgf.system.output import format_bytes
 T = TypeVar("T")
 LEAST_OF_CLASS = 10
 """Smallest number of images in each class."""
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
-"""Formats that Pillow may read. For some other formats, it would start programs."""
-GREY = "1LI"
-"""First letters of Pillow's modes without colour. Modes with an I have 16 bits per pixel."""
 CHANNELS = range(1, 5)
 """Allowed numbers of channels of images in a file."""
 LEAST_SIDE = 4
@@ -53,6 +57,12 @@ MOST_SIDE = 64
 """Largest side in pixels of images in a folder that keep their size."""
 USUAL_SIDE = 32
 """Side in pixels to which other images are scaled."""
+PARTS = (
+    ("training|train", "validation|valid|val|dev", "testing|test|evaluation|eval"),
+    ("JPEGImages|images?|imgs?", "Segmentation(?:Class|Object)|annotations?|masks?|labels?|gt"),
+)
+"""Words for the parts of a data set in names of folders. Of each row, one part is trained on, and
+those on its left before those on its right."""
 SLACK = 1e-3
 """Largest distance of floats from [-1, 1], a fraction of the step between two bytes."""
 
@@ -64,11 +74,12 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
     from PIL import Image
 
     if not root.is_dir():
+        reason = "a file" if root.is_file() else "no such folder"
         raise wrong_setting(
             "data.path",
             root,
-            "no such folder; name a folder of images, a file .npz or "
-            f".npy, or a file of points with {suggest('exp', 'points')}",
+            f"{reason}; name a folder of images (unpack an archive first), a file .npz or .npy, or "
+            f"a file of points with {suggest('exp', 'points')}",
         )
     home = root.resolve()
     endings = {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
@@ -94,6 +105,27 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
             f"{len(images)} images in it, must be {LEAST} or more of {', '.join(FORMATS)}",
         )
     return sorted(images, key=lambda file: file.parts), others
+
+
+def find_parts(files: list[Path]) -> list[Path]:
+    """Return the folders beside each other that look like parts of one data set, such as train and
+    test, or images and masks, the one to train on first. Return an empty list if there are none.
+    Names of parts differ only in that word: seg_train and seg_test, train2017 and val2017."""
+    innermost = {file.parent for file in files}
+    folders = innermost.union(*(folder.parents for folder in innermost))
+    for words in PARTS:
+        alike = defaultdict[tuple[Path, str], dict[int, Path]](dict)
+        for folder in sorted(folders, key=lambda folder: (len(folder.parts), folder)):
+            for number, word in enumerate(words):
+                rest, count = re.subn(
+                    rf"(?<![A-Za-z])(?i:{word})(?:set)?(?![a-z])", "", folder.name
+                )
+                if count:
+                    alike[folder.parent, rest].setdefault(number, folder)
+        for parts in alike.values():
+            if len(parts) > 1:
+                return [parts[number] for number in sorted(parts)]
+    return []
 
 
 def is_array(config: DataConfig) -> bool:
@@ -157,16 +189,14 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
     notes = []
     seen = []
 
-    def inspect(image: Any) -> tuple[bool, int, tuple[int, int]]:
+    def inspect(image: Any) -> tuple[bool, int, tuple[int, int], bool, bool]:
         """Return, for an image of Pillow: whether it is grey, its largest value (0 unless it has 16
-        bits), and (width, height). Raise ValueError for pixels without a known range."""
-        if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
-            raise ValueError("its pixels are floats, signed or of 32 bits; save 8 or 16 bits")
+        bits), (width, height), and whether channels and pictures of its file are left out."""
         highest = int(np.max(image)) if image.mode[0] == "I" else 0
-        about = image.mode[0] in GREY, highest, image.size
+        about = image.mode[0] in GREY, highest, image.size, has_more_channels(image)
         if config.skip_broken:
-            _pixels(image, 3, USUAL_SIDE)
-        return about
+            image_pixels(image, 3, USUAL_SIDE)
+        return *about, has_more_pictures(image)
 
     # describe each file
     files, others = find_images(root)
@@ -180,7 +210,7 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
             broken.append(one_line(file.as_posix()))
     if broken:
         files, _ = find_images(root, broken)
-    greys, levels, sizes, contents = zip(*seen, strict=True)
+    greys, levels, sizes, more_channels, more_pictures, contents = zip(*seen, strict=True)
     side = config.size
     if side is None or side == "auto":
         side = _own_side({*sizes}) or USUAL_SIDE
@@ -189,7 +219,7 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
                 f"images are scaled to {side} x {side} pixels (use {suggest('data.size')} for "
                 "another size)"
             )
-    decode = partial(_pixels, channels=3, size=side)
+    decode = partial(image_pixels, channels=3, size=side)
     _refuse_plain(config, (_decode(root, file, digest.copy(), decode)[0] for file in files))
     # lines for the user
     highest = max(levels)
@@ -200,12 +230,25 @@ def _inspect_folder(config: DataConfig) -> tuple[Found, int, list[str]]:
         notes.append(
             f"16-bit values up to {highest}: dark images; multiply them by {(2**16 - 1) // highest}"
         )
+    if count := sum(more_pictures):
+        notes.append(f"{count} files have several pages or frames: only the first is used")
+    if count := sum(more_channels):
+        notes.append(f"{count} files have more channels than grey, RGB or CMYK: left out")
     # subfolders are classes if each has enough images
+    parts = find_parts(files)
+    if parts:
+        notes.append(
+            f"{list_names([part.as_posix() for part in parts])} look like parts of one data set, "
+            f"not like classes: all {len(files)} images are trained on; for one part say "
+            f"{suggest('data.path', root / parts[0])}"
+        )
     counts_of = Counter(file.parts[0] for file in files if len(file.parts) > 1)
     outside = len(files) - counts_of.total()
     classes = [repr(name)[1:-1] for name in sorted(counts_of)]  # printable
     least = min(counts_of, key=counts_of.__getitem__, default="")
-    if classes and (len(classes) == 1 or counts_of[least] < LEAST_OF_CLASS or outside):
+    if parts and len(parts[0].parts) == 1:
+        classes = []
+    elif classes and (len(classes) == 1 or counts_of[least] < LEAST_OF_CLASS or outside):
         classes = []
         notes.append(
             f"subfolders are not used as classes: must be 2 or more of {LEAST_OF_CLASS} or more "
@@ -291,7 +334,7 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
 
     def keep(image: Any, place: Tensor | None) -> None:
         if place is not None:
-            place.copy_(_pixels(image, channels, size))
+            place.copy_(image_pixels(image, channels, size))
 
     for number, file in enumerate(_usable(config)):
         _decode(root, file, digest, partial(keep, place=places.get(number)))
@@ -312,39 +355,21 @@ def read_labels(config: DataConfig, held_out: bool = False) -> Tensor:
 def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> tuple[T, int]:
     """Open an image file, and return ``read(image)`` and a hash of the file's content. Add name and
     content to ``digest``. Pillow decodes the image only when ``read`` needs pixels."""
-    from PIL import Image
-
     try:
         content = (root / file).read_bytes()
-        value = read(Image.open(BytesIO(content), formats=FORMATS))
+        value = read(open_image(content))
     except Exception as error:  # Pillow raises many types
         raise wrong_setting(
             "data.path",
             root,
             f"{file} cannot be read as one of "
-            f"{', '.join(FORMATS)} ({one_line(error)}); remove it, or say "
-            f"{suggest('data.skip_broken', 'true')}",
+            f"{', '.join(FORMATS)} ({one_line(error)}); remove it, convert it to an 8-bit PNG, "
+            f"or say {suggest('data.skip_broken', 'true')}",
         ) from error
     name = file.as_posix().encode("utf-8", "surrogateescape")
     digest.update(b"%d %s %d " % (len(name), name, len(content)))
     digest.update(content)
     return value, hash(content)
-
-
-def _pixels(image: Any, channels: int, size: int) -> Tensor:
-    """Convert an image of Pillow to the shape of its set.  uint8, (C, size, size)"""
-    from PIL import Image, ImageOps
-
-    image.draft(None, (2 * size, 2 * size))  # decodes large JPEG photos six times faster
-    image = ImageOps.exif_transpose(image)
-    if image.mode[0] == "I":  # Pillow itself would cut off 16 bits at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        image = image.convert("RGBA")  # white instead of the colour hidden below
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("L" if channels == 1 else "RGB")
-    image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(image, np.uint8).reshape(size, size, -1)).permute(2, 0, 1)
 
 
 def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, list[str], str]:

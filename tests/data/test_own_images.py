@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from nsgf.data.own import split_rows
 from nsgf.data.own_images import (
     class_numbers,
     find_images,
+    find_parts,
     image_bytes,
     inspect_images,
     read_images,
@@ -64,7 +66,8 @@ def test_images_are_found_in_the_order_of_their_names(tmp_path):
     own = write_images(tmp_path / "own" / "b", 8).parent
     write_images(own / "a" / "deep", 8, suffix=".JPG")
     write_images(own / ".cache", 3)
-    for name in ("notes.txt", ".hidden.png"):
+    (own / "__MACOSX").mkdir()
+    for name in ("notes.txt", ".hidden.png", "__MACOSX/._000.png"):
         (own / name).write_bytes(b"x")
     (own / "broken.png").symlink_to("nowhere")
     (own / "linked").symlink_to(write_images(tmp_path / "elsewhere", 4))
@@ -130,6 +133,21 @@ def test_modes_are_decoded(image, options, values, tmp_path):
     assert pixels.float().mean((1, 2)).tolist() == pytest.approx(values, abs=1)
 
 
+def write_pages(folder, count):
+    """Add TIFF files of two pages."""
+    images = [Image.effect_noise((8, 8), 50) for _ in range(2 * count)]
+    for number in range(count):
+        first, second = images[number::count]
+        first.save(folder / f"pages{number}.tif", save_all=True, append_images=[second])
+
+
+def write_channels(folder, count):
+    """Add TIFF files of red, green, blue and infrared."""
+    for number in range(count):
+        noise = Image.merge("RGBX", [Image.effect_noise((8, 8), 50) for _ in range(4)])
+        noise.save(folder / f"channels{number}.tif")
+
+
 TWELVE_BITS = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
 
 
@@ -142,6 +160,10 @@ TWELVE_BITS = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
         ),
         (lambda own: write_images(write_images(own, classes=2) / "few", 3), "(few has 3)"),
         (lambda own: write_images(own / "train", classes=2), "{own}/train"),
+        (lambda own: write_pages(write_images(own), 3), "3 files have several pages"),
+        (lambda own: write_channels(write_images(own), 2), "2 files have more channels"),
+        (lambda own: write_images(write_images(own / "Test") / "../Train"), "{own}/Train"),
+        (lambda own: write_images(write_images(own / "a/val").parent / "train"), "{own}/a/train"),
         (lambda own: write_all(own, Image.fromarray(TWELVE_BITS)), "4095"),
         (
             lambda own: shutil.copy(write_images(own) / "000.png", own / "b.png"),
@@ -207,8 +229,9 @@ def cut(suffix):
     return whole.getvalue()[:-300]
 
 
-def floats():
-    Image.fromarray(np.arange(64, dtype="f4").reshape(8, 8)).save(whole := BytesIO(), "TIFF")
+def tiff(pixels, **tags):
+    options = {int(number[1:]): value for number, value in tags.items()}
+    Image.fromarray(pixels.reshape(8, 8)).save(whole := BytesIO(), "TIFF", tiffinfo=options)
     return whole.getvalue()
 
 
@@ -219,7 +242,8 @@ BROKEN = {
     "postscript.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n\nshowpage\n",
     "cut.png": cut("PNG"),
     "cut.jpg": cut("JPEG"),
-    "floats.tif": floats(),
+    "floats.tif": tiff(np.arange(64, dtype="f4")),
+    "negative.tif": tiff(np.arange(64, dtype="u2"), _262=0),
 }
 
 
@@ -284,6 +308,46 @@ def test_a_run_without_broken_images_finds_the_same_ones_again(tmp_path):
 
 
 # --- classes ---
+
+
+@pytest.mark.parametrize(
+    ("folders", "parts"),
+    [
+        ("train test", "train test"),
+        ("Testing/a Training/a Training/b", "Training Testing"),
+        ("validation train test", "train validation test"),
+        ("valid test", "valid test"),
+        ("seg_test/seg_test/sea seg_train/seg_train/sea", "seg_train seg_test"),
+        ("train2017 val2017", "train2017 val2017"),
+        ("testA testB trainA trainB", "trainA testA"),
+        ("DIV2K_train_HR DIV2K_valid_HR", "DIV2K_train_HR DIV2K_valid_HR"),
+        ("trainset testset", "trainset testset"),
+        ("TRAINING VALIDATION", "TRAINING VALIDATION"),
+        ("b/test b/train test train", "train test"),
+        ("Masks images", "images Masks"),
+        ("train_images test_images train_masks", "train_images test_images"),
+        ("pets/annotations/trimaps pets/images", "pets/images pets/annotations"),
+        ("train/images train/labels", "train/images train/labels"),
+        ("bus train tram", ""),
+        ("train_station test_tube image_1", ""),
+        ("trainer tester imagery maskless", ""),
+        ("retrain retest", ""),
+        ("a/train b/test", ""),
+        (".", ""),
+    ],
+)
+def test_parts_of_a_data_set_are_recognised_by_their_names(folders, parts):
+    files = [Path(folder) / "0.png" for folder in folders.split()]
+    for order in (files, files[::-1]):
+        assert [str(folder) for folder in find_parts(order)] == parts.split()
+
+
+def test_parts_of_a_data_set_are_no_classes(tmp_path):
+    for part in ("cat/train", "cat/test", "dog"):
+        write_images(tmp_path / part, 24, classes=2)
+    assert inspected(tmp_path).found["class_names"] == ["cat", "dog"]
+    assert inspected(tmp_path / "cat").found["classes"] == 0
+    assert inspected(tmp_path / "cat" / "train").found["class_names"] == ["class0", "class1"]
 
 
 @pytest.mark.parametrize(
@@ -444,6 +508,7 @@ def test_labels_belong_to_the_images_whose_name_begins_alike(tmp_path):
 def unusable(tmp_path):
     """A folder of things that are no set of images."""
     write_images(tmp_path / "few", 15)
+    shutil.make_archive(str(tmp_path / "few"), "zip", tmp_path / "few")
     write_all(tmp_path / "plain", constant("RGB", (1, 2, 3)))
     for name, array in {"black": np.zeros_like(PIXELS), "one": PIXELS[0], "own": PIXELS}.items():
         np.savez(tmp_path / f"{name}.npz", images=array)
@@ -455,6 +520,8 @@ def unusable(tmp_path):
     ("place", "how", "words"),
     [
         ("nowhere", {}, r"data\.path = .*no such folder"),
+        ("few.zip", {}, r"data\.path = .*few\.zip: a file; .*unpack"),
+        ("few/000.png", {}, r"data\.path = .*000\.png: a file"),
         ("few", {}, r"data\.path = .*15 images"),
         ("plain", {}, r"data\.path = .*equal"),
         ("black.npz", {"size": None}, r"data\.path = .*equal"),

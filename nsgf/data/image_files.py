@@ -1,0 +1,134 @@
+"""One image file: opened by Pillow, checked, and converted to bytes.
+
+Pillow opens some kinds of TIFF, PNG and JPEG 2000 without an error, but decodes them to wrong
+values. :func:`open_image` refuses such files: a program that converts images reads them better.
+"""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
+"""Formats that Pillow may read. For some other formats, it would start programs."""
+GREY = "1LI"
+"""First letters of Pillow's modes without colour. Modes with an I have 16 bits per pixel."""
+FULL_RANGE = (0, 255, 128, 255, 128, 255)
+"""Black and white of Y, Cb and Cr if they use all values."""
+
+
+def open_image(content: bytes) -> Any:
+    """Return the image of a file as an image of Pillow. Its pixels are not decoded yet.
+
+    Raises:
+        ValueError: Pillow cannot read the file, decodes its kind to wrong values, or the range of
+            its pixels is not known.
+        Exception: Pillow raises many types for damaged files.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError:  # its message names an object in memory
+        raise ValueError("damaged, or of a kind that Pillow does not read") from None
+    problem = ""
+    if image.format == "TIFF":
+        problem = _tiff_problem(image)
+    elif image.format == "PNG":
+        problem = _png_problem(image, content)
+    elif image.format == "JPEG2000":
+        problem = _jpeg2000_problem(image, content)
+    elif image.mode == "F":
+        problem = "floats"
+    if problem:
+        raise ValueError(f"{image.format} with {problem}")
+    return image
+
+
+def _tiff_problem(image: Any) -> str:
+    """Return why Pillow would decode a TIFF to wrong values, or an empty text. The numbers are
+    those of the TIFF specification."""
+    tags = image.tag_v2
+    photometric = tags.get(262)
+    bits = max(tags.get(258, (1,)))
+    compression = tags.get(259, 1)
+    is_plain = compression == 1
+    is_reversed = tags.get(266, 1) == 2
+    is_planar = tags.get(284, 1) == 2
+    colours = tags.get(320, ())
+    black_and_white = tags.get(532, FULL_RANGE)
+    is_full_ycc = tags.get(530, (2, 2)) == (1, 1) and tuple(black_and_white) == FULL_RANGE
+    problems = {
+        # what the pixels mean
+        "no photometric interpretation": photometric is None,
+        "Lab colours": photometric == 8,
+        "floats or signed numbers": set(tags.get(339, (1,))) != {1},
+        f"{bits} bits per sample": bits not in (1, 2, 4, 8, 16),
+        "16 bits per sample where 0 is white": photometric == 0 and bits == 16,
+        "an unusual colour map": photometric == 3
+        and (len(colours) != 3 * 2**bits or max(colours) < 256),
+        "inks other than CMYK": photometric == 5 and tags.get(332, 1) != 1,
+        "reduced or narrow YCbCr": photometric == 6 and is_plain and not is_full_ycc,
+        # where the samples are
+        "planes stored apart": is_planar
+        and (
+            image.mode in ("LA", "PA")
+            or (is_plain and (bits == 16 or photometric == 0 or is_reversed))
+        ),
+        "a predictor that its compression does not have": tags.get(317, 1) != 1
+        and compression not in (5, 8, 32946, 34925, 50000),
+        "a volume": tags.get(32997, 1) != 1,
+        "a preview as its first page": tags.get(254, 0) & 1 and (image.is_animated or 330 in tags),
+    }
+    return next((problem for problem, applies in problems.items() if applies), "")
+
+
+def _png_problem(image: Any, content: bytes) -> str:
+    """Return the same as :func:`_tiff_problem` for a PNG."""
+    bits = content[24]  # of the first chunk, IHDR
+    has_colour_key = "transparency" in image.info and image.mode != "P"
+    return f"a transparent colour of {bits} bits" if has_colour_key and bits not in (1, 8) else ""
+
+
+def _jpeg2000_problem(image: Any, content: bytes) -> str:
+    """Return the same as :func:`_tiff_problem` for a JPEG 2000. Of several channels with more than
+    8 bits, Pillow decodes white as 0."""
+    if len(image.getbands()) == 1:
+        return ""
+    size = content.index(b"\xff\x4f\xff\x51")  # markers SOC and SIZ
+    count = int.from_bytes(content[size + 40 : size + 42], "big")
+    bits = 1 + max(depth & 0x7F for depth in content[size + 42 : size + 42 + 3 * count : 3])
+    return f"{bits} bits per channel" if bits > 8 else ""
+
+
+def has_more_pictures(image: Any) -> bool:
+    """Whether an image file has pages or frames after the first. Call it last: it may change the
+    image."""
+    try:
+        return getattr(image, "is_animated", False)
+    except Exception:  # there is a second frame, but it is damaged
+        return True
+
+
+def has_more_channels(image: Any) -> bool:
+    """Whether Pillow leaves out channels of a TIFF, such as infrared."""
+    return image.format == "TIFF" and image.tag_v2.get(277, 1) > len(image.getbands())
+
+
+def image_pixels(image: Any, channels: int, size: int) -> Tensor:
+    """Convert an image of Pillow to bytes: turned as its EXIF data say, on white, its middle
+    square.  uint8, (C, size, size)"""
+    from PIL import Image, ImageOps
+
+    image.draft(None, (2 * size, 2 * size))  # decodes large JPEG photos six times faster
+    image = ImageOps.exif_transpose(image)
+    if image.mode[0] == "I":  # Pillow itself would cut off 16 bits at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")  # white instead of the colour hidden below
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("L" if channels == 1 else "RGB")
+    image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(image, np.uint8).reshape(size, size, -1)).permute(2, 0, 1)
