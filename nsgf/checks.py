@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 from nsgf.config.schema import OF_PHASES, Config
@@ -167,6 +168,8 @@ def _general_rules(config: Config) -> Iterator[Rule]:
         usual = SETTINGS[f"data.{name}"].default
         if name not in target.uses and getattr(data, name) != usual:
             must = f"must be {format_value(usual)} for {data.name}"
+            if "path" in target.uses and data.path:
+                must += f" in {Path(data.path).name}"
             if name == "path":
                 must += f"; for your own data use {suggest('exp')} points or images"
             yield f"data.{name}", must

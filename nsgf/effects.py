@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import KEYS, SETTINGS, Layer
 from nsgf.config.values import format_value
-from nsgf.system.errors import wrong_setting
+from nsgf.system.errors import UserError, name_setting
 
 _TRAINING = " ".join({key.partition(".")[0] for key in KEYS} - {"evaluation", "compare"})
 _RUN = "exp method smoke seed device out_dir data.root data.path data.download train.precision "
@@ -29,6 +29,8 @@ SAVES = {"train": "evaluation", "preflight": "evaluation"}
 """Settings and sections that a command only saves, for later commands."""
 UNUSED = {"evaluate": ("sampling.num_samples",)}
 """Settings that a command does not use, although it uses their section."""
+PLACES = ("data.root", "data.download")
+"""Settings about places of data, which scripts may give to every command."""
 STRICT = ("report --compare", "export", "list")
 """Commands that also refuse options that they do not use."""
 
@@ -44,18 +46,26 @@ def accepts(command: str, key: str) -> bool:
     return is_used(command, key) or key.partition(".")[0] in SAVES.get(command, "").split()
 
 
-def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> None:
-    """Raise UserError if a setting that the user gives has no effect on a command.
+def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list[str]:
+    """Raise UserError if a setting that the user gives has no effect on a command. Return lines
+    about places of data that the command does not read.
 
     Args:
         layer: the settings of flags or arguments.
         configs: the settings that hold, or those of each method of a comparison.
     """
-    for key in layer.keys() & KEYS.keys():
+    notes = []
+    problems = []
+    for key in filter(KEYS.__contains__, layer):
         if reason := find_obstacle(command, key, configs):
-            raise wrong_setting(
-                key, format_value(layer[key]), f"has no effect {reason}; leave it out"
-            )
+            text = f"{name_setting(key, format_value(layer[key]))}: has no effect {reason}"
+            if command == "sample" and key in PLACES:
+                notes.append(text)
+            else:
+                problems.append(f"{text}; leave it out")
+    if problems:
+        raise UserError("; ".join(problems))
+    return notes
 
 
 def find_ineffective(command: str, keys: Collection[str], configs: Sequence[Config]) -> list[str]:
@@ -66,8 +76,12 @@ def find_ineffective(command: str, keys: Collection[str], configs: Sequence[Conf
 def find_obstacle(command: str, key: str, configs: Sequence[Config]) -> str:
     """Return why a setting has no effect on a command, such as ``with method otcfm``; empty if it
     has one. For a comparison, one of its methods must use the setting."""
+    from nsgf.data import is_image_set  # loads torch
+
     if not accepts(command, key):
         return f"on {command}"
+    if command == "sample" and key in (*PLACES, "data.path") and is_image_set(configs[0].data):
+        return "on sample, which reads no images"
     obstacles = [obstacle_in(config, key) for config in configs]
     return f"with {obstacles[0]}" if all(obstacles) else ""
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, get_args
 from nsgf.config.files import (
     CONFIGS,
     EXPERIMENTS,
-    METHODS,
     PRETRAINED,
     Experiment,
     method_layers,
@@ -186,7 +185,7 @@ def resolve(
     fits_pool = command != "compare" and "pool.num_batches" not in on_top
     config = _configure(own, method, given, run is None, keeps_total, notes, fits_pool)
     if run is None:
-        config = _fit_warmups(recipe, config, given, notes)
+        config = _fit_warmups(recipe, method, config, given, notes)
     if command in ("train", "preflight"):
         check_training(config)
     methods = []
@@ -194,14 +193,14 @@ def resolve(
         lines: list[str] = []
         try:
             configured = _configure(own, name, given, True, keeps_total, lines)
-            methods.append(_fit_warmups(recipe, configured, given, lines))
+            methods.append(_fit_warmups(recipe, name, configured, given, lines))
             check_training(methods[-1])
         except UserError as error:
             raise UserError(f"{error} (method {name})") from error
         notes += [line for line in lines if line.startswith("method ") and line not in notes]
     # settings without effect
     if command in USES and not options.get("compare"):
-        check_effects(command, flags, methods or [config])
+        notes += check_effects(command, flags, methods or [config])
         keys = [key for key, value in on_top.items() if value != SETTINGS[key].default]
         if names := find_ineffective(command, keys, methods or [config]):
             notes.append(f"config: without effect on this {command}: {list_names(names)}")
@@ -226,11 +225,12 @@ def _put_on_top(file: Experiment, settings: Layer, methods: dict[str, Layer]) ->
     return Experiment({**spread_optim(file.settings), **settings}, sections)
 
 
-def _fit_warmups(recipe: Experiment, config: Config, given: Layer, notes: list[str]) -> Config:
+def _fit_warmups(
+    recipe: Experiment, method: str | None, config: Config, given: Layer, notes: list[str]
+) -> Config:
     """Return the configuration with shorter warm-ups if it has fewer updates than the recipe. Add a
     line about them to ``notes``."""
-    name = config.method if config.method in (*METHODS, *recipe.methods) else None
-    below, own = method_layers(recipe, name)
+    below, own = method_layers(recipe, method)
     fitted = shorter_warmups(build({**below, **own}), config, given)
     if fitted:
         notes.append(f"for fewer updates than in the recipe: {format_layer(fitted)}")

@@ -12,6 +12,7 @@ import nsgf
 from nsgf.cli.arguments import parse
 from nsgf.config.settings import SETTINGS, change, spread_optim
 from nsgf.config.values import format_value
+from nsgf.effects import check_effects
 from nsgf.run import checkpoint
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -88,6 +89,14 @@ def test_a_comparison_takes_settings_that_one_of_its_methods_uses():
 def test_commands_on_a_run_refuse_settings_of_training(command, flag, tiny_run):
     with pytest.raises(UserError, match="no effect"):
         parse([command, "--run", str(tiny_run.path), flag])
+
+
+def test_sampling_of_images_reads_none():
+    config = shipped("mnist")
+    assert "data.root" in "".join(check_effects("sample", {"data.root": "x"}, [config]))
+    assert check_effects("evaluate", {"data.root": "x"}, [config]) == []
+    with pytest.raises(UserError, match="data.path"):
+        check_effects("sample", {"data.path": "x"}, [config])
 
 
 def test_python_refuses_settings_of_training_for_a_trained_run(tiny_run):

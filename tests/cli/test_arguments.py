@@ -225,7 +225,7 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --data.path x.csv", "use --exp points or images"),
     ("train", "2d", "2d: must follow a flag"),
     ("train", "--exp 2d --phases nsgf nsf", "lists have commas"),
-    ("train", "--exp images --data.path=faces.jpg", "no such folder"),
+    ("train", "--exp images --data.path=faces.jpg", "a file"),
     ("train", "--exp 2d --lr 1 --lr=3", "--lr: given twice"),
     ("train", "--exp 2d --train-iters", "--train-iters: expected one argument"),
     (
