@@ -39,6 +39,7 @@ def _row(key: str, meaning: str) -> str:
     allowed = describe_type(item.kind)
     if item.range:
         allowed += f", {item.range}".removesuffix(f" and <= {MANY}")
+    meaning += "".join(f" Only if {condition}." for condition in item.conditions)
     cells = [f"`{key}`", allowed, f"`{format_value(item.default)}`", meaning, _on_resume(key)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -95,7 +95,7 @@ def test_sampling_of_images_reads_none():
     config = shipped("mnist")
     assert "data.root" in "".join(check_effects("sample", {"data.root": "x"}, [config]))
     assert check_effects("evaluate", {"data.root": "x"}, [config]) == []
-    with pytest.raises(UserError, match="data.path"):
+    with pytest.raises(UserError, match=r"data\.path"):
         check_effects("sample", {"data.path": "x"}, [config])
 
 

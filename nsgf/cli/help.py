@@ -87,6 +87,7 @@ def _explain(name: str, keys: Keys, docs: dict[str, str], is_full: bool) -> dict
         text = docs[f"optim.{key.rpartition('.')[2]}" if is_inherited(key) else key]
         if key.startswith("optim.") and name != key:
             text += " It holds for every phase."
+        text += "".join(f" Only if {condition}." for condition in item.conditions if is_full)
         if is_full and name != key:
             text += f" It sets {' and '.join(keys)}."
         if is_full:
