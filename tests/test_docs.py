@@ -82,11 +82,11 @@ def test_commands_that_train_are_accepted(blocks):
 @pytest.mark.timeout(300)
 def test_commands_of_the_first_steps_run(blocks):
     """As they stand there, with fewer updates."""
-    small = "--train-iters 4 --batch-size 8 --pool-batches 2 --model.mlp.width 16"
+    small = "--train-iters 4 --batch-size 8 --pool-batches 2"
     for words in commands_of(FIRST_STEPS):
         if "--minutes" in words:
-            starts = ["--nsf.starts", "40"] if "images" in words else []
-            words = [*words[: words.index("--minutes")], *small.split(), *starts]
+            kind = "--nsf.starts 40" if "images" in words else "--model.mlp.width 16"
+            words = [*words[: words.index("--minutes")], *small.split(), *kind.split()]
         assert main([word.replace("20000", "6") for word in words]) == 0
     assert len(Path("more-flowers.csv").read_text().splitlines()) == 1001
     exec(textwrap.dedent(blocks[-1]), {})
