@@ -191,7 +191,7 @@ def test_names_of_methods_mean_those_of_the_package(methods, tmp_path, monkeypat
     ("how", "words"),
     [
         ({"methods": max}, "methods: a function needs a name"),
-        ({"methods": [max]}, "methods: a function needs a name"),
+        ({"methods": [max], "against": ["nsgf"]}, "methods: a function needs a name"),
         ({"methods": ["nsgf"], "against": ["1rf"]}, "methods: .*against"),
         ({"methods": ["nope"]}, "method = nope"),
         ({"methods": {"nsgf"}}, "methods = "),

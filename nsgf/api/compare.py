@@ -143,9 +143,9 @@ def compare(
 def _package_methods(methods: Any, against: Any) -> Any:
     """Return the argument ``methods`` as names of methods of the package. Raise UserError if it has
     functions, or if ``against`` has names too."""
-    if against is not None:
-        raise UserError("methods: has names of methods, as against; leave one out")
     names = to_plain(methods)
     if any(map(callable, names if isinstance(names, list) else [names])):
         raise UserError('methods: a function needs a name, as in methods={"mine": draw}')
+    if against is not None:
+        raise UserError("methods: has names of methods, as against; leave one out")
     return names

@@ -59,8 +59,9 @@ class Run:
     ``keep_path=True``, the intermediate states."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks for sampling by phase, in eval mode and without gradients. Velocity networks
-    take (x, t), or (x, t, labels) with classes; a time predictor takes (x). With an affine start,
-    first apply ``sampler.legs[0].network`` to the noise."""
+    take (x, t), or (x, t, labels) with classes; a time predictor takes (x). All are tensors on
+    ``device``; x and t are float32. With an affine start, first apply ``sampler.legs[0].network``
+    to the noise."""
     folder: RunFolder = field(repr=False)
     """The run's files."""
 
