@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from nsgf.sinkhorn import BatchedSolver, Flow
-from nsgf.sinkhorn.base import as_clouds, full_precision, positive_number
+from nsgf.sinkhorn.base import (
+    Array,
+    around_mean,
+    as_clouds,
+    full_precision,
+    positive_number,
+    to_tensor,
+)
+from nsgf.system.errors import UserError
 
 Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
 Observer = Callable[[Tensor], None] | None  # called with the states after each step
@@ -47,7 +55,8 @@ def run_flow(flow: Flow, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
     float32. Raise UserError if shapes differ, clouds are not finite, or the solver fails.
     """
     start, targets = as_clouds(x, y)
-    positions = start.new_empty(*start.shape[:2], len(etas) + 1, start.shape[2])
+    shape = (*start.shape[:2], len(etas) + 1, start.shape[2])
+    positions = start.new_empty(shape, dtype=torch.float32)
     positions[:, :, 0] = start
     with full_precision(x.device):
         particles = flow.start(start, targets, len(etas))
@@ -139,17 +148,25 @@ class SinkhornFlowMatcher:
         self._etas = step_sizes(positive_number("steps", steps, is_whole=True), eta)
 
     def sample_location_and_conditional_flow(
-        self, x0: Tensor, x1: Tensor
+        self, x0: Array, x1: Array
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw one step of each particle.
-        Return t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut from 0 to 1 is the
-        flow."""
+        Return t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut from 0 to 1 is the flow.
+        Raise UserError unless both are finite, of one shape and of a floating-point type."""
+        start = to_tensor("x0", x0)
+        end = to_tensor("x1", x1)
+        for name, points in (("x0", start), ("x1", end)):
+            if not points.is_floating_point():
+                raise UserError(f"{name} is {points.dtype}: must be of a floating-point type")
         report = self._flow.report
         before = report.unconverged
-        positions = run_flow(self._flow, x0.unsqueeze(0), x1.unsqueeze(0), self._etas)[0]
+        # around the mean, because differences of positions far from the origin lose digits
+        x, y, origin = around_mean(*as_clouds(start.unsqueeze(0), end.unsqueeze(0)))
+        positions = run_flow(self._flow, x, y, self._etas)[0]  # (N, T + 1, D)
         if report.unconverged > before:
             warnings.warn(f"{report}; use a larger blur", RuntimeWarning, stacklevel=2)
-        particles = torch.arange(len(x0), device=x0.device)
-        step = torch.randint(len(self._etas), (len(x0),), device=x0.device)
+        particles = torch.arange(len(start), device=start.device)
+        step = torch.randint(len(self._etas), (len(start),), device=start.device)
         xt, ut, t = flow_pairs(positions, particles, step, 1 / len(self._etas))
-        return t.to(x0), xt.to(x0), ut.to(x0)
+        xt = xt + origin[0]
+        return t.to(start), xt.view(start.shape).to(start), ut.view(start.shape).to(start)

@@ -1,6 +1,7 @@
 """The names that the package offers to programs."""
 
 import json
+import math
 import os
 import re
 import textwrap
@@ -72,7 +73,8 @@ def test_samples_do_not_depend_on_their_number_or_batches(small_run, capsys):
 @pytest.mark.parametrize("solver", ["heun", "dopri5"])
 def test_only_samples_of_dopri5_depend_on_their_batch(small_run, solver):
     """As the docstring says."""
-    settings = {"sampling.solver": solver, "sampling.tolerance": 0.1}
+    settings = {"sampling.solver": solver}
+    settings |= {"sampling.tolerance": 0.1} if solver == "dopri5" else {}
     run = nsgf.load(small_run.path, overrides=settings)
     alone, together = (run.sample(20, seed=1, batch_size=size) for size in (1, 20))
     assert torch.allclose(alone, together, atol=1e-5) == (solver != "dopri5")
@@ -149,12 +151,62 @@ def test_a_run_is_opened_on_another_device(small_run):
         run.to("cuda:99")
 
 
+def test_an_open_run_stands_for_its_folder(small_run):
+    """Opened again, it shows updates that were trained since."""
+    run = nsgf.load(small_run.path, overrides={"sampling.solver": "heun"})
+    longer = nsgf.train(resume=run, overrides={"nsf.iterations": 14}, quiet=True)
+    assert longer.path == run.path
+    assert longer.progress["nsf"] == "14 of 14"
+    assert run.progress["nsf"] == "12 of 12"
+    again = nsgf.load(run)
+    assert again.progress == longer.progress
+    assert again.config.sampling.solver == "euler"
+    exported = nsgf.load(run.export(small_run.path.parent / "exported"))
+    assert nsgf.load(exported).path == exported.path
+    with pytest.raises(UserError, match="exported"):
+        nsgf.train(resume=exported)
+
+
+def test_an_open_run_brings_the_network_of_the_caller(tmp_path):
+    how = {"network": Sixteen, "overrides": {**SMALL, "phases": ["nsgf"]}, "quiet": True}
+    run = nsgf.train("2d", out_dir=tmp_path, **how)
+    assert torch.equal(nsgf.load(run).sample(5, seed=0), run.sample(5, seed=0))
+    longer = nsgf.train(resume=run, iterations=6, quiet=True)
+    assert longer.progress["nsgf"] == "6 of 6"
+    with pytest.raises(UserError, match="network"):
+        nsgf.load(run, network=torch.nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("minutes", [0.5, "0.5", np.float32(0.5), torch.tensor(0.5)])
+def test_minutes_may_be_any_number(minutes, tmp_path, monkeypatch):
+    class Trained(Exception):
+        pass
+
+    def train(*_, minutes, **__):
+        raise Trained(repr(minutes))
+
+    monkeypatch.setattr(experiment, "train", train)
+    with pytest.raises(Trained, match=r"^0\.5$"):
+        nsgf.train("2d", minutes=minutes, out_dir=tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "minutes", ["2m", "90s", "1h", "", "nan", "-1", math.nan, math.inf, 0, -2, True, [1], "1e400"]
+)
+def test_wrong_minutes_are_refused(minutes, tmp_path):
+    with pytest.raises(UserError, match=r"^minutes = "):
+        nsgf.train("2d", minutes=minutes, out_dir=tmp_path, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("overrides", "how", "key"),
     [
         ({}, {"n": 0}, "n = 0"),
         ({}, {"n": 4, "seed": -1}, "seed = -1"),
         ({}, {"n": 4, "nfe": 2}, "nfe = 2: must be a whole number >= 3"),
+        *(({}, {"n": 4, "nfe": nfe}, f"nfe = {nfe}: must be") for nfe in (9.0, "many", True, [9])),
+        *(({}, {"n": n}, f"n = {n}: must be") for n in (-3, 64.0, "many", True, [4])),
         ({"sampling.solver": "dopri5"}, {"n": 4, "nfe": 10}, "nfe = 10: sampling.solver"),
         ({"sampling.stepz": 3}, {"n": 4}, "sampling.stepz"),
         ({"device": "tpu"}, {"n": 4}, "device = tpu"),

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -155,6 +156,58 @@ def test_methods_are_compared_on_tensors(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "train", None)
     again = nsgf.compare(data=data, methods={"mine": draw}, against=["nsgf"], **how)
     assert again.rows[0]["w2"] == w2[0]["mine"]
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ["nsgf", "1rf"],
+        ("nsgf", "1rf"),
+        (name for name in ("nsgf", "1rf")),
+        "nsgf,1rf",
+        np.array(["nsgf", "1rf"]),
+    ],
+)
+def test_names_of_methods_mean_those_of_the_package(methods, tmp_path, monkeypatch):
+    class Begun(Exception):
+        pass
+
+    def begin(comparison, _):
+        raise Begun(comparison)
+
+    monkeypatch.setattr(engine, "compare", begin)
+    how = {"columns": [3, 1], "held_out": 0.4, "blur": 0.3, "out_dir": tmp_path, "quiet": True}
+    with pytest.raises(Begun) as begun:
+        nsgf.compare(own_points(40, 3), methods=methods, **how)
+    comparison = begun.value.args[0]
+    assert [*comparison.methods] == ["nsgf", "1rf"]
+    assert not comparison.functions
+    config = comparison.methods["nsgf"]
+    assert config.data.found["names"] == ["coordinate 3", "coordinate 1"]
+    assert (config.data.held_out, config.sinkhorn.blur) == (0.4, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"methods": max}, "methods: a function needs a name"),
+        ({"methods": [max], "against": ["nsgf"]}, "methods: a function needs a name"),
+        ({"methods": ["nsgf"], "against": ["1rf"]}, "methods: .*against"),
+        ({"methods": ["nope"]}, "method = nope"),
+        ({"methods": {"nsgf"}}, "methods = "),
+        ({"methods": ""}, "methods = "),
+        ({"methods": 3}, "methods = 3"),
+        ({"methods": ["nsgf", "nsgf"]}, "methods = "),
+        ({"against": "nsgf,nsgf"}, "against = "),
+        ({"methods": "nsgf", "columns": ["age"]}, "columns = age"),
+        ({"methods": "nsgf", "held_out": 2}, "held_out = 2"),
+        ({"methods": "nsgf", "blur": -1}, "blur = -1"),
+    ],
+)
+def test_wrong_names_of_methods_are_refused(how, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "train", None)
+    with pytest.raises(UserError, match=words):
+        nsgf.compare(own_points(40, 3), out_dir=tmp_path, quiet=True, **how)
 
 
 def test_images_are_drawn_as_bytes_or_as_floats():

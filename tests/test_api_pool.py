@@ -11,6 +11,7 @@ from torch import nn
 
 import nsgf
 from nsgf import SinkhornPool, UserError
+from nsgf.api import pool as api_pool
 from nsgf.data import Data
 from nsgf.data.points import moons
 from nsgf.pool import build_pool
@@ -60,6 +61,24 @@ def test_example_of_the_docstring_learns():
     torch.testing.assert_close(x.mean(0), (1 - left) * data.mean(0), rtol=0, atol=0.2)
 
 
+@pytest.mark.parametrize("offset", [0.0, 100.0, 1e4])
+def test_velocities_do_not_depend_on_the_origin(offset):
+    x, y = torch.randn(2, 30, 2, dtype=torch.float64)
+    pools = [SinkhornPool(x + far, y + far + 2, **SMALL) for far in (0.0, offset)]
+    (_, v, t), (_, far_v, far_t) = (pool._pairs(torch.arange(96)) for pool in pools)
+    assert torch.equal(t, far_t)
+    torch.testing.assert_close(v, far_v, rtol=0, atol=0.02)
+
+
+def test_pool_in_float16_needs_points_around_the_origin(monkeypatch):
+    plan = api_pool.plan_pool
+    monkeypatch.setattr(api_pool, "plan_pool", lambda *how: plan(*how)._replace(dtype="float16"))
+    x = torch.rand(2, 30, 2) - 0.5
+    SinkhornPool(*x, **SMALL)
+    with pytest.raises(UserError, match="float16"):
+        SinkhornPool(*(x + 100), **SMALL)
+
+
 def test_problems_that_were_cut_off_warn_at_the_callers_line(monkeypatch):
     monkeypatch.setattr("nsgf.api.pool.build_flow", lambda *_: HalfWay(unconverged=1))
     with pytest.warns(RuntimeWarning, match="larger blur") as caught:
@@ -79,6 +98,14 @@ def test_problems_that_were_cut_off_warn_at_the_callers_line(monkeypatch):
         ({"target": np.zeros((4, 2), dtype=int)}, "target is (4, 2), torch.int64"),
         ({"target": torch.full((4, 2), math.nan)}, "target is (4, 2)"),
         ({"target": lambda n, _: torch.zeros(n + 1, 2)}, "(1, *shape)"),
+        ({"source": torch.randn(9, 2) + 1e6, "target": torch.randn(9, 2) + 1e6}, "from the origin"),
+        (
+            {
+                "source": lambda n, _: torch.randn(n, 2) - 1e6,
+                "target": lambda n, _: torch.randn(n, 2) - 1e6,
+            },
+            "from the origin",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(change, words):

@@ -1,5 +1,6 @@
 """Training on samples and with a network of the caller."""
 
+import functools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -89,6 +90,45 @@ def test_a_table_in_memory_is_that_of_its_file(convert, tmp_path):
     assert ours.config.data.found == other.config.data.found
     assert ours.config.data.found["names"] == ["weight", "Größe, in cm"]
     assert torch.equal(ours.sample(9, seed=0), other.sample(9, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (["weight", "a, b"], ["weight", "a, b"]),
+        (("a, b",), ["a, b"]),
+        (pd.Index(["weight"]), ["weight"]),
+        (np.array(["weight", "a, b"]), ["weight", "a, b"]),
+        ([3, 1], ["weight", "a, b"]),
+        (range(1, 4, 2), ["a, b", "weight"]),
+        (np.int64(3), ["weight"]),
+        (3, ["weight"]),
+        ("weight", ["weight"]),
+        ('weight,"a, b"', ["weight", "a, b"]),
+        ([" a,\n b "], ["a, b"]),
+    ],
+)
+@pytest.mark.parametrize("is_file", [False, True])
+def test_columns_are_names_or_numbers(columns, names, is_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(training.experiment, "train", raise_config)
+    data = FRAME[["height", "kind", "weight"]].rename(columns={"height": "a, b"})
+    if is_file:
+        data.to_csv(tmp_path / "x.csv", index=False)
+        data = tmp_path / "x.csv"
+    with pytest.raises(Begun) as begun:
+        train(tmp_path, data=data, columns=columns, held_out=0.4, blur=0.25)
+    config = begun.value.args[0]
+    assert config.data.found["names"] == names
+    assert config.data.held_out == 0.4
+    assert config.sinkhorn.blur == 0.25
+
+
+class Begun(Exception):
+    pass
+
+
+def raise_config(config, *_, **__):
+    raise Begun(config)
 
 
 def test_numbers_of_a_table_are_those_of_its_array():
@@ -199,7 +239,16 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": FRAME}, "data: row 1, kind"),
         ({"data": FRAME[["height"]].mask(FRAME["height"] < -5)}, "data: row .*, height"),
         ({"data": pd.concat([FRAME, FRAME], axis=1)}, "data: .*height"),
-        ({"data": FRAME, "overrides": {"data.columns": "1,weight"}}, r"data: data\.columns"),
+        ({"data": FRAME, "columns": [1, "weight"]}, "data: columns"),
+        *(
+            ({"data": FRAME, "columns": columns}, "columns = ")
+            for columns in ([], ["age"], [""], [0], [1.0], [None], {"height"}, [True, False, False])
+        ),
+        ({"exp": "2d", "columns": ["a"]}, "columns = a: "),
+        ({"data": POINTS, "held_out": 1}, "held_out = 1.0: "),
+        ({"data": POINTS, "held_out": "many"}, "held_out = many: "),
+        ({"data": POINTS, "blur": 0}, "blur = 0.0: "),
+        ({"data": POINTS, "blur": [0.5]}, "blur = .0.5.: "),
         ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
         (
             {"data": TensorDataset(torch.from_numpy(PIXELS), LABELS), "labels": LABELS},
@@ -442,6 +491,16 @@ def test_a_network_is_given_classes(tmp_path):
         (with_buffer(torch.tensor([-torch.inf])), "network: .*mask is not finite"),
         (with_buffer(torch.zeros(1).expand(4)), "network: .*mask"),
         (with_random_part, "network: .*register_buffer"),
+        *(
+            (network, "network: must be a torch.nn.Module")
+            for network in ("unet", 3, MyUNet().state_dict(), [MyUNet()], Path("unet.pt"), dict)
+        ),
+        (lambda: 3, "network: .*returns int"),
+        (lambda: MyUNet, "network: .*returns type"),
+        (lambda x, t: x, "network: must be a torch.nn.Module.*arguments"),
+        (functools.partial(nn.Linear, 3), "network: must be a torch.nn.Module.*arguments"),
+        (nn.Linear(3, 2), "network: .*positional arguments"),
+        (MyUNet().double(), "network: .*type"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(network, what, tmp_path):

@@ -121,9 +121,38 @@ def test_matcher_draws_steps_of_the_flow(eta):
     step = (3 * t).round().long()
     assert step.unique().tolist() == [0, 1, 2]
     assert torch.equal(t, step / 3)
-    assert torch.equal(xt, expected[range(300), step])
+    torch.testing.assert_close(xt, expected[range(300), step])
     torch.testing.assert_close(xt + ut / 3, expected[range(300), step + 1])
     assert not ut.requires_grad
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0, 1e4, 1e6])
+def test_matcher_gives_the_same_velocities_far_from_the_origin(offset, kind):
+    """Points are compared with float64, after their own rounding at this offset."""
+    generator = torch.Generator().manual_seed(0)
+    x0 = (torch.randn(50, 2, generator=generator) + offset).to(kind)
+    x1 = (torch.rand(40, 2, generator=generator) + 2 + offset).to(kind)
+    found = []
+    for shift in (offset, 0):
+        torch.manual_seed(1)
+        clouds = (x0.double() - offset + shift, x1.double() - offset + shift)
+        matcher = SinkhornFlowMatcher(0.5)
+        found.append(matcher.sample_location_and_conditional_flow(*(z.to(kind) for z in clouds)))
+    (t, xt, ut), (expected_t, expected_xt, expected_ut) = found
+    assert torch.equal(t, expected_t)
+    torch.testing.assert_close(ut, expected_ut, rtol=1e-4, atol=1e-5)
+    rounding = torch.finfo(kind).eps * offset
+    torch.testing.assert_close(xt - offset, expected_xt, rtol=0, atol=rounding + 1e-5)
+
+
+def test_matcher_takes_arrays():
+    x0, x1 = torch.randn(20, 2), torch.randn(30, 2)
+    found = []
+    for clouds in ((x0, x1), (x0.numpy(), x1.numpy())):
+        torch.manual_seed(0)
+        found.append(SinkhornFlowMatcher().sample_location_and_conditional_flow(*clouds))
+    assert all(map(torch.equal, *found))
 
 
 def test_matcher_warns_if_a_solve_does_not_converge():
@@ -144,6 +173,9 @@ def test_matcher_warns_if_a_solve_does_not_converge():
         ({"steps": 2.5}, None, "steps = 2.5: must be"),
         ({"eta": 0.0}, None, "eta = 0.0: must be"),
         ({"blur": 1e-6}, (torch.zeros(4, 2), torch.randn(4, 2)), "blur = 1e-06"),
+        ({}, (torch.zeros(4, 2).long(), torch.randn(4, 2)), "x0 is torch.int64"),
+        ({}, (torch.zeros(4, 2), torch.randn(4, 3)), "with the same shape"),
+        ({}, (torch.zeros(4, 2), torch.tensor(1.0)), "with the same shape"),
     ],
 )
 def test_matcher_names_what_is_wrong(settings, clouds, words):

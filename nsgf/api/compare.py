@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nsgf.api.train import Samples, request_with_data, split_data
+from nsgf.api.train import Samples, columns_text, request_with_data, split_data
 from nsgf.comparison import COLUMNS, TABLE, read_rows
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.page import report_comparison
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.config.files import from_arguments
-from nsgf.config.values import Place
+from nsgf.config.values import Place, to_plain
 from nsgf.run.stop import stop_of_caller
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, naming
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import from_python, keep_random_numbers
 
@@ -38,6 +38,9 @@ _NAMES = {
     "compare.methods": "against",
     "compare.nfe": "nfe",
     "compare.seeds": "seeds",
+    "sinkhorn.blur": "blur",
+    "data.columns": "columns",
+    "data.held_out": "held_out",
 }
 
 
@@ -46,11 +49,14 @@ def compare(
     exp: str | Samples | None = None,
     *,
     data: Samples | None = None,
-    methods: Mapping[str, Draw] | None = None,
-    against: Sequence[str] | None = None,
+    columns: Sequence[str | int] | str | None = None,
+    held_out: float | None = None,
+    methods: Mapping[str, Draw] | Sequence[str] | str | None = None,
+    against: Sequence[str] | str | None = None,
     dataset: str | None = None,
     nfe: Sequence[int] | None = None,
     seeds: int | None = None,
+    blur: float | None = None,
     out_dir: Place | None = None,
     overrides: Mapping[str, Any] | None = None,
     quiet: bool = False,
@@ -65,17 +71,21 @@ def compare(
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
         data: your own points or images, as for ``nsgf.train``, without classes.
+        columns: columns of points to use, as for ``nsgf.train``.
+        held_out: fraction of the samples that no method is trained on (``data.held_out``).
         methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``, standard
             Gaussian or from ``data.source``. The function returns B samples in the units of your
             data, after ``nfe`` calls of its network for each sample: points as in ``data``, images
             as floats in [-1, 1] or as bytes, uint8. It is called without gradients; with
             ``data.conditional`` the arguments are ``(noise, nfe, labels)``, labels int64 ``(B,)``.
             Later comparisons in the same folder show its last measures until you remove
-            ``TARGET/functions.jsonl``.
+            ``TARGET/functions.jsonl``. A list of names, such as ``["nsgf", "otcfm"]``, means the
+            same as ``against``.
         against: methods of the package, or YAML files; None: those of the experiment.
         dataset: name of the data set (``data.name``), such as ``moons``.
         nfe: numbers of network calls; None: those of the experiment.
         seeds: number of training runs of each method. Your functions get the noise of each seed.
+        blur: square root of the regularization eps of Sinkhorn flows (``sinkhorn.blur``).
         out_dir: folder for the comparison's folder; None: ``runs``.
         overrides: other settings by key, such as ``{"compare.updates": [1000]}``.
         quiet: whether to print nothing.
@@ -93,12 +103,22 @@ def compare(
         "compare.methods": against,
         "compare.nfe": nfe,
         "compare.seeds": seeds,
+        "sinkhorn.blur": blur,
+        "data.columns": columns_text(columns),
+        "data.held_out": held_out,
     }
-    methods = methods or {}
-    wanted = request_with_data("compare", data, None, {}, from_arguments(named, overrides))
-    comparison = Comparison.of(wanted.config, wanted.methods, wanted.fixed)
+    functions: Mapping[str, Draw] = {}
+    names = dict(_NAMES)
+    if isinstance(methods, Mapping):
+        functions = methods
+    elif methods is not None:
+        named["compare.methods"] = _package_methods(methods, against)
+        names["compare.methods"] = "methods"
+    with naming(names):
+        wanted = request_with_data("compare", data, None, {}, from_arguments(named, overrides))
+        comparison = Comparison.of(wanted.config, wanted.methods, wanted.fixed)
     taken = [*comparison.methods, *map(method_title, comparison.methods)]
-    for name, draw in methods.items():
+    for name, draw in functions.items():
         if not callable(draw) or not NAME.fullmatch(name) or name in taken:
             raise UserError(
                 f'methods["{name}"]: must be a function draw(noise, nfe), its name {NAMES}, none '
@@ -111,10 +131,21 @@ def compare(
     ):
         for note in wanted.notes:
             show(note)
-        files = comparing.compare(replace(comparison, functions=methods), stop)
+        files = comparing.compare(replace(comparison, functions=functions), stop)
         report_comparison(comparison.folder, wanted.config.out_dir)
     rows = [
         dict(zip(COLUMNS, row, strict=False)) | dict(row.values)
         for row in read_rows(comparison.folder / TABLE)
     ]
     return Compared(comparison.folder, files[0].read_text("utf-8"), rows)
+
+
+def _package_methods(methods: Any, against: Any) -> Any:
+    """Return the argument ``methods`` as names of methods of the package. Raise UserError if it has
+    functions, or if ``against`` has names too."""
+    names = to_plain(methods)
+    if any(map(callable, names if isinstance(names, list) else [names])):
+        raise UserError('methods: a function needs a name, as in methods={"mine": draw}')
+    if against is not None:
+        raise UserError("methods: has names of methods, as against; leave one out")
+    return names

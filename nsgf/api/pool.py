@@ -14,12 +14,15 @@ from nsgf.method import time_step
 from nsgf.pool import flow_groups, plan_pool, simulate
 from nsgf.pool.trajectories import PoolBatch, TrajectoryPool
 from nsgf.sinkhorn import build_flow
-from nsgf.sinkhorn.base import Array, positive_number, to_tensor
+from nsgf.sinkhorn.base import Array, box_diameter, positive_number, to_tensor
 from nsgf.system.errors import UserError, naming
 from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import derive_seed, make_generator, torch_defaults
 
 Draw = Callable[[int, torch.Generator], Array]
+ROUNDING = 1e-3
+"""Largest rounding error of a stored position, relative to the extent of the points. Velocities
+are differences of positions, so their error is larger."""
 
 
 class SinkhornPool:
@@ -54,7 +57,8 @@ class SinkhornPool:
 
     Raises:
         UserError: an argument is out of its range, points are not finite or of different shapes,
-            the pool does not fit into memory, or the blur is too small for float32.
+            the points are too far from the origin for their spread, the pool does not fit into
+            memory, or the blur is too small for float32.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class SinkhornPool:
                         f"source has points of shape {shape}, target {mu1.shape}: must be equal"
                     )
                 dtype = getattr(torch, plan_pool(config, shape, self.device).dtype)
+                _check_origin(mu0, mu1, n, dtype)
                 positions = torch.empty(
                     (config.pool.num_batches * n, steps + 1, *shape), dtype=dtype
                 )
@@ -140,6 +145,19 @@ def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:
 
     shape = tuple(draw(1, make_generator(seed)).shape[1:])
     return PointSampler(PointSet(name, draw, shape=shape), seed)
+
+
+def _check_origin(mu0: Sampler, mu1: Sampler, n: int, dtype: torch.dtype) -> None:
+    """Raise UserError if n points of each lie so far from the origin that positions of this type
+    cannot hold their differences."""
+    x, y = (sampler.at(range(n)).flatten(1) for sampler in (mu0, mu1))
+    extent = float(box_diameter(x, y))
+    farthest = float(max(x.abs().max(), y.abs().max()))
+    if 0 < ROUNDING * extent < torch.finfo(dtype).eps * farthest:
+        raise UserError(
+            f"source and target reach {farthest:.3g} but spread over {extent:.3g} only, too far "
+            f"from the origin for {dtype}; subtract the mean of target from both"
+        )
 
 
 def _checked(name: str, points: Array, n: int | None = None) -> Tensor:

@@ -5,7 +5,6 @@ Shapes: N samples, *shape one sample: (C, H, W) with values in [-1, 1], or (D,).
 
 import copy
 import inspect
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from nsgf.checks import check
 from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import Layer, change
-from nsgf.config.values import Place, expand_path
+from nsgf.config.values import Place, expand_path, read_value, to_plain
 from nsgf.data import build_source, data_classes, data_shape, in_units, target_set
 from nsgf.data.images import data_root, to_unit_range
 from nsgf.data.own_images import image_bytes
@@ -55,13 +54,14 @@ class Run:
     progress: dict[str, str]
     """Updates done in each phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
-    """Call it with noise ``(B, *shape)`` on ``device``, and with labels (B,) if there are classes.
+    """Call it with noise ``(B, *shape)``, and with labels (B,) if there are classes.
     It returns samples that are not clamped, the number of network calls, the entry times and, with
     ``keep_path=True``, the intermediate states."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks for sampling by phase, in eval mode and without gradients. Velocity networks
-    take (x, t), or (x, t, labels) with classes; a time predictor takes (x). With an affine start,
-    first apply ``sampler.legs[0].network`` to the noise."""
+    take (x, t), or (x, t, labels) with classes; a time predictor takes (x). All are tensors on
+    ``device``; x and t are float32. With an affine start, first apply ``sampler.legs[0].network``
+    to the noise."""
     folder: RunFolder = field(repr=False)
     """The run's files."""
 
@@ -119,7 +119,7 @@ class Run:
         check(config)
         if nfe is not None:
             way = find_way(config, self.networks.__contains__)
-            config = way.choose_calls(config, operator.index(nfe))
+            config = way.choose_calls(config, read_value("nfe", int, to_plain(nfe)))
         samples = generate(
             self.sampler.with_settings(config),
             build_source(config.data, config.seed, "sample"),
@@ -195,7 +195,7 @@ class Run:
 
 @from_python({"run": "path"})
 def load(
-    path: Place,
+    path: Place | Run,
     *,
     device: str | torch.device | None = None,
     network: OwnNetwork | None = None,
@@ -205,7 +205,8 @@ def load(
 
     Args:
         path: a run folder, a folder that ``nsgf export`` wrote, the name of a pretrained run
-            (``mnist``), or ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``).
+            (``mnist``), ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``), or
+            an open run, whose files are read again.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: the setting ``device``.
         network: your own network, if the run was trained with one; its weights do not matter.
         overrides: other settings by key, such as ``{"sampling.solver": "heun"}``.
@@ -215,6 +216,7 @@ def load(
             is wrong or does not fit the networks; the device does not exist.
     """
     settings = from_arguments({"device": device and str(device)}, overrides)
+    path, network = folder_and_network(path, network)
     run = open_run(find_folder(path))
     run.network = network
     config = resolve("evaluate", {**settings, **class_name(network)}, {}, run=run).config
@@ -238,12 +240,32 @@ def _open(config: Config, run: RunFolder) -> Run:
     return Run(run.path, config, place, progress, sampler, networks, run)
 
 
+def folder_and_network(
+    run: Place | Run, network: OwnNetwork | None
+) -> tuple[Place, OwnNetwork | None]:
+    """Return the folder of a run, and the caller's network. For an open run without a new network,
+    it is the network that the run was opened with."""
+    if not isinstance(run, Run):
+        return run, network
+    return run.path, run.folder.network if network is None else network
+
+
 def class_name(network: OwnNetwork | None) -> Layer:
-    """Return the class name of a caller's network as a fact; nothing without a network."""
+    """Return the class name of a caller's network as a fact; nothing without a network. Raise
+    UserError unless it is a module, or a function that makes one."""
     if network is None:
         return {}
-    with keep_random_numbers():
-        return {"model.network": type(make_own(network)).__name__}
+    try:
+        with keep_random_numbers():
+            model = make_own(network)
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"a call of it returns {type(model).__name__}")
+    except Exception as error:  # functions and classes of a caller may raise any type
+        raise UserError(
+            "network: must be a torch.nn.Module, or a function or class that makes one without "
+            f"arguments: {one_line(error)}"
+        ) from error
+    return {"model.network": type(model).__name__}
 
 
 def check_network(

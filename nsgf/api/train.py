@@ -1,11 +1,13 @@
 """Train as ``nsgf train`` does."""
 
+import csv
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
+from io import StringIO
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +20,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from nsgf import experiment
-from nsgf.api.run import Run, check_network, class_name, load
+from nsgf.api.run import Run, check_network, class_name, folder_and_network, load
 from nsgf.config.files import EXPERIMENTS, from_arguments, read_experiment
 from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import Layer, change
-from nsgf.config.values import Place, expand_path
+from nsgf.config.values import Place, expand_path, read_value, to_plain
 from nsgf.data.choices import INSPECTORS
 from nsgf.data.own import ARRAYS, check_same_data, load_arrays
 from nsgf.data.own_images import image_bytes
@@ -31,7 +33,7 @@ from nsgf.models import OwnNetwork
 from nsgf.resolve import Request, resolve
 from nsgf.run.stop import stop_of_caller
 from nsgf.sinkhorn.base import refuse_masks, to_array
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.files import ensure_writable, replacing, sync_folder
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
@@ -46,6 +48,9 @@ _NAMES = {
     "optim.iterations": "iterations",
     "optim.batch_size": "batch_size",
     "optim.lr": "lr",
+    "sinkhorn.blur": "blur",
+    "data.columns": "columns",
+    "data.held_out": "held_out",
 }
 
 
@@ -68,15 +73,18 @@ def train(
     *,
     data: Samples | None = None,
     labels: ArrayLike | None = None,
+    columns: Sequence[str | int] | str | None = None,
+    held_out: float | None = None,
     network: OwnNetwork | None = None,
     method: Place | None = None,
     iterations: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
+    blur: float | None = None,
     minutes: float | None = None,
     dataset: str | None = None,
     config: Place | None = None,
-    resume: Place | None = None,
+    resume: Place | Run | None = None,
     out_dir: Place | None = None,
     device: str | torch.device | None = None,
     seed: int | None = None,
@@ -95,6 +103,9 @@ def train(
             images or of a file, as for ``data.path``. Data in memory are written into
             ``OUT_DIR/.data``.
         labels: the class of each image, (N,), as numbers from 0 or names. The run then has classes.
+        columns: columns of points to use, such as ``["height", "weight"]`` or ``[1, 3]``: only
+            names, or only numbers from 1; None: all.
+        held_out: fraction of the samples that is not trained on, for measures (``data.held_out``).
         network: a module whose ``forward(x, t)``, or with classes ``forward(x, t, labels)``,
             returns a tensor of x's shape; or a function or class that makes one. t (B,) is in [0,
             1]; labels (B,) are integers from 0 to K, where K means no class. Velocity networks
@@ -103,12 +114,14 @@ def train(
         iterations: number of updates of every phase.
         batch_size: number of samples in an update of every phase.
         lr: learning rate of every phase.
+        blur: square root of the regularization eps of the Sinkhorn flow, in units of the networks'
+            data (``sinkhorn.blur``).
         minutes: time for the whole training of a new run. The number of updates is chosen after a
             few measured updates; phases keep their shares of it.
         dataset: name of the data set (``data.name``), such as ``moons``.
         config: a YAML file instead of ``exp``; with ``resume``, settings to change.
-        resume: a run folder to continue. ``data``, with any labels, is needed only if its file no
-            longer exists.
+        resume: a run folder, or an open run, to continue. ``data``, with any labels, is needed only
+            if its file no longer exists.
         out_dir: folder for the run folders; None: ``runs``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: as in the experiment.
         seed: seed of all random numbers of the run; None: as in the experiment.
@@ -131,10 +144,17 @@ def train(
         "optim.iterations": iterations,
         "optim.batch_size": batch_size,
         "optim.lr": lr,
+        "sinkhorn.blur": blur,
+        "data.columns": columns_text(columns),
+        "data.held_out": held_out,
         "out_dir": out_dir,
         "device": device and str(device),
         "seed": seed,
     }
+    if minutes is not None:
+        minutes = read_value("minutes", float, to_plain(minutes))
+    if resume is not None:
+        resume, network = folder_and_network(resume, network)
     settings = from_arguments(named, overrides) | class_name(network)
     given = {"run": resume, "config": config}
     files = {key: expand_path(key, file) for key, file in given.items() if file is not None}
@@ -168,6 +188,20 @@ def train(
                 minutes=minutes,
             )
     return load(run.path, device=place, network=network)
+
+
+def columns_text(columns: Any) -> str | None:
+    """Return names or numbers of columns as the text of ``data.columns``. Raise UserError if there
+    are none."""
+    chosen = to_plain(columns)
+    if chosen is None or isinstance(chosen, str):
+        return chosen
+    names = [one_line(str(name)) for name in (chosen if isinstance(chosen, list) else [chosen])]
+    if not names:
+        raise wrong_setting("data.columns", chosen, "must have a column; leave it out for all")
+    text = StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
 
 
 def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:

@@ -11,7 +11,7 @@ from nsgf.config.files import refuse_unknown
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import KEYS, Layer, change
 from nsgf.config.values import format_value, read_value
-from nsgf.effects import obstacle_in
+from nsgf.effects import find_obstacle
 from nsgf.system.errors import wrong_setting
 
 SEARCH = "search.csv"
@@ -73,7 +73,9 @@ def choices_of(config: Config) -> list[Choice]:
     for combination in product(*grid):
         whole = {key: value for _, layer in combination for key, value in layer.items()}
         tried = change(config, whole)
-        used = [part for part in combination if not all(obstacle_in(tried, key) for key in part[1])]
+        used = [
+            part for part in combination if not all(find_obstacle(tried, key) for key in part[1])
+        ]
         settings = {key: value for _, layer in used for key, value in layer.items()}
         texts = [text for text, _ in used]
         trained = [text for text in texts if not text.startswith("sampling.")]

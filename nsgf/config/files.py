@@ -1,7 +1,6 @@
 """Read files of experiments, methods and runs as layers of settings, with dotted keys."""
 
 import difflib
-import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from nsgf.config.settings import EDITION, FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
-from nsgf.config.values import load_yaml, read_value
+from nsgf.config.values import load_yaml, read_value, to_plain
 from nsgf.system.errors import UserError, cause, suggest, wrong_setting
 from nsgf.system.files import Plain, parse_object
 
@@ -156,14 +155,9 @@ def from_arguments(
     """Return ``overrides``, and the arguments of a Python call that are not None, by dotted key.
     The arguments win. Raise UserError for an unknown key or a wrong value."""
     given = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
-    for key, value in given.items():
-        if key in FACTS or key == EDITION:
-            refuse_unknown(key, KEYS)
-        if isinstance(value, os.PathLike):
-            given[key] = os.fspath(value)
-        elif hasattr(value, "tolist"):
-            given[key] = value.tolist()
-    return read_layer(given)
+    for key in {*FACTS, EDITION} & given.keys():
+        refuse_unknown(key, KEYS)
+    return read_layer(to_plain(given))
 
 
 def refuse_unknown(name: str, known: Collection[str], owners: Sequence[str] = ()) -> NoReturn:

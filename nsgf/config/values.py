@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
@@ -102,6 +103,21 @@ def format_value(value: Any) -> str:
 def format_layer(layer: Plain) -> str:
     """Return settings with their values as text: ``nsgf.lr 0.001, seed 3``."""
     return ", ".join(f"{key} {format_value(value)}" for key, value in layer.items())
+
+
+def to_plain(value: Any) -> Any:
+    """Return an argument of a Python function as a plain value: a path as text; an array, a tensor,
+    a range, an iterator or a tuple as a list. Values in lists and dictionaries are converted
+    too."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple | range | Iterator):
+        return [to_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {name: to_plain(part) for name, part in value.items()}
+    return value
 
 
 def read_value(key: str, kind: Any, value: Any) -> Any:

@@ -18,7 +18,14 @@ from nsgf.config.schema import DataConfig
 from nsgf.config.values import read_value
 from nsgf.data.points import Target
 from nsgf.data.tables import Table, column_names, read_file
-from nsgf.system.errors import UserError, list_names, one_line, suggest, wrong_setting
+from nsgf.system.errors import (
+    UserError,
+    list_names,
+    name_setting,
+    one_line,
+    suggest,
+    wrong_setting,
+)
 from nsgf.system.seeding import make_generator
 
 LEAST = 16
@@ -221,7 +228,7 @@ def read_table(config: DataConfig) -> Table:
         chosen = [n for one in wanted for n, name in enumerate(names) if one in (name, str(n + 1))]
         if len({*chosen}) != len(wanted) or len({one in names for one in wanted}) > 1:
             raise ValueError(
-                f"data.columns = {config.columns}: must be different columns of "
+                f"{name_setting('data.columns', config.columns)}: must be different columns of "
                 f"{list_names(names)}, all by name or all by number, and none may be the name of "
                 "one and the number of another"
             )

@@ -12,13 +12,16 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, Names
-from nsgf.data import class_labels, class_number, data_classes
+from nsgf.data import class_labels, class_number, data_classes, data_shape
 from nsgf.method import Observer, Velocity, nsgf_steps, time_step
 from nsgf.sampling.solvers import SOLVERS, integrate
+from nsgf.sinkhorn.base import Array, to_tensor
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.output import Log, show
 from nsgf.system.seeding import torch_defaults
@@ -264,29 +267,40 @@ class FlowSampler:
     @torch_defaults()
     @torch.no_grad()
     def __call__(
-        self, x: Tensor, labels: Tensor | None = None, *, keep_path: bool = False
+        self, x: Array, labels: ArrayLike | None = None, *, keep_path: bool = False
     ) -> Samples:
         """
         Args:
-            x: samples of mu0, (B, *shape), on the networks' device.
-            labels: classes of the samples, integers in [0, K - 1], (B,); None: :meth:`labels` of
-                the positions 0 to B - 1.
+            x: samples of mu0, (B, *shape), B > 0. They are converted to float32 and moved to the
+                networks' device.
+            labels: classes of the samples, (B,), as integers in [0, K - 1] or as names; None:
+                :meth:`labels` of the positions 0 to B - 1.
             keep_path: whether to return all intermediate states.
 
         Raises:
-            UserError: the labels are not valid, or the networks take no classes.
+            UserError: samples or labels are not valid, or the networks take no classes.
         """
+        x = to_tensor("x", x)
+        shape = data_shape(self.config.data)
+        if x.shape[1:] != shape or not x.numel() or x.is_complex():
+            sizes = ", ".join(map(str, shape))
+            raise UserError(
+                f"x is {tuple(x.shape)}, {x.dtype}: must be (B, {sizes}) with B > 0, real numbers"
+            )
+        x = x.to(self._device(x), torch.float32)
         count = len(x)
         usual = self.labels(range(count))
         if usual is None:
             if labels is not None:
                 raise UserError("labels: have no effect without data.conditional; leave them out")
         else:
-            labels = usual if labels is None else torch.as_tensor(labels)
+            labels = usual if labels is None else self._class_numbers(labels)
             classes = data_classes(self.config.data)
             known = torch.arange(classes, device=labels.device)
             if labels.shape != (count,) or not torch.isin(labels, known).all():
-                raise UserError(f"labels: must be {count} whole numbers from 0 to {classes - 1}")
+                raise UserError(
+                    f"labels: must be {count} whole numbers from 0 to {classes - 1}, or names"
+                )
             labels = labels.long().to(x.device)
         samples = Samples(x=x, nfe=0, labels=labels)
         if keep_path:
@@ -300,6 +314,22 @@ class FlowSampler:
             samples.marks += [f"{leg.title} {step}/{new}" for step in range(1, new + 1)]
         samples.nfe /= count
         return samples
+
+    def _device(self, x: Tensor) -> torch.device:
+        """Return the device of the networks, or that of x for functions without weights."""
+        networks = [leg.network for leg in self.legs if isinstance(leg.network, nn.Module)]
+        weights = [part for network in networks for part in network.parameters()]
+        return weights[0].device if weights else x.device
+
+    def _class_numbers(self, labels: ArrayLike) -> Tensor:
+        """Return labels as numbers: a name as the number of its class, an unknown name as -1."""
+        if isinstance(labels, Tensor):
+            return labels
+        numbers = []
+        for label in np.asarray(labels).tolist():
+            number = class_number(self.config.data, label) if isinstance(label, str) else label
+            numbers.append(-1 if number is None else number)
+        return torch.as_tensor(numbers)
 
     def labels(self, positions: range) -> Tensor | None:
         """Return the classes of the samples at these positions, int64, (n,): all

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsgf.sinkhorn.base import Flow, box_diameter
+from nsgf.sinkhorn.base import Flow, around_mean, box_diameter
 from nsgf.sinkhorn.batched import BatchedSolver
 
 
@@ -32,11 +32,13 @@ class EnergyFlow(Flow):
     method = "the gradient flow of the energy distance, in place of the Sinkhorn divergence of "
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y, _ = around_mean(x, y)
         return _mean_direction(x, y) - _mean_direction(x, x)
 
 
 def _mean_direction(x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean unit vector from each point of x (B, N, D) to the points of y (B, M, D)."""
+    """Return the mean unit vector from each point of x (B, N, D) to the points of y (B, M, D), two
+    clouds near the origin."""
     distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
     weights = torch.where(distances > 0, 1 / distances, 0.0) / y.shape[1]
     return weights @ y - weights.sum(2, keepdim=True) * x
@@ -69,7 +71,8 @@ class GeomlossSolver(Flow):
             backend="tensorized",
         )
         velocity = torch.zeros_like(x)
-        for particles, targets, out in zip(x.detach(), y.detach(), velocity, strict=True):
+        x, y, _ = around_mean(x.detach(), y.detach())  # geomloss does not subtract it
+        for particles, targets, out in zip(x, y, velocity, strict=True):
             self.report.solves += 1
             if box_diameter(particles, targets) > 0:  # else all points are equal
                 with torch.enable_grad():

@@ -16,7 +16,7 @@ Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -97,7 +97,8 @@ class Flow(ABC):
 
     def start(self, x: Tensor, y: Tensor, steps: int) -> "Particles":
         """Return the particles x (B, N, D), ready for their first step towards y (B, M, D)."""
-        return Particles(self, x, y)
+        near_x, near_y, origin = around_mean(x, y)
+        return Particles(self, near_x.float(), near_y.float(), origin)
 
 
 @dataclass
@@ -107,11 +108,13 @@ class Particles:
     flow: Flow
     x: Tensor
     y: Tensor
+    origin: Tensor
+    """Mean of the targets, which is subtracted from x and y.  (B, 1, D)"""
 
     def move(self, eta: float) -> Tensor:
         """Move the particles to X + eta v(X), and return these positions.  (B, N, D)"""
         self.x = self.x + eta * self.flow.velocity(self.x, self.y)
-        return self.x
+        return self.origin + self.x
 
 
 def to_tensor(name: str, points: Array) -> Tensor:
@@ -125,10 +128,13 @@ def to_tensor(name: str, points: Array) -> Tensor:
 def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
     """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
     > 0 from Python, numpy or torch."""
-    number = int(value) if is_whole else float(value)
+    number = math.nan
+    with suppress(ValueError, OverflowError):  # of texts, nan and inf
+        number = int(value) if is_whole else float(value)
     if number != value or not 0 < number < (10**9 if is_whole else math.inf):
         kind = "a whole number" if is_whole else "a number"
-        raise wrong_setting(name, value, f"must be {kind} > 0")
+        shown = repr(value) if isinstance(value, str) else value
+        raise wrong_setting(name, shown, f"must be {kind} > 0")
     return number
 
 
@@ -157,19 +163,29 @@ def refuse_masks(values: Any) -> None:
         raise ValueError("has masked values; leave them out, or pass x.filled(VALUE)")
 
 
-def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M, D). Raise
-    UserError if they are empty, not finite or of different shapes."""
+def as_clouds(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M, D), in
+    float64 if one of them is float64, otherwise in float32. Raise UserError if they are empty, not
+    finite or of different shapes."""
     if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
         raise UserError(
             f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
             "and (flows, M, *shape) with the same shape"
         )
+    dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
     flat_x = x.flatten(2).to(dtype)
     flat_y = y.flatten(2).to(dtype)
     if not (x.numel() and y.numel() and (flat_x.sum() + flat_y.sum()).isfinite()):
         raise UserError("particles or targets are empty or not finite")
     return flat_x, flat_y
+
+
+def around_mean(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the clouds (B, N, D) and (B, M, D) minus the mean of y, and this mean (B, 1, D).
+
+    float32 has no digits left for distances between points far from the origin."""
+    origin = y.mean(1, keepdim=True)
+    return x - origin, y - origin, origin
 
 
 def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsgf.sinkhorn.base import Flow, Particles, as_clouds, full_precision
+from nsgf.sinkhorn.base import Flow, Particles, around_mean, as_clouds, full_precision
 from nsgf.sinkhorn.blocks import BLOCK, LARGEST_PLAN, clouds_of
 from nsgf.sinkhorn.plans import Clouds, some_of, with_some
 from nsgf.system.errors import UserError, name_setting
@@ -111,13 +111,13 @@ class BatchedSolver(Flow):
     def start(self, x: Tensor, y: Tensor, steps: int) -> Particles:
         near_x, near_y, origin = self.centred(x, y)
         clouds = clouds_of(near_x, near_y, steps)
-        return WarmParticles(self, x, y, origin, clouds, clouds.last_potential())
+        return WarmParticles(self, near_x, near_y, origin, clouds, clouds.last_potential())
 
     def centred(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the clouds (B, N, D) and (B, M, D) around the mean of y, in units of the blur, and
-        this mean (B, 1, D)."""
-        origin = y.mean(1, keepdim=True)
-        return (x - origin).div_(self.blur), (y - origin).div_(self.blur), origin
+        """Return the clouds (B, N, D) and (B, M, D) around the mean of y, in units of the blur and
+        float32, and this mean (B, 1, D)."""
+        near_x, near_y, origin = around_mean(x, y)
+        return near_x.div_(self.blur).float(), near_y.div_(self.blur).float(), origin
 
     def solve_clouds(self, clouds: Clouds, start: Solution | None = None) -> Solution:
         """Run `solve` without checks, for clouds around the mean of y in units of the blur. The
@@ -201,8 +201,8 @@ class WarmParticles(Particles):
     """Particles whose solves start from the potentials of earlier steps."""
 
     flow: BatchedSolver
-    origin: Tensor
     clouds: Clouds
+    """The particles, which move, and the targets."""
     limit: Tensor
     """Potential of the targets when the particles have arrived.  (B, M)"""
     guess: Solution | None = None
@@ -221,5 +221,4 @@ class WarmParticles(Particles):
         solution.speed = [remaining * speed for speed in solution.speed]
         self.guess = solution
         self.rest = rest
-        self.x = torch.add(self.origin, self.clouds.x, alpha=self.flow.blur)
-        return self.x
+        return torch.add(self.origin, self.clouds.x, alpha=self.flow.blur)

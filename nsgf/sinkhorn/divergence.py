@@ -162,9 +162,8 @@ def _checked(
             f"x is {kinds[0]}, y is {kinds[1]}: must both be {SHAPES}, of a floating-point type "
             "and on one device"
         )
-    dtype = torch.promote_types(torch.promote_types(given.dtype, y.dtype), torch.float32)
     both = (given, y) if BATCHED[y.ndim] else (given.unsqueeze(0), y.unsqueeze(0))
-    x, y = as_clouds(*both, dtype)
+    x, y = as_clouds(*both)
     origin = y.detach().mean(1, keepdim=True)
     x = x - origin
     y = y - origin

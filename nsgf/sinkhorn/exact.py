@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nsgf.sinkhorn.base import box_diameter
 from nsgf.system.errors import UserError
 
 SIMPLEX_ITERATIONS = 10_000_000
@@ -42,13 +43,30 @@ def exact_plan(cost: np.ndarray) -> tuple[np.ndarray, float]:
         cost = np.minimum(cost, limit)
 
 
+def squared_distances(x: Tensor, y: Tensor, *, by_product: bool) -> Tensor:
+    """Return |x_i - y_j|^2 (N, M) of points x (N, *shape) and y (M, *shape), float64.
+
+    ``by_product``: use a matrix product, which for images is 2 to 7 times as fast. Its errors are
+    relative to the largest distance. Otherwise each distance is exact.
+    """
+    x = x.flatten(1).double()
+    y = y.flatten(1).double()
+    if not by_product:
+        return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
+    # a product loses the digits of points far from the origin; others keep their rounding, which
+    # decides between equal plans
+    origin = y.mean(0)
+    if origin.norm() > box_diameter(x, y):
+        x = x - origin
+        y = y - origin
+    return torch.cdist(x, y).square()
+
+
 def w2(x: Tensor, y: Tensor) -> float:
     """Return W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights.  x (N, *shape),
     y (M, *shape). Raise the errors of :func:`exact_plan`."""
-    distances = torch.cdist(
-        x.flatten(1).double(), y.flatten(1).double(), compute_mode="donot_use_mm_for_euclid_dist"
-    )
-    return max(exact_plan(distances.square().numpy())[1], 0.0) ** 0.5
+    cost = squared_distances(x, y, by_product=False)
+    return max(exact_plan(cost.numpy())[1], 0.0) ** 0.5
 
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
@@ -58,6 +76,6 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     Runs on the CPU. n = 1024 takes 0.25 s with images and 0.15 s with points in the plane; n = 2048
     takes four times as long. Raise the errors of :func:`exact_plan`.
     """
-    cost = torch.cdist(start.flatten(1).double(), end.flatten(1).double()).square().cpu()
-    plan, _ = exact_plan(cost.numpy())
+    cost = squared_distances(start, end, by_product=True)
+    plan, _ = exact_plan(cost.cpu().numpy())
     return torch.from_numpy(plan.argmax(1)).to(end.device)

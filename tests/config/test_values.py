@@ -1,4 +1,8 @@
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +10,7 @@ from hypothesis import strategies as st
 from nsgf.cli.arguments import parse
 from nsgf.config.files import from_arguments, read_experiment
 from nsgf.config.settings import KEYS
-from nsgf.config.values import dump_yaml, load_yaml, read_value
+from nsgf.config.values import dump_yaml, load_yaml, read_value, to_plain
 from nsgf.system.errors import UserError
 
 TEXTS = [key for key, item in KEYS.items() if item.kind in (str | None, str | int | None)]
@@ -47,6 +51,26 @@ def test_text_is_converted_to_the_type_of_its_setting(key, text, value):
 def test_text_of_a_wrong_type_is_refused(key, text):
     with pytest.raises(UserError, match=rf"^{key} = .*: must be "):
         read_value(key, KEYS[key].kind, text)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Path("a/b"), "a/b"),
+        (np.float64(0.5), 0.5),
+        (np.str_("a"), "a"),
+        (torch.tensor(3), 3),
+        (np.array([1, 2]), [1, 2]),
+        (range(2, 4), [2, 3]),
+        ((np.int64(2), Path("a.yaml")), [2, "a.yaml"]),
+        (iter([1, 2]), [1, 2]),
+        ({"nsgf": {"lr": np.float32(0.5)}}, {"nsgf": {"lr": 0.5}}),
+        ("text", "text"),
+        (None, None),
+    ],
+)
+def test_arguments_of_python_become_plain_values(value, plain):
+    assert repr(to_plain(value)) == repr(plain)
 
 
 NO_NUMBERS = ("010", "08", "0x10", "0b11", "1__0", "1_", "1:30", "11:30:00", "²", "٣")

@@ -68,6 +68,16 @@ def test_nearest_images_are_found_wherever_they_are(flip, monkeypatch):
         assert torch.equal(image, others[expected])
 
 
+@pytest.mark.parametrize("distance", [w2, energy_distance])
+@pytest.mark.parametrize("offset", [1e4, 1e6])
+def test_distances_between_points_do_not_depend_on_the_origin(distance, offset):
+    """Of float32 points, which have the rounding of this offset."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 60, 2, generator=generator) + offset
+    near = (x.double() - offset, y.double() - offset)
+    assert distance(x, y) == pytest.approx(distance(*near), rel=1e-6)
+
+
 def test_energy_distance_between_points_is_known_and_does_not_depend_on_the_origin():
     """Points 0, 2 and 1, 5: 2 (1 + 5 + 1 + 3) / 4 - 2 - 4 = -1, an estimate without bias. Then
     times in seconds since 1970, milliseconds apart."""

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from nsgf.config.schema import Config, FlowConfig, SamplingConfig
+from nsgf.config.schema import Config, FlowConfig, MLPConfig, SamplingConfig
 from nsgf.data import Data
 from nsgf.experiment import train
+from nsgf.models import VelocityMLP
 from nsgf.phases import PHASES
 from nsgf.phases.lines import NSF
 from nsgf.run import checkpoint
@@ -153,7 +154,8 @@ def test_guidance_equals_its_formula_and_counts_both_calls(legs, weight):
 def test_labels_choose_the_classes():
     sampler = FlowSampler([OneCall(with_classes(), answers)])
     bytes_ = torch.tensor([9, 0, 4], dtype=torch.uint8)
-    for own, expected in ((None, [0, 1, 2]), (bytes_, [9, 0, 4])):
+    chosen = [bytes_, [9, 0, 4], ["9", "0", "4"], np.array(["9", "0", "4"])]
+    for own, expected in ((None, [0, 1, 2]), *((labels, [9, 0, 4]) for labels in chosen)):
         found = sampler(torch.zeros(3, 1, 8, 8), own)
         assert found.labels.dtype == torch.int64
         assert found.labels.tolist() == found.x[:, 0, 0, 0].tolist() == expected
@@ -167,6 +169,8 @@ def test_labels_choose_the_classes():
         torch.tensor([0, 1]),
         torch.tensor(1),
         torch.tensor([0.0, 1.5, 2.0]),
+        ["0", "1", "ten"],
+        ["0", "1"],
     ],
 )
 def test_wrong_labels_are_a_one_line_error(labels):
@@ -177,6 +181,53 @@ def test_wrong_labels_are_a_one_line_error(labels):
     assert without(torch.ones(3, 1, 8, 8)).labels is None
     with pytest.raises(UserError, match=r"^labels: have no effect without data\.conditional"):
         without(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 2]))
+
+
+NOISE = [[0.5, -1.0], [2.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        NOISE,
+        np.array(NOISE),
+        np.array(NOISE, dtype="float32"),
+        torch.tensor(NOISE).double(),
+        torch.tensor(NOISE).half(),
+        torch.tensor(NOISE, requires_grad=True),
+    ],
+)
+def test_noise_may_be_any_numbers(x):
+    sampler = FlowSampler([NSGFSteps(Config(), inference(VelocityMLP(2, 2, MLPConfig(8)), []))])
+    expected = sampler(torch.tensor(NOISE)).x
+    found = sampler(x, keep_path=True)
+    assert torch.equal(found.x, expected)
+    assert {part.dtype for part in found.path} == {torch.float32}
+
+
+def test_noise_is_moved_to_the_device_of_the_networks():
+    network = inference(VelocityMLP(2, 2, MLPConfig(8)), []).to("meta")
+    sampler = FlowSampler([NSGFSteps(Config(), network)])
+    assert sampler(torch.tensor(NOISE)).x.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(4, 3),
+        torch.zeros(2),
+        torch.zeros(0, 2),
+        torch.tensor(1.0),
+        torch.zeros(4, 2, dtype=torch.complex64),
+        np.ma.masked_less(NOISE, 0),
+        None,
+        5,
+    ],
+)
+def test_wrong_noise_is_a_one_line_error(x):
+    sampler = FlowSampler([NSGFSteps(Config(), lambda *_: pytest.fail("called"))])
+    with pytest.raises(UserError, match=r"^x(:| is )"):
+        sampler(x)
 
 
 class Full(nn.Module):

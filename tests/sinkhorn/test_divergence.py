@@ -1,6 +1,7 @@
 """The divergence and its velocity as functions: gradients, shapes, refusals. ``test_geometries``
 compares both with float64."""
 
+import math
 import warnings
 
 import numpy as np
@@ -95,6 +96,9 @@ def test_what_is_cut_off_warns(function):
         ({"blur": 0}, "blur = 0: must be"),
         ({"tolerance": float("nan")}, "tolerance = nan: must be"),
         ({"max_iterations": 0}, "max_iterations = 0: must be"),
+        ({"max_iterations": math.inf}, "max_iterations = inf: must be"),
+        ({"blur": "0.5"}, "blur = '0.5': must be"),
+        ({"blur": "half"}, "blur = 'half': must be"),
         ({"blur": 1e-5}, "blur = 1e-05: must be between"),
         ({"blur": 120.0}, "blur = 120.0: must be between"),
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nsgf.method import run_flow
-from nsgf.sinkhorn import EnergyFlow
+from nsgf.sinkhorn import BatchedSolver, EnergyFlow, GeomlossSolver
 
 
 def velocity(x, y):
@@ -25,6 +25,25 @@ def test_velocity_is_the_gradient_of_the_energy_distance():
     y = torch.randn(20, 3, generator=generator, dtype=torch.float64) + 1
     energy_distance(x, y).backward()
     torch.testing.assert_close(velocity(x.detach(), y), -30 * x.grad)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0, 1e3, 1e5, 1e7])
+@pytest.mark.parametrize("flow", [EnergyFlow(), BatchedSolver(0.5), GeomlossSolver(0.5, 0.9)])
+def test_flows_do_not_depend_on_the_origin(flow, offset, kind):
+    """Of particles and targets that have the rounding of this offset: the velocity is that of
+    float64 at the origin, and the positions of a flow are only rounded."""
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(1, 40, 2, generator=generator, dtype=torch.float64) + offset).to(kind)
+    y = (torch.randn(1, 50, 2, generator=generator, dtype=torch.float64) + offset + 1).to(kind)
+    near = (x.double() - offset, y.double() - offset)
+    expected = flow.velocity(*near).double()
+    torch.testing.assert_close(flow.velocity(x, y).double(), expected, rtol=0, atol=1e-5)
+    etas = [0.2] * 5
+    positions = run_flow(flow, x, y, etas).double() - offset
+    rounding = torch.finfo(torch.float32).eps * offset
+    expected = run_flow(flow, *near, etas).double()
+    torch.testing.assert_close(positions, expected, rtol=0, atol=rounding + 1e-5)
 
 
 @pytest.mark.parametrize("distance", [0.1, 7.0])
