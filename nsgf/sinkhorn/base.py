@@ -16,8 +16,9 @@ Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -134,18 +135,51 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
 
 def to_array(values: Any) -> np.ndarray[Any, Any]:
     """Return a tensor, an array or numbers as a contiguous array in this machine's byte order.
-    bfloat16, which numpy lacks, becomes float32. Raise ValueError for objects and masked values."""
+    bfloat16, which numpy lacks, becomes float32; objects that are numbers or lists of one length
+    become their numbers. Raise ValueError for sparse arrays, objects and masked values."""
     refuse_masks(values)
+    name = type(values).__name__
+    if hasattr(values, "obsm") and hasattr(values, "X"):
+        raise ValueError(
+            f"{name} has several arrays; pass one, such as x.X or x.obsm['X_pca'] (a sparse one as "
+            "x.X.toarray())"
+        )
+    if hasattr(values, "toarray") and hasattr(values, "nnz"):
+        size = 8 * math.prod(values.shape) / 2**30
+        raise ValueError(f"{name} is sparse; pass x.toarray(), which may need {size:.2g} GiB")
     if isinstance(values, Tensor):
+        if values.layout != torch.strided:
+            raise ValueError("the tensor is sparse; pass x.to_dense()")
         values = values.detach().cpu()
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     array = np.asarray(values)
+    if array.dtype.kind == "O" and array.ndim:
+        array = numbers_of_objects(array)
     if array.dtype.kind == "O":
         raise ValueError(
-            f"{type(values).__name__} holds objects, must be an array of numbers; of a DataLoader "
-            "pass loader.dataset, of a dict or of rows with names one array, such as data['x']"
+            f"{name} holds objects, must be an array of numbers; of a DataLoader pass "
+            "loader.dataset, of a dict or of rows with names one array, such as data['x']"
         )
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+
+
+def numbers_of_objects(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array of objects as numbers or texts. Raise ValueError, with the first cell that is
+    no number, if this is impossible."""
+    with suppress(ValueError):  # parts of different lengths
+        array = np.array(array.tolist())
+    if array.dtype.kind != "O":
+        return array
+    try:
+        return array.astype(np.float64)  # None becomes NaN
+    except (TypeError, ValueError) as error:
+        bad = next(place for place, cell in np.ndenumerate(array) if not isinstance(cell, Real))
+        cell = array[bad]
+        place = ", ".join(str(number + 1) for number in bad)
+        raise ValueError(
+            f"holds objects, must be an array of numbers: the one at {place} is of type "
+            f"{type(cell).__name__}"
+        ) from error
 
 
 def refuse_masks(values: Any) -> None:

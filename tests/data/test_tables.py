@@ -124,7 +124,7 @@ GAPS = [
     (ODD.assign(b=with_cell("oops")["weight"]), "x.csv", {}, "line 10, b"),
     (FRAME[:15], "x.csv", {}, "16"),
     (FRAME[:0], "x.xlsx", {}, "x.xlsx"),
-    (pd.DataFrame({"a": range(20), "b": 7}), "x.csv", {}, "in b;"),
+    (pd.DataFrame({"a": 5, "b": 7}, range(20)), "x.csv", {}, "constant.* a, b;"),
 ]
 
 
