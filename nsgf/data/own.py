@@ -170,13 +170,17 @@ def inspect_points(config: DataConfig) -> Inspection:
     count, dim = values.shape
     trained = split_rows(config, count)[0].numpy()
     rows = values[trained]
-    columns = torch.from_numpy(rows)
+    # subtract large numbers first, whose mean float64 would round
+    close = close_columns(rows)
+    start = np.zeros(dim)
+    start[close] = rows[0, close]
+    columns = torch.from_numpy(rows - start)
     found = Found(
         samples=count,
         shape=[dim],
         checksum=_checksum(values),
         names=names,
-        mean=columns.mean(0).tolist(),
+        mean=(columns.mean(0) + torch.from_numpy(start)).tolist(),
         scale=columns.std(0, correction=0).tolist(),
     )
     notes = [f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}"]
@@ -189,7 +193,7 @@ def inspect_points(config: DataConfig) -> Inspection:
                     f"data: {names[column]} counts the rows, perhaps an index; to leave it out say "
                     f"{suggest('data.columns', repr(format_columns(remaining)))}"
                 )
-    for column in close_columns(rows)[:1]:
+    for column in close[:1]:
         notes.append(
             f"data: {names[column]}: the values near {rows[0, column]:g} differ little for their "
             "size; if they were rounded before, subtract the smallest value from the original ones"
@@ -348,15 +352,14 @@ def leave_out_constants(config: DataConfig, table: Table) -> Table:
     if not is_constant.any():
         return table
     constants = [table.names[column] for column in np.flatnonzero(is_constant)]
-    count = f"{len(constants)} of {len(table.names)}"
+    what = f"{len(constants)} of {len(table.names)}: {list_names(constants)}"
     if config.columns or is_constant.all():
         raise wrong_setting(
             "data.path",
             config.path,
-            f"{count} columns are constant, with a range below {1 / LARGEST:g}: "
-            f"{list_names(constants)}; leave them out",
+            f"constant columns (range below {1 / LARGEST:g}), {what}; leave them out",
         )
-    line = f"data: {count} columns are constant and left out: {list_names(constants)}"
+    line = f"data: constant columns are left out, {what}"
     return table._replace(
         values=np.ascontiguousarray(table.values[:, ~is_constant]),
         names=[table.names[column] for column in np.flatnonzero(~is_constant)],
@@ -371,7 +374,10 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
     errors of many types if the array is missing or damaged."""
     # torch takes only writable arrays: "c" never writes to the file
     file = data_path(config)
-    content = np.load(file, mmap_mode="c", allow_pickle=False, max_header_size=2**20)
+    try:
+        content = np.load(file, mmap_mode="c", allow_pickle=False, max_header_size=2**20)
+    except ValueError as error:
+        raise _loading_error(error) from error
     if isinstance(content, np.ndarray):
         return content, None
     with content:
@@ -387,4 +393,20 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
                 f"say {suggest('data.key', 'NAME')}, one of {list_names(content.files)}"
             )
         beginning = keys[0][: keys[0].rfind("_") + 1]
-        return content[keys[0]], content.get(f"{beginning}labels")
+        try:
+            return content[keys[0]], content.get(f"{beginning}labels")
+        except ValueError as error:
+            raise _loading_error(error) from error
+
+
+def _loading_error(error: ValueError) -> ValueError:
+    """Return an error with a remedy for arrays that numpy refuses to load, or numpy's error."""
+    text = str(error).lower()
+    if "object" in text:
+        return ValueError(
+            "its array holds Python objects, which are not loaded because they could run code; "
+            "save numbers, such as x.astype(float)"
+        )
+    if "header info length" in text:
+        return ValueError("records have too many fields; use an array (N, D), as of x.to_numpy()")
+    return error

@@ -38,7 +38,7 @@ REASONS = (
         "a date or time; convert it to a number, such as seconds since the first",
     ),
     (r"\(?[-+\de.]*[\d.]j\)?", "a complex number; make columns of x.real and x.imag"),
-    (r"[\[({].*[\])}]|\d+ values", "several values in a cell; make a column for each number"),
+    (r"[\[({].*[\])}]", "several values in a cell; make a column for each number"),
     (r"[-+]?\d[-+\de.,' _]*", "no number; write 1234.5 for 1,234.5 or 1234,5"),
     (r"#.*", "text or a comment; comments may stand only above the table"),
     (r".*", "text; replace it by numbers, such as 0 and 1"),
@@ -91,14 +91,20 @@ def read_array(array: np.ndarray) -> RawTable:
     import pandas as pd
 
     if not fields:
-        return RawTable(pd.DataFrame(array), column_names([""] * array.shape[1]))
-    columns = {}
-    for name in fields:
-        column = array[name]
-        if column.dtype.kind in "biuf":  # pandas takes only this machine's byte order
-            column = column.astype(column.dtype.newbyteorder("="))
-        columns[name] = column if column.ndim == 1 else list(column)
-    return RawTable(pd.DataFrame(columns), column_names(fields))
+        frame = pd.DataFrame(_decoded(array))
+        return RawTable(frame, column_names([""] * array.shape[1]))
+    columns = {name: _decoded(array[name]) for name in fields}
+    frame = pd.DataFrame(
+        {name: column if column.ndim == 1 else [*column] for name, column in columns.items()}
+    )
+    return RawTable(frame, column_names(fields))
+
+
+def _decoded(array: np.ndarray) -> np.ndarray:
+    """Return an array in this machine's byte order, which pandas needs, with bytes as text."""
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8", "replace")
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
@@ -155,11 +161,11 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
 
     # the table
     begin = top + (row.count("\n") + 1 if header else 0)
+    remedy = f"if line {top + 1} is a title, remove it; quote cells that contain a separator"
     gap = re.search(r"\n[^\S\n]*\n", table)
     if gap and table.count('"', 0, gap.end()) % 2 == 0:
         line = top + table.count("\n", 0, gap.end())
-        raise ValueError(f"line {line}, {names[0]}: missing; remove rows that are empty")
-    remedy = f"if line {top + 1} is a title, remove it; quote cells that contain a separator"
+        raise ValueError(f"line {line}, {names[0]}: missing; remove rows that are empty; {remedy}")
     try:
         frame = read(StringIO(table), skiprows=int(header), low_memory=False)
     except pd.errors.ParserError as error:
@@ -270,7 +276,7 @@ def rounded_columns(cells: Cells, values: np.ndarray) -> list[int]:
     the column's range. Such are whole numbers beyond 2^53 that differ little."""
     columns = []
     for column in close_columns(values):
-        part = cells[:, column] if isinstance(cells, np.ndarray) else cells.iloc[:, column]
+        part: Any = cells[:, column] if isinstance(cells, np.ndarray) else cells.iloc[:, column]
         if getattr(part.dtype, "kind", "O") in "fb":
             continue
         several = np.unique(part) if isinstance(cells, np.ndarray) else part.unique()
@@ -285,6 +291,8 @@ def rounded_columns(cells: Cells, values: np.ndarray) -> list[int]:
 
 def close_columns(values: np.ndarray) -> np.ndarray:
     """Return the columns whose range has fewer than 1 / FINE steps of float64.  int64"""
+    if not len(values):
+        return np.empty(0, int)
     steps = np.spacing(np.abs(values).max(axis=0))
     return np.flatnonzero(steps > FINE * np.ptp(values, axis=0))
 
@@ -301,9 +309,9 @@ def reason_of_cell(cell: Any) -> str:
 
 
 def text_of_cell(cell: Any) -> str:
-    """Return the begin of a cell's text; of several values in a cell, their number."""
+    """Return the begin of the text of a cell; for several values in a cell, their number."""
     if hasattr(cell, "__len__") and not isinstance(cell, str | bytes):
-        return f"{len(cell)} values"
+        return f"[{len(cell)} values]"
     return str(cell).strip()[:TEXT_LENGTH]
 
 
@@ -329,7 +337,7 @@ def to_records(frame: Any) -> np.ndarray:
     """Convert a pandas DataFrame to an array whose fields are its columns, (N,). A column has
     numbers, float64 or whole; or the begin of its cells as text if some are not numbers."""
     columns = [
-        _stored_column(frame.iloc[:, [column]], is_number)
+        _stored_column(frame.iloc[:, column], is_number)
         for column, is_number in enumerate(_number_columns(frame))
     ]
     names = column_names(frame.columns)
@@ -340,18 +348,21 @@ def to_records(frame: Any) -> np.ndarray:
     return records
 
 
-def _stored_column(frame: Any, is_number: bool) -> np.ndarray:
-    """Return the only column of a DataFrame for :func:`to_records`.  (N,)"""
-    column = frame.iloc[:, 0]
-    numbers = to_numbers(frame)[:, 0] if is_number else _column_numbers(column)
-    is_whole = getattr(column.dtype, "kind", "O") in "iu" and not column.hasnans
-    if is_number and is_whole:
-        return column.to_numpy("u8" if column.dtype.kind == "u" else "i8")
+def _stored_column(column: Any, is_number: bool) -> np.ndarray:
+    """Return a column for :func:`to_records`.  (N,)"""
+    if is_number:
+        kind = getattr(column.dtype, "kind", "O")
+        if kind in "iu" and not column.hasnans:
+            return column.to_numpy("u8" if kind == "u" else "i8")
+        return column.to_numpy(np.float64, na_value=np.nan)
+    numbers = _column_numbers(column)
+    if numbers.dtype.kind in "iu":
+        return numbers
     values = numbers.astype(np.float64)
-    if is_number or not (
-        np.isnan(values).any()
-        or (numbers.dtype.kind == "f" and rounded_columns(frame, values[:, np.newaxis]))
+    is_finite = np.isfinite(values).all()
+    if np.isnan(values).any() or (
+        is_finite and rounded_columns(column.to_frame(), values[:, None])
     ):
-        return numbers if numbers.dtype.kind in "iu" else values
-    texts = [text_of_cell(cell) for cell in column.astype(object)]
-    return np.array(texts, dtype=f"U{TEXT_LENGTH}")
+        texts = [text_of_cell(cell) for cell in column.astype(object)]
+        return np.array(texts, dtype=f"U{TEXT_LENGTH}")
+    return values

@@ -145,14 +145,18 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
             "x.X.toarray())"
         )
     if hasattr(values, "toarray") and hasattr(values, "nnz"):
-        size = 8 * math.prod(values.shape) / 2**30
-        raise ValueError(f"{name} is sparse; pass x.toarray(), which may need {size:.2g} GiB")
+        size = math.ceil(8 * math.prod(values.shape) / 2**20)
+        raise ValueError(f"{name} is sparse; pass x.toarray(), which may need {size:,} MiB")
     if isinstance(values, Tensor):
         if values.layout != torch.strided:
             raise ValueError("the tensor is sparse; pass x.to_dense()")
         values = values.detach().cpu()
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        reason = "rows of different lengths" if "inhomogeneous" in str(error) else str(error)
+        raise ValueError(f"{name}: {reason}, must be an array of numbers") from error
     if array.dtype.kind == "O" and array.ndim:
         array = numbers_of_objects(array)
     if array.dtype.kind == "O":

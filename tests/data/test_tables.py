@@ -1,16 +1,24 @@
 """Tables in files: read as pandas and others wrote them, or refused by column and line."""
 
 import csv
+import datetime
 import re
 import subprocess
 import sys
+import tracemalloc
+from contextlib import suppress
+from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from scipy import sparse
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.own import inspect_points, read_table
+from nsgf.data.tables import read_file, to_frame, to_numbers, to_records
 from nsgf.system.errors import UserError
 from tests.data.own_files import own_points, write_csv, write_points
 
@@ -59,6 +67,9 @@ FRAMES = {
 WRITTEN = [  # options of pandas, names that are found if they are not those of the frame
     ({"sep": ";"}, None),
     ({"sep": "\t"}, None),
+    ({"sep": "|"}, None),
+    ({"header": ["a|b", "c"]}, ("a|b", "c")),
+    ({"header": ["a,b", "c"], "sep": "|", "quoting": csv.QUOTE_ALL}, ("a,b", "c")),
     ({"header": False}, UNNAMED),
     ({"quoting": csv.QUOTE_ALL}, None),
     ({"encoding": "utf-8-sig", "lineterminator": "\r\n"}, None),
@@ -101,6 +112,245 @@ def test_an_index_is_a_column_until_it_is_left_out(tmp_path):
     again = written(tmp_path / "again.csv", pd.read_csv(tmp_path / "x.csv"))
     assert read(again)[1] == ("Unnamed: 0", "height", "weight")
     assert "Unnamed: 0 counts the rows" in str(notes_of(again))
+
+
+STEPS = pd.Index(np.arange(20) ** 2, name="step")
+INDEXED = [  # an index, the columns with it
+    (STEPS, "height weight step"),
+    (pd.RangeIndex(3, 43, 2, name="step"), "height weight step"),
+    (pd.MultiIndex.from_arrays([STEPS, STEPS % 7 + 0.5], names=["a", "b"]), "height weight a b"),
+    (pd.MultiIndex.from_arrays([STEPS, ["x"] * 20], names=["a", "who"]), "height weight a"),
+    (STEPS.rename("height"), "height weight height (index)"),
+    (pd.Index(FRAME["height"]), "height weight"),
+    (STEPS.rename(None), "height weight"),
+    (pd.date_range("2020", periods=20, name="date"), "height weight"),
+]
+
+
+@pytest.mark.parametrize(("index", "names"), INDEXED)
+def test_a_named_index_of_numbers_is_a_column(index, names, tmp_path):
+    """Also where the file stores it only in its description, as pandas does with equal steps."""
+    frame = FRAME.set_axis(index)
+    file = written(tmp_path / "x.parquet", frame)
+    values, found = read(file)
+    assert " ".join(found) == names
+    added = [*names.split()[2:3]]
+    lines = str(notes_of(file))
+    assert ("columns from the index: " in lines) is bool(added)
+    assert ("index left out" in lines) is (not {"who", "date"}.isdisjoint(index.names))
+    assert np.array_equal(values[:, :2], FRAME)
+    if added:
+        assert np.array_equal(values[:, 2], np.asarray(index.get_level_values(0), float))
+        assert read(file, columns=f"weight,{found[2]}")[1] == ("weight", found[2])
+    in_memory, note = to_frame(frame)
+    assert in_memory.columns.tolist() == [*found]
+    assert not note or note in lines
+    again, _ = to_frame(pa.Table.from_pandas(frame))
+    assert np.array_equal(again, values)
+
+
+def test_a_run_that_began_without_the_index_finds_its_points(tmp_path):
+    found = inspect_points(DataConfig(name="points", path=str(written(tmp_path / "a.csv", FRAME))))
+    file = written(tmp_path / "x.parquet", FRAME.set_axis(STEPS).assign(same=7))
+    again = DataConfig(name="points", path=str(file), found=found[0]._asdict())
+    assert read_table(again).names == ["height", "weight"]
+
+
+@pytest.mark.parametrize(("suffix", "columns"), [(".csv", None), (".parquet", None), (".npy", "2")])
+def test_constant_columns_are_left_out(suffix, columns, tmp_path):
+    """For a run that has begun also; those that the user names are refused."""
+    frame = WHOLE.assign(c=5, d=EXACT["height"], e=0.0)[["a", "c", "b", "e", "d"]]
+    file = tmp_path / f"x{suffix}"
+    if suffix == ".npy":
+        write_points(file, frame.to_numpy())
+    else:
+        written(file, frame)
+    constants = "coordinate 2, coordinate 4" if suffix == ".npy" else "c, e"
+    (line,) = [note for note in notes_of(file) if "left out" in note]
+    assert line.endswith(f"2 of 5: {constants}")
+    config = DataConfig(name="points", path=str(file))
+    found, _ = inspect_points(config)
+    assert len(found.names) == 3
+    begun = DataConfig(name="points", path=str(file), found=found._asdict())
+    values, names, *_ = read_table(begun)
+    assert names == found.names
+    assert np.array_equal(values, frame[["a", "b", "d"]])
+    moved = write_points(tmp_path / "moved.npy", frame.to_numpy())
+    assert np.array_equal(read_table(replace(begun, path=str(moved))).values, values)
+    assert "constant" in refused(file, columns="1,2")
+
+
+BIG = 1_700_000_000_000_000_000 + 15 * np.arange(20)  # nanoseconds; float64 has steps of 256
+BIG_COLUMNS = [
+    BIG,
+    BIG.astype("u8") + 2**63,
+    pd.array(BIG, dtype="Int64"),
+    pd.Categorical(BIG),
+    BIG.astype(object),
+    BIG.astype(str),
+    [Decimal(int(number)) / 100 for number in BIG],
+]
+STORED = [".parquet", ".csv", "memory"]
+
+
+@pytest.mark.parametrize("where", STORED)
+@pytest.mark.parametrize("column", BIG_COLUMNS)
+def test_numbers_whose_differences_would_be_rounded_are_refused(column, where, tmp_path):
+    frame = FRAME.assign(time=column)
+    file = tmp_path / f"x{where}"
+    if where == "memory":
+        file = write_points(tmp_path / "x.npy", to_records(frame))
+    else:
+        written(file, frame)
+    if where == ".csv" and isinstance(column, list):  # pandas reads 1.5 as float64
+        assert "time: the values near 1.7e+16 differ little" in str(notes_of(file))
+        return
+    assert re.search("time: .*rounds", refused(file))
+    assert read(file, columns="height,weight")[1] == ("height", "weight")
+
+
+@pytest.mark.parametrize(
+    ("column", "is_near"),
+    [(BIG - BIG[0], False), (BIG + 10**12 * np.arange(20), False), (BIG - BIG % 256, True)],
+)
+def test_numbers_that_float64_holds_are_accepted(column, is_near, tmp_path):
+    values = np.stack([column, np.arange(20) ** 2], 1)
+    file = write_points(tmp_path / "x.npy", values)
+    found, notes = inspect_points(DataConfig(name="points", path=str(file)))
+    assert found.scale[0] == pytest.approx((column - column[0]).std(), rel=1e-9)
+    assert ("subtract" in str(notes)) is is_near
+    write_points(file, np.stack([BIG, values[:, 1]], 1).astype("u8"))
+    assert "coordinate 1: " in refused(file)
+
+
+@pytest.mark.parametrize(
+    ("cell", "what"),
+    [
+        ("abc", "text"),
+        (b"abc", "text"),
+        ([1.0, 2.0], "several values"),
+        (np.ones(3), "several values"),
+        ({"a": 1}, "several values"),
+        (pd.Timestamp("2020-01-01"), "date"),
+        (datetime.date(2020, 1, 31), "date"),
+        (datetime.time(12, 30), "date or time"),
+        ("31.1.2020", "date"),
+        ("Jan 31, 2020", "date"),
+        (pd.Timedelta("5s"), "duration"),
+        (1 + 2j, "complex"),
+        ("1.234,5", "1234.5"),
+        (None, "missing"),
+        (np.inf, "inf"),
+    ],
+)
+@pytest.mark.parametrize("where", ["memory", ".csv"])
+def test_a_cell_that_is_no_number_gets_its_reason(cell, what, where, tmp_path):
+    frame = FRAME.assign(odd=pd.Series([cell] * 20, dtype=object))
+    if where == "memory":
+        file = write_points(tmp_path / "x.npy", to_records(frame))
+    else:
+        file = written(tmp_path / "x.csv", frame)
+        if isinstance(cell, np.ndarray | dict | complex):
+            return
+    line = "row 1" if where == "memory" else "line 2"
+    assert re.search(f"{line}, odd: .*{what}", refused(file))
+    assert read(file, columns="weight,height")[1] == ("weight", "height")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.array([True, False] * 10, dtype="boolean"),
+        pd.array(range(20), dtype="UInt8"),
+        pd.Categorical([3, 1] * 10),
+        pd.arrays.SparseArray([0, 1.5] * 10),
+        [Decimal(number) / 8 for number in range(20)],
+        np.arange(20).astype("float16") / 8,
+        np.arange(20).astype(">i2"),
+        (np.arange(20) / 8).astype(str),
+        [0.5, np.float32(1.5), 3, True] * 5,
+    ],
+)
+def test_numbers_of_any_type_are_numbers(column):
+    values = to_numbers(pd.DataFrame({"a": column}))
+    assert values[:, 0].tolist() == [float(value) for value in column]
+    assert to_records(pd.DataFrame({"a": column}))["a"].tolist() == values[:, 0].tolist()
+
+
+def test_fields_of_records_are_checked_only_if_they_are_used(tmp_path):
+    kinds = [("x", ">f4"), ("name", "U5"), ("y", float), ("pair", float, 2), ("number", "S3")]
+    records = np.zeros(20, kinds)
+    records["x"], records["y"], records["name"] = FRAME["height"], FRAME["weight"], "abc"
+    records["number"] = [f"{number}.5".encode() for number in range(20)][:20]
+    file = write_points(tmp_path / "x.npy", records)
+    values, names = read(file, columns="x,y,number")
+    assert names == ("x", "y", "number")
+    assert np.array_equal(values[:, :2], np.stack([records["x"], records["y"]], 1))
+    for column, what in {"name": "'abc' is text", "pair": "several values"}.items():
+        assert f"row 1, {column}: " in refused(file, columns=column)
+        assert what in refused(file, columns=column)
+
+
+@pytest.mark.parametrize("kind", ["U8", "M8[s]", "m8[s]", complex, object])
+def test_arrays_of_text_dates_and_objects_are_refused_by_their_kind(kind, tmp_path):
+    what = {"U8": "text", "M8[s]": "date", "m8[s]": "duration", object: "objects"}
+    array = np.full((20, 2), "a") if kind == "U8" else np.arange(40).reshape(20, 2)
+    file = write_points(tmp_path / "x.npy", array.astype(kind))
+    assert what.get(kind, "complex") in refused(file)
+    np.savez(tmp_path / "x.npz", array.astype(kind))
+    assert what.get(kind, "complex") in refused(tmp_path / "x.npz")
+    assert what.get(kind, "objects") != "text" or read_numbers_as_text(tmp_path)
+
+
+def read_numbers_as_text(folder):
+    file = write_points(folder / "numbers.npy", FRAME.to_numpy().astype(str))
+    return np.array_equal(read(file)[0], FRAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("x.zip", "unpack"),
+        ("x.JPG", "images"),
+        ("x.mat", "loadmat"),
+        ("x.h5", "h5py"),
+        ("x.h5ad", "anndata"),
+        ("x.json", "pandas"),
+        ("x.odd", "csv"),
+        ("x", "csv"),
+    ],
+)
+def test_a_file_of_another_kind_exists(name, what, tmp_path):
+    assert "no such file" in refused(tmp_path / name)
+    (tmp_path / name).write_bytes(b"x")
+    line = refused(tmp_path / name)
+    assert what in line
+    assert "exists" in line
+    assert "folder" in refused(tmp_path)
+
+
+def test_a_sparse_matrix_in_a_file_is_named(tmp_path):
+    sparse.save_npz(tmp_path / "x.npz", sparse.eye(20, format="csr"))
+    assert "toarray" in refused(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("head", ["\n" * 50_000, "# note\n" * 10_000, "# note\n \n" * 10_000])
+@pytest.mark.parametrize("begin", ["", "a,b\n1,2\n"])
+def test_empty_and_commented_lines_need_little_memory(head, begin, tmp_path):
+    """pandas keeps comments below the first row as text, so only those above are measured."""
+    if begin and "#" in head:
+        return
+    file = tmp_path / "x.csv"
+    file.write_text(begin + head + "\n".join(ROWS))
+    read_file(write_csv(tmp_path / "small.csv", *ROWS), "auto")  # imports pandas
+    tracemalloc.start()
+    try:
+        with suppress(ValueError):
+            read_file(file, "auto")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * file.stat().st_size
 
 
 def with_cell(value, column=1, frame=FRAME):
@@ -146,13 +396,20 @@ REALS = [f"{number}.5,{number * number}.25" for number in range(20)]
         (["a,b", *ROWS, "", "2,3"], "line 22, a"),
         (["a,b", *(f"{row},1" for row in ROWS)], "3 in the second"),
         (["title", *ROWS], "line 2, title"),
+        (["title", "", "a,b", *ROWS], "line 1 is a title"),
+        (["title", "a,b", *ROWS], "line 1 is a title"),
+        (["a title, of 2020", "a,b", *ROWS], "line 1 is a title"),
+        (["# note", "a title, of, 2020", "a,b", *ROWS], "line 2 is a title"),
+        (["a title, of 2020", "a;b", *(row.replace(",", ";") for row in ROWS)], "line 1 is"),
+        (["a,b", "m,kg", *ROWS], "line 2 has units"),
+        (["a,b", *ROWS, "# note", "1,2"], "line 22, a: .*comment"),
         ([f"{n},{n % 4}5" for n in range(20)], "decimal"),
         (["a,b"], "x.csv"),
         ([""], "data"),
     ],
 )
 def test_rows_are_numbered_as_the_lines_of_their_file(lines, what, tmp_path):
-    assert what in refused(write_csv(tmp_path / "x.csv", *lines))
+    assert re.search(what, refused(write_csv(tmp_path / "x.csv", *lines)))
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
