@@ -185,14 +185,17 @@ def inspect_points(config: DataConfig) -> Inspection:
     )
     notes = [f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}"]
     notes += read_notes
-    if dim > 1:
-        for column in np.flatnonzero(rows[-1] - rows[0] == trained[-1] - trained[0]):
-            if not np.ptp(rows[:, column] - trained):
-                remaining = names[:column] + names[column + 1 :]
-                notes.append(
-                    f"data: {names[column]} counts the rows, perhaps an index; to leave it out say "
-                    f"{suggest('data.columns', repr(format_columns(remaining)))}"
-                )
+    candidates = np.flatnonzero(rows[-1] - rows[0] == trained[-1] - trained[0])
+    ranges = np.ptp(rows[:, candidates] - trained[:, np.newaxis], axis=0)
+    counters = {int(column) for column in candidates[ranges == 0]}
+    if counters and len(counters) < dim:
+        remaining = [name for column, name in enumerate(names) if column not in counters]
+        verb = "counts" if len(counters) == 1 else "count"
+        notes.append(
+            f"data: {list_names([names[column] for column in sorted(counters)])} {verb} the rows, "
+            f"perhaps an index; to leave it out say "
+            f"{suggest('data.columns', repr(format_columns(remaining)))}"
+        )
     for column in close[:1]:
         notes.append(
             f"data: {names[column]}: the values near {rows[0, column]:g} differ little for their "

@@ -20,8 +20,8 @@ from nsgf.system.errors import list_names, one_line, suggest
 Cells = Any
 """Cells of a table, (N, D): an array of numbers, or a pandas DataFrame of any types."""
 FINE = 1e-6
-"""Part of a column's range. float64 must not round numbers more coarsely."""
-TEXT_LENGTH = 40
+"""Largest error of rounding to float64, as a part of a column's range."""
+TEXT_LENGTH = 64
 """Largest number of characters that are stored of a cell that is no number."""
 ABOVE = re.compile(r"\s*\n|[^\S\n]*#[^\n]*\n")
 """Matches empty lines or a comment."""
@@ -29,6 +29,8 @@ PIECE = re.compile(r'"[^"]*"|[^"\n]+')
 """Matches a part of a row. A quoted part may have several lines."""
 QUOTED = re.compile(r'(^|[\t;,|])"[^"]*(?:""[^"]*)*"(?=[\t;,|]|$)')
 """Matches a quoted cell and the separator before it."""
+DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
+"""Matches a number such as 1,05."""
 REASONS = (
     (r"(nan|nat|none|<na>)?", "missing; leave out rows with gaps"),
     (r"-?\d+ days?\b.*", "a duration; convert it to a number, such as x.dt.total_seconds()"),
@@ -38,7 +40,7 @@ REASONS = (
         "a date or time; convert it to a number, such as seconds since the first",
     ),
     (r"\(?[-+\de.]*[\d.]j\)?", "a complex number; make columns of x.real and x.imag"),
-    (r"[\[({].*[\])}]", "several values in a cell; make a column for each number"),
+    (r"[\[{].*|\(.*\)", "several values in a cell; make a column for each number"),
     (r"[-+]?\d[-+\de.,' _]*", "no number; write 1234.5 for 1,234.5 or 1234,5"),
     (r"#.*", "text or a comment; comments may stand only above the table"),
     (r".*", "text; replace it by numbers, such as 0 and 1"),
@@ -136,7 +138,9 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
         raise ValueError("has no rows")
     bare = QUOTED.sub(r"\1", row)
     sep = "\t" if "\t" in bare else max(";,", key=bare.count)
-    if sep not in bare and "|" in bare:
+    if ";" in bare and all(map(DECIMAL_COMMA.fullmatch, bare.split(";"))):
+        sep = ";"
+    elif sep not in bare and "|" in bare:
         sep = "|"
     elif sep not in bare and suffix == ".txt":
         sep = r"\s+"
@@ -205,7 +209,7 @@ def with_index(frame: Any) -> tuple[Any, str]:
 
     names = column_names(frame.columns)
     levels = {}
-    texts = []
+    other_levels = []
     for number, title in enumerate(frame.index.names):
         if title is None or not str(title).strip():
             continue
@@ -213,7 +217,7 @@ def with_index(frame: Any) -> tuple[Any, str]:
         level = pd.DataFrame({name: frame.index.get_level_values(number)})
         values = to_numbers(level)
         if np.isnan(values).any():
-            texts.append(name)
+            other_levels.append(name)
             continue
         same = to_numbers(frame.iloc[:, [n for n, other in enumerate(names) if other == name]])
         if (same == values).all(axis=0).any():
@@ -221,16 +225,16 @@ def with_index(frame: Any) -> tuple[Any, str]:
         while name in names or name in levels:
             name += " (index)"
         levels[name] = level.iloc[:, 0]
-    if not levels and not texts:
+    if not levels and not other_levels:
         return frame, ""
     parts = []
     if levels:
         plain = frame.reset_index(drop=True).set_axis(names, axis=1)
         frame = pd.concat([plain, pd.DataFrame(levels)], axis=1)
         parts.append(f"columns from the index: {list_names([*levels])}")
-    if texts:
+    if other_levels:
         parts.append(
-            f"index left out, because it has cells that are no numbers: {', '.join(texts)}"
+            f"index left out, because it has cells that are no numbers: {list_names(other_levels)}"
         )
     return frame, f"data: {'; '.join(parts)}"
 
@@ -244,8 +248,8 @@ def to_numbers(cells: Cells) -> np.ndarray:
         return cells.to_numpy(np.float64, na_value=np.nan)
     values = np.empty(cells.shape)
     values[:, is_number] = to_numbers(cells.loc[:, is_number])
-    for column in np.flatnonzero(~is_number):
-        values[:, column] = _column_numbers(cells.iloc[:, column])
+    others = cells.loc[:, ~is_number].astype(object).to_numpy()
+    values[:, ~is_number] = _numbers_of_objects(others.ravel()).reshape(others.shape)
     return values
 
 
@@ -261,14 +265,14 @@ def _number_columns(frame: Any) -> np.ndarray:
     return np.array([kinds[kind] for kind in frame.dtypes], dtype=bool)
 
 
-def _column_numbers(column: Any) -> np.ndarray:
-    """Return the numbers of a column of any type, NaN where a cell is not a number; int64 or uint64
-    if all are whole, otherwise float64.  (N,)"""
+def _numbers_of_objects(cells: np.ndarray) -> np.ndarray:
+    """Return the numbers of objects, NaN where a cell is not a number; int64 or uint64 if all are
+    whole, otherwise float64.  (N,)"""
     import pandas as pd
 
     allowed = (Real, Decimal, str, np.bool_)
-    cells = [cell if isinstance(cell, allowed) else None for cell in column.astype(object)]
-    return pd.to_numeric(pd.Series(cells, dtype=object), errors="coerce").to_numpy()
+    numbers = [cell if isinstance(cell, allowed) else None for cell in cells]
+    return pd.to_numeric(pd.Series(numbers, dtype=object), errors="coerce").to_numpy()
 
 
 def rounded_columns(cells: Cells, values: np.ndarray) -> list[int]:
@@ -355,7 +359,7 @@ def _stored_column(column: Any, is_number: bool) -> np.ndarray:
         if kind in "iu" and not column.hasnans:
             return column.to_numpy("u8" if kind == "u" else "i8")
         return column.to_numpy(np.float64, na_value=np.nan)
-    numbers = _column_numbers(column)
+    numbers = _numbers_of_objects(column.astype(object).to_numpy())
     if numbers.dtype.kind in "iu":
         return numbers
     values = numbers.astype(np.float64)

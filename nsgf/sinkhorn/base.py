@@ -18,14 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.system.errors import UserError, wrong_setting
+from nsgf.system.errors import UserError, list_names, wrong_setting
 
 Array = Tensor | np.ndarray[Any, Any]
 """Type of the points that a caller passes to the Python functions."""
@@ -160,30 +159,24 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
     if array.dtype.kind == "O" and array.ndim:
         array = numbers_of_objects(array)
     if array.dtype.kind == "O":
+        kinds = {type(cell).__name__ for cell in array.flat} - {"int", "float", "NoneType"}
         raise ValueError(
-            f"{name} holds objects, must be an array of numbers; of a DataLoader pass "
-            "loader.dataset, of a dict or of rows with names one array, such as data['x']"
+            f"{name} holds objects ({list_names(sorted(kinds))}), must be an array of numbers; of "
+            "a DataLoader pass loader.dataset, of a dict or of rows with names one array, such as "
+            "data['x']"
         )
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 def numbers_of_objects(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array of objects as numbers or texts. Raise ValueError, with the first cell that is
-    no number, if this is impossible."""
-    with suppress(ValueError):  # parts of different lengths
+    """Return an array of objects as numbers or texts, NaN for None; unchanged if it has cells of
+    another type. Lists of one length become a new last dimension."""
+    with suppress(ValueError):  # lists of different lengths
         array = np.array(array.tolist())
-    if array.dtype.kind != "O":
-        return array
-    try:
-        return array.astype(np.float64)  # None becomes NaN
-    except (TypeError, ValueError) as error:
-        bad = next(place for place, cell in np.ndenumerate(array) if not isinstance(cell, Real))
-        cell = array[bad]
-        place = ", ".join(str(number + 1) for number in bad)
-        raise ValueError(
-            f"holds objects, must be an array of numbers: the one at {place} is of type "
-            f"{type(cell).__name__}"
-        ) from error
+    if array.dtype.kind == "O":
+        with suppress(TypeError, ValueError):
+            array = array.astype(np.float64)
+    return array
 
 
 def refuse_masks(values: Any) -> None:

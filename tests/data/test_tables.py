@@ -226,6 +226,7 @@ def test_numbers_that_float64_holds_are_accepted(column, is_near, tmp_path):
 CELLS = [
     ("abc", "text"),
     ([1.0, 2.0], "several values"),
+    ([0.125] * 40, "several values"),
     (pd.Timestamp("2020-01-01"), "date"),
     (datetime.date(2020, 1, 31), "date"),
     (datetime.time(12, 30), "date or time"),
@@ -240,7 +241,7 @@ OBJECTS = [
     (b"abc", "text"),
     (np.ones(3), "several values"),
     ({"a": 1}, "several values"),
-    (1 + 2j, "complex"),
+    (-1.2590655321041202 - 0.1257302210933933j, "complex"),
 ]
 
 
@@ -372,6 +373,14 @@ def test_empty_and_commented_lines_need_little_memory(above, tmp_path):
     assert peak < 20 * file.stat().st_size
 
 
+def test_all_columns_that_count_the_rows_are_named_in_a_line(tmp_path):
+    frame = FRAME.assign(first=np.arange(20), second=np.arange(20) + 0.5)
+    lines = notes_of(written(tmp_path / "x.csv", frame.rename(columns={"height": "a, b"})))
+    (line,) = [line for line in lines if "the rows" in line]
+    assert "first, second count" in line
+    assert line.endswith("""data.columns='"a, b", weight'""")
+
+
 def with_cell(value, column=1, frame=FRAME):
     """The table with another value in row 7 from 0 on."""
     frame = frame.astype(object)
@@ -424,6 +433,7 @@ REALS = [f"{number}.5,{number * number}.25" for number in range(20)]
         (["a,b", "m,kg", *ROWS], "line 2 has units"),
         (["a,b", *ROWS, "# note", "1,2"], "line 22, a: .*comment"),
         ([f"{n},{n % 4}5" for n in range(20)], "decimal"),
+        ([f"{n},5;{n % 4},5" for n in range(20)], "line 2, 0,5: .*1234,5"),
         (["a,b"], "x.csv"),
         ([""], "data"),
     ],
