@@ -3,9 +3,11 @@
 import functools
 import re
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from itertools import product
 from pathlib import Path
 from signal import SIGINT, default_int_handler, getsignal, raise_signal, signal
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from scipy import sparse
 from torch import nn
 from torch.utils.data import DataLoader, StackDataset, TensorDataset
 
@@ -39,6 +42,7 @@ def train(folder, overrides=None, **how):
 FRAME = pd.DataFrame(POINTS[:, :2].numpy(), columns=["height", "weight"]).assign(kind="a")
 PICTURES = [Image.fromarray(one[0]) for one in PIXELS]
 FLOATS = np.random.default_rng(0).uniform(-1, 1, (40, 1, 8, 8)).astype("f4")
+NANOSECONDS = 1_700_000_000_000_000_000 + 15 * torch.arange(20)[:, None]
 MASKED = np.ma.masked_less(POINTS.numpy(), -5)
 
 
@@ -140,6 +144,48 @@ def test_numbers_of_a_table_are_those_of_its_array():
         assert points.dtype.names == ("height", "weight")
         same = frame.to_numpy("float64")
         assert np.array_equal(np.stack([points[name] for name in points.dtype.names], 1), same)
+
+
+@pytest.mark.e2e
+def test_a_named_index_of_a_table_in_memory_is_a_column(tmp_path, capsys):
+    frame = FRAME.drop(columns="kind").set_index("weight")
+    frame.to_parquet(tmp_path / "x.parquet")
+    how = {"iterations": 1, "overrides": SMALL, "out_dir": tmp_path}
+    runs = [nsgf.train(data, **how) for data in (frame, pa.table(frame), tmp_path / "x.parquet")]
+    assert capsys.readouterr().out.count("columns from the index: weight") == 3
+    for run in runs:
+        assert run.config.data.found == runs[0].config.data.found
+        assert run.config.data.found["names"] == ["height", "weight"]
+
+
+def test_objects_that_are_numbers_are_numbers():
+    rows = POINTS.tolist()
+    for values in (np.array(rows, dtype=object), pd.Series(rows), FRAME[["height"]].astype(object)):
+        points = _arrays(values, None)["points"]
+        same = POINTS.numpy() if points.ndim == 2 else FRAME["height"]
+        assert np.array_equal(points if points.ndim == 2 else points["height"], same)
+
+
+@pytest.mark.e2e
+def test_a_run_without_constant_columns_is_resumed_sampled_and_measured(tmp_path, capsys):
+    frame = FRAME.drop(columns="kind").assign(nothing=0, age=np.arange(40) ** 2, one=1.0)
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    for data in (frame, tmp_path / "x.csv"):
+        run = nsgf.train(data, out_dir=tmp_path, overrides=SMALL, iterations=2)
+        assert "2 of 5: nothing, one" in capsys.readouterr().out
+        run = nsgf.train(resume=run.path, data=data, iterations=4, quiet=True)
+        assert run.sample(5, seed=0).shape == (5, 3)
+        assert run.evaluate()
+        place = ["--run", str(run.path), "--device", "cpu"]
+        assert (
+            main(["sample", *place, "--num-samples", "4", "--out", str(tmp_path / "x.out.csv")])
+            == 0
+        )
+        lines = (tmp_path / "x.out.csv").read_text().split()
+        assert lines[0] == "height,weight,age"
+        assert len(lines) == 5
+        (tmp_path / "x.out.csv").unlink()
+        assert run.report(tmp_path / "page.html")
 
 
 def test_data_of_a_run_are_found_beside_it(tmp_path):
@@ -249,6 +295,20 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": POINTS, "held_out": "many"}, "held_out = many: "),
         ({"data": POINTS, "blur": 0}, "blur = 0.0: "),
         ({"data": POINTS, "blur": [0.5]}, "blur = .0.5.: "),
+        ({"data": FRAME[:0]}, r"data: .*\(0, 3\)"),
+        ({"data": FRAME.to_records(index=False)}, "data: row 1, kind: 'a' is text"),
+        ({"data": pl.from_pandas(FRAME).lazy()}, r"data: LazyFrame .*collect"),
+        ({"data": sparse.csr_matrix(POINTS)}, r"data: csr_matrix .*toarray"),
+        ({"data": POINTS.to_sparse()}, "data: the tensor is sparse"),
+        ({"data": SimpleNamespace(X=POINTS, obsm={}, obs=FRAME)}, r"data: .*x\.obsm"),
+        ({"data": [[1.0, 2.0], [3.0]] * 20}, "data: list: rows of different lengths"),
+        ({"data": [date(2020, 1, 1)] * 20}, r"data: list holds objects \(date\)"),
+        ({"data": np.full((20, 2), None)}, "data: row 1, coordinate 1: missing"),
+        ({"data": np.array([["a", 1.5]] * 20, object)}, "data: row 1, coordinate 1: 'a'"),
+        ({"data": NANOSECONDS}, "data: coordinate 1: .*round"),
+        ({"data": NANOSECONDS.numpy().astype("u8")}, "data: coordinate 1: .*round"),
+        ({"data": pl.DataFrame({"a": NANOSECONDS[:, 0].numpy()})}, "data: a: .*round"),
+        ({"data": torch.ones(20, 2)}, "data: constant .*coordinate 1, coordinate 2"),
         ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
         (
             {"data": TensorDataset(torch.from_numpy(PIXELS), LABELS), "labels": LABELS},

@@ -28,7 +28,7 @@ from nsgf.config.values import Place, expand_path, read_value, to_plain
 from nsgf.data.choices import INSPECTORS
 from nsgf.data.own import ARRAYS, check_same_data, load_arrays
 from nsgf.data.own_images import image_bytes
-from nsgf.data.tables import to_records
+from nsgf.data.tables import read_array, to_frame, to_records
 from nsgf.models import OwnNetwork
 from nsgf.resolve import Request, resolve
 from nsgf.run.stop import stop_of_caller
@@ -236,6 +236,10 @@ def request_with_data(
         kind = settings.get("exp") or _kind_of_data(path, {**base, **settings}.get("data.key"))
         own = {} if "run" in files else _own_layer(kind, files, settings)
         return resolve(command, {**own, "data.path": str(path), **settings}, files)
+    notes = []
+    if hasattr(data, "columns"):
+        data, note = _to_frame(data)
+        notes = [note] if note else []
     arrays = _arrays(data, labels)
     digest = hashlib.sha256()
     for key, array in arrays.items():
@@ -261,7 +265,7 @@ def request_with_data(
         wanted,
         config=change(wanted.config, {"data.path": str(file)}),
         methods=[change(own, {"data.path": str(file)}) for own in wanted.methods],
-        notes=[note.replace(str(place), str(file)) for note in wanted.notes],
+        notes=[*notes, *(note.replace(str(place), str(file)) for note in wanted.notes)],
     )
 
 
@@ -284,13 +288,23 @@ def _kind_of_data(path: Path, key: str | None) -> str:
     return "images" if is_image else "points"
 
 
+def _to_frame(data: Any) -> tuple[Any, str]:
+    """Return a table in memory as a DataFrame of pandas, and a line for the user."""
+    try:
+        return to_frame(data)
+    except Exception as error:  # libraries of tables raise many types
+        raise UserError(f"data: {one_line(error)}") from error
+
+
 def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
     """Return ``images``, perhaps with ``labels``, or ``points``, not checked further."""
     name = "data"
     try:
         if isinstance(data, Dataset):
             data, labels = _read_items(data, labels)
-        samples = to_records(data) if hasattr(data, "columns") else to_array(data)
+        samples = to_records(to_frame(data)[0]) if hasattr(data, "columns") else to_array(data)
+        if samples.dtype.hasobject:  # records, which a file without pickles cannot hold
+            samples = to_records(read_array(samples).cells)
         if samples.ndim < 3:
             if labels is not None:
                 raise ValueError("points have no classes; leave labels out")

@@ -130,11 +130,14 @@ def draw_quality(rows: Rows) -> Any:
                 means.append(mean(found) if is_known else math.nan)
                 spreads.append(stdev(found) if is_known and len(found) > 1 else 0.0)
             place = known.index(method)
+            method_name = method_title(method)
+            if method_name.startswith("_"):  # legends hide such names
+                method_name = f" {method_name}"
             panel.errorbar(
                 made,
                 means,
                 spreads,
-                label=method_title(method),
+                label=method_name,
                 color=f"C{place}",
                 linestyle="-" if place < 10 else ":",  # there are ten colours
                 marker=MARKERS[place % len(MARKERS)],

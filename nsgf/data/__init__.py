@@ -45,7 +45,7 @@ def target_set(config: DataConfig) -> Target:
     if config.name == "points":
         from nsgf.data.own import TableSet, read_found
 
-        return TableSet(read_found(config))
+        return TableSet(read_found(config), config.path)
     return DATA_SETS[config.name]
 
 

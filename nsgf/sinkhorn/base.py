@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.system.errors import UserError, wrong_setting
+from nsgf.system.errors import UserError, list_names, wrong_setting
 
 Array = Tensor | np.ndarray[Any, Any]
 """Type of the points that a caller passes to the Python functions."""
@@ -140,18 +140,49 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
 
 def to_array(values: Any) -> np.ndarray[Any, Any]:
     """Return a tensor, an array or numbers as a contiguous array in this machine's byte order.
-    bfloat16, which numpy lacks, becomes float32. Raise ValueError for objects and masked values."""
+    bfloat16, which numpy lacks, becomes float32; objects that are numbers or lists of one length
+    become their numbers. Raise ValueError for sparse arrays, objects and masked values."""
     refuse_masks(values)
+    name = type(values).__name__
+    if hasattr(values, "obsm") and hasattr(values, "X"):
+        raise ValueError(
+            f"{name} has several arrays; pass one, such as x.X or x.obsm['X_pca'] (a sparse one as "
+            "x.X.toarray())"
+        )
+    if hasattr(values, "toarray") and hasattr(values, "nnz"):
+        size = math.ceil(8 * math.prod(values.shape) / 2**20)
+        raise ValueError(f"{name} is sparse; pass x.toarray(), which may need {size:,} MiB")
     if isinstance(values, Tensor):
+        if values.layout != torch.strided:
+            raise ValueError("the tensor is sparse; pass x.to_dense()")
         values = values.detach().cpu()
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        reason = "rows of different lengths" if "inhomogeneous" in str(error) else str(error)
+        raise ValueError(f"{name}: {reason}, must be an array of numbers") from error
+    if array.dtype.kind == "O" and array.ndim:
+        array = numbers_of_objects(array)
     if array.dtype.kind == "O":
+        kinds = {type(cell).__name__ for cell in array.flat} - {"int", "float", "NoneType"}
         raise ValueError(
-            f"{type(values).__name__} holds objects, must be an array of numbers; of a DataLoader "
-            "pass loader.dataset, of a dict or of rows with names one array, such as data['x']"
+            f"{name} holds objects ({list_names(sorted(kinds))}), must be an array of numbers; of "
+            "a DataLoader pass loader.dataset, of a dict or of rows with names one array, such as "
+            "data['x']"
         )
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+
+
+def numbers_of_objects(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array of objects as numbers or texts, NaN for None; unchanged if it has cells of
+    another type. Lists of one length become a new last dimension."""
+    with suppress(ValueError):  # lists of different lengths
+        array = np.array(array.tolist())
+    if array.dtype.kind == "O":
+        with suppress(TypeError, ValueError):
+            array = array.astype(np.float64)
+    return array
 
 
 def refuse_masks(values: Any) -> None:

@@ -130,6 +130,12 @@ def test_lines_are_means_with_the_spread_over_seeds():
     np.testing.assert_allclose(spreads(panel, "I-CFM"), [0.0, np.std([0.5, 0.7], ddof=1)])
 
 
+def test_a_method_whose_name_begins_with_an_underscore_has_a_line_in_the_legend():
+    figure = draw_quality([*MEASURES, *(row("_mine", seed, 1.0, 10) for seed in range(3))])
+    (legend,) = figure.legends
+    assert "_mine" in [text.get_text().strip() for text in legend.get_texts()]
+
+
 def test_markers_stand_at_the_calls_that_were_made_and_diverged_samples_leave_a_gap():
     rows = [row("nsgf", 0, math.inf, 2), row("nsgf", 0, 0.4, 10)._replace(calls=11.5)]
     (panel,) = draw_quality([*rows, row("icfm", 0, 0.6, 10)]).axes

@@ -89,7 +89,7 @@ def test_values_that_no_network_can_learn_are_refused_by_their_column(value, tmp
     points[7, 1] = value
     place = write_points(tmp_path / "x.npy", points)
     with pytest.raises(UserError, match=r"^data\.path = .*coordinate 2"):
-        inspect_points(DataConfig(name="points", path=str(place)))
+        inspect_points(DataConfig(name="points", path=str(place), columns="1,2"))
 
 
 def test_other_points_than_before_are_refused(tmp_path):
@@ -119,8 +119,9 @@ def test_rows_that_are_held_out_decide_nothing(tmp_path):
     assert f"1e+06 in row {held_out[3] + 1}" in str(notes)
     points[trained, 1] = 7
     np.save(config.path, points)
-    with pytest.raises(UserError, match="in coordinate 2"):
-        inspect_points(config)
+    with pytest.raises(UserError, match=r"constant.* coordinate 2"):
+        inspect_points(replace(config, columns="1,2"))
+    assert inspect_points(config)[0].names == ["coordinate 1", "coordinate 3"]
 
 
 @pytest.mark.parametrize(

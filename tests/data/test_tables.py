@@ -1,16 +1,24 @@
 """Tables in files: read as pandas and others wrote them, or refused by column and line."""
 
 import csv
+import datetime
 import re
 import subprocess
 import sys
+import tracemalloc
+from contextlib import suppress
+from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from scipy import sparse
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.own import inspect_points, read_table
+from nsgf.data.tables import read_file, to_frame, to_numbers, to_records
 from nsgf.system.errors import UserError
 from tests.data.own_files import own_points, write_csv, write_points
 
@@ -59,6 +67,9 @@ FRAMES = {
 WRITTEN = [  # options of pandas, names that are found if they are not those of the frame
     ({"sep": ";"}, None),
     ({"sep": "\t"}, None),
+    ({"sep": "|"}, None),
+    ({"header": ["a|b|c", "d"]}, ("a|b|c", "d")),
+    ({"header": ["a,b", "c"], "sep": "|", "quoting": csv.QUOTE_ALL}, ("a,b", "c")),
     ({"header": False}, UNNAMED),
     ({"quoting": csv.QUOTE_ALL}, None),
     ({"encoding": "utf-8-sig", "lineterminator": "\r\n"}, None),
@@ -103,6 +114,273 @@ def test_an_index_is_a_column_until_it_is_left_out(tmp_path):
     assert "Unnamed: 0 counts the rows" in str(notes_of(again))
 
 
+STEPS = pd.Index(np.arange(20) ** 2, name="step")
+INDEXED = [  # an index, the columns with it
+    (STEPS, "height weight step"),
+    (pd.RangeIndex(3, 43, 2, name="step"), "height weight step"),
+    (pd.MultiIndex.from_arrays([STEPS, STEPS % 7 + 0.5], names=["a", "b"]), "height weight a b"),
+    (pd.MultiIndex.from_arrays([STEPS, ["x"] * 20], names=["a", "who"]), "height weight a"),
+    (STEPS.rename("height"), "height weight height (index)"),
+    (pd.Index(FRAME["height"]), "height weight"),
+    (STEPS.rename(None), "height weight"),
+    (pd.date_range("2020", periods=20, name="date"), "height weight"),
+]
+
+
+@pytest.mark.parametrize(("index", "names"), INDEXED)
+def test_a_named_index_of_numbers_is_a_column(index, names, tmp_path):
+    """Also where the file stores it only in its description, as pandas does with equal steps."""
+    frame = FRAME.set_axis(index)
+    file = written(tmp_path / "x.parquet", frame)
+    values, found = read(file)
+    assert " ".join(found) == names
+    added = [*names.split()[2:3]]
+    lines = str(notes_of(file))
+    assert ("columns from the index: " in lines) is bool(added)
+    assert ("index left out" in lines) is (not {"who", "date"}.isdisjoint(index.names))
+    assert np.array_equal(values[:, :2], FRAME)
+    if added:
+        assert np.array_equal(values[:, 2], np.asarray(index.get_level_values(0), float))
+        assert read(file, columns=f"weight,{found[2]}")[1] == ("weight", found[2])
+    in_memory, note = to_frame(frame)
+    assert in_memory.columns.tolist() == [*found]
+    assert not note or note in lines
+    again, _ = to_frame(pa.Table.from_pandas(frame))
+    assert np.array_equal(again, values)
+
+
+def test_a_run_that_began_without_the_index_finds_its_points(tmp_path):
+    found = inspect_points(DataConfig(name="points", path=str(written(tmp_path / "a.csv", FRAME))))
+    file = written(tmp_path / "x.parquet", FRAME.set_axis(STEPS).assign(same=7))
+    again = DataConfig(name="points", path=str(file), found=found[0]._asdict())
+    assert read_table(again).names == ["height", "weight"]
+
+
+@pytest.mark.parametrize(("suffix", "columns"), [(".csv", None), (".parquet", None), (".npy", "2")])
+def test_constant_columns_are_left_out(suffix, columns, tmp_path):
+    """For a run that has begun also; those that the user names are refused."""
+    frame = WHOLE.assign(c=5, d=EXACT["height"], e=0.0)[["a", "c", "b", "e", "d"]]
+    file = tmp_path / f"x{suffix}"
+    if suffix == ".npy":
+        write_points(file, frame.to_numpy())
+    else:
+        written(file, frame)
+    constants = "coordinate 2, coordinate 4" if suffix == ".npy" else "c, e"
+    (line,) = [note for note in notes_of(file) if "left out" in note]
+    assert line.endswith(f"2 of 5: {constants}")
+    config = DataConfig(name="points", path=str(file))
+    found, _ = inspect_points(config)
+    assert len(found.names) == 3
+    begun = DataConfig(name="points", path=str(file), found=found._asdict())
+    values, names, *_ = read_table(begun)
+    assert names == found.names
+    assert np.array_equal(values, frame[["a", "b", "d"]])
+    moved = write_points(tmp_path / "moved.npy", frame.to_numpy())
+    assert np.array_equal(read_table(replace(begun, path=str(moved))).values, values)
+    assert "constant" in refused(file, columns="1,2")
+
+
+BIG = 1_700_000_000_000_000_000 + 15 * np.arange(20)  # nanoseconds; float64 has steps of 256
+BIG_COLUMNS = [
+    BIG,
+    BIG.astype("u8") + 2**63,
+    pd.array(BIG, dtype="Int64"),
+    pd.Categorical(BIG),
+    BIG.astype(object),
+    BIG.astype(str),
+    [Decimal(int(number)) / 100 for number in BIG],
+]
+STORED = [".parquet", ".csv", "memory"]
+
+
+@pytest.mark.parametrize("where", STORED)
+@pytest.mark.parametrize("column", BIG_COLUMNS)
+def test_numbers_whose_differences_would_be_rounded_are_refused(column, where, tmp_path):
+    frame = FRAME.assign(time=column)
+    file = tmp_path / f"x{where}"
+    if where == "memory":
+        file = write_points(tmp_path / "x.npy", to_records(frame))
+    else:
+        written(file, frame)
+    if where == ".csv" and isinstance(column, list):  # pandas reads 1.5 as float64
+        assert "time: the values near 1.7e+16 differ little" in str(notes_of(file))
+        return
+    assert re.search("time: .*rounds", refused(file))
+    assert read(file, columns="height,weight")[1] == ("height", "weight")
+
+
+@pytest.mark.parametrize(
+    ("column", "is_near"),
+    [(BIG - BIG[0], False), (BIG + 10**12 * np.arange(20), False), (BIG - BIG % 256, True)],
+)
+def test_numbers_that_float64_holds_are_accepted(column, is_near, tmp_path):
+    values = np.stack([column, np.arange(20) ** 2], 1)
+    file = write_points(tmp_path / "x.npy", values)
+    found, notes = inspect_points(DataConfig(name="points", path=str(file)))
+    assert found.scale[0] == pytest.approx((column - column[0]).std(), rel=1e-9)
+    assert ("subtract" in str(notes)) is is_near
+    write_points(file, np.stack([BIG, values[:, 1]], 1).astype("u8"))
+    assert "coordinate 1: " in refused(file)
+
+
+CELLS = [
+    ("abc", "text"),
+    ([1.0, 2.0], "several values"),
+    ([0.125] * 40, "several values"),
+    (pd.Timestamp("2020-01-01"), "date"),
+    (datetime.date(2020, 1, 31), "date"),
+    (datetime.time(12, 30), "date or time"),
+    ("31.1.2020", "date"),
+    ("Jan 31, 2020", "date"),
+    (pd.Timedelta("5s"), "duration"),
+    ("1.234,5", "is no number; write 1234.5"),
+    (None, "missing; leave"),
+    (np.inf, "inf"),
+]
+OBJECTS = [
+    (b"abc", "text"),
+    (np.ones(3), "several values"),
+    ({"a": 1}, "several values"),
+    (-1.2590655321041202 - 0.1257302210933933j, "complex"),
+]
+
+
+@pytest.mark.parametrize(
+    ("cell", "what", "where"),
+    [
+        *((*case, "line 2") for case in CELLS),
+        *((*case, "row 1") for case in CELLS + OBJECTS),
+    ],
+)
+def test_a_cell_that_is_no_number_gets_its_reason(cell, what, where, tmp_path):
+    """In a file of text, and in records of a table in memory."""
+    frame = FRAME.assign(odd=pd.Series([cell] * 20, dtype=object))
+    file = tmp_path / "x.csv"
+    if where == "row 1":
+        file = write_points(tmp_path / "x.npy", to_records(frame))
+    else:
+        written(file, frame)
+    assert re.search(f"{where}, odd: .*{what}", refused(file))
+    assert read(file, columns="weight,height")[1] == ("weight", "height")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.array([True, False] * 10, dtype="boolean"),
+        pd.array(range(20), dtype="UInt8"),
+        pd.Categorical([3, 1] * 10),
+        pd.arrays.SparseArray([0, 1.5] * 10),
+        [Decimal(number) / 7 for number in range(20)],
+        np.arange(20).astype("float16") / 8,
+        np.arange(20).astype(">i2"),
+        (np.arange(20) / 7).astype(str),
+        [0.5, np.float32(1.5), 3, True] * 5,
+    ],
+)
+def test_numbers_of_any_type_are_numbers(column):
+    values = to_numbers(pd.DataFrame({"a": column}))
+    assert values[:, 0].tolist() == [float(value) for value in column]
+    assert to_records(pd.DataFrame({"a": column}))["a"].tolist() == values[:, 0].tolist()
+
+
+def test_fields_of_records_are_checked_only_if_they_are_used(tmp_path):
+    kinds = [
+        ("x", ">f4"),
+        ("name", "U5"),
+        ("y", float),
+        ("pair", float, 2),
+        ("number", "S4"),
+        ("time", ">i8"),
+    ]
+    records = np.zeros(20, kinds)
+    records["x"], records["y"], records["name"] = FRAME["height"], FRAME["weight"], "abc"
+    records["number"] = [f"{number}.5".encode() for number in range(20)]
+    records["time"] = BIG
+    file = write_points(tmp_path / "x.npy", records)
+    values, names = read(file, columns="x,y,number")
+    assert names == ("x", "y", "number")
+    assert np.array_equal(values[:, :2], np.stack([records["x"], records["y"]], 1))
+    assert values[:, 2].tolist() == [number + 0.5 for number in range(20)]
+    for column, what in {"name": "'abc' is text", "pair": "several", "time": "rounds"}.items():
+        assert re.search(f"{column}: .*{what}", refused(file, columns=f"x,{column}"))
+
+
+@pytest.mark.parametrize(
+    ("array", "what"),
+    [
+        (np.full((20, 2), "a"), "'a' is text"),
+        (np.ones((20, 2), "M8[s]"), "seconds since"),
+        (np.ones((20, 2), "m8[s]"), "a duration"),
+        (np.ones((20, 2), complex), "x.real"),
+        (np.ones((20, 2), object), "astype"),
+    ],
+)
+@pytest.mark.parametrize("save", [np.save, np.savez])
+def test_an_array_of_another_kind_is_refused_by_its_kind(array, what, save, tmp_path):
+    file = tmp_path / f"x.{'npy' if save is np.save else 'npz'}"
+    save(file, array)
+    assert what in refused(file)
+
+
+def test_an_array_may_have_numbers_as_text(tmp_path):
+    file = write_points(tmp_path / "x.npy", FRAME.to_numpy().astype(str))
+    assert np.array_equal(read(file)[0], FRAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("x.zip", "unpack"),
+        ("x.JPG", "images"),
+        ("x.mat", "loadmat"),
+        ("x.h5", "h5py"),
+        ("x.h5ad", "anndata"),
+        ("x.json", "pandas"),
+        ("x.odd", "csv"),
+        ("x", "csv"),
+    ],
+)
+def test_a_file_of_another_kind_exists(name, what, tmp_path):
+    assert "no such file" in refused(tmp_path / name)
+    (tmp_path / name).write_bytes(b"x")
+    line = refused(tmp_path / name)
+    assert what in line
+    assert "exists" in line
+    assert "folder" in refused(tmp_path)
+
+
+def test_a_sparse_matrix_in_a_file_is_named(tmp_path):
+    sparse.save_npz(tmp_path / "x.npz", sparse.eye(20, format="csr"))
+    assert "toarray" in refused(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize(
+    "above",
+    ["\n" * 50_000, "# note\n" * 10_000, "# note\n \n" * 10_000, "a,b\n1,2\n" + "\n" * 50_000],
+)
+def test_empty_and_commented_lines_need_little_memory(above, tmp_path):
+    file = tmp_path / "x.csv"
+    file.write_text(above + "\n".join(ROWS))
+    read_file(write_csv(tmp_path / "small.csv", *ROWS), "auto")  # imports pandas
+    tracemalloc.start()
+    try:
+        with suppress(ValueError):
+            read_file(file, "auto")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * file.stat().st_size
+
+
+def test_all_columns_that_count_the_rows_are_named_in_a_line(tmp_path):
+    frame = FRAME.assign(first=np.arange(20), second=np.arange(20) + 0.5)
+    lines = notes_of(written(tmp_path / "x.csv", frame.rename(columns={"height": "a, b"})))
+    (line,) = [line for line in lines if "the rows" in line]
+    assert "first, second count" in line
+    assert line.endswith("""data.columns='"a, b", weight'""")
+
+
 def with_cell(value, column=1, frame=FRAME):
     """The table with another value in row 7 from 0 on."""
     frame = frame.astype(object)
@@ -124,7 +402,7 @@ GAPS = [
     (ODD.assign(b=with_cell("oops")["weight"]), "x.csv", {}, "line 10, b"),
     (FRAME[:15], "x.csv", {}, "16"),
     (FRAME[:0], "x.xlsx", {}, "x.xlsx"),
-    (pd.DataFrame({"a": range(20), "b": 7}), "x.csv", {}, "in b;"),
+    (pd.DataFrame({"a": 5, "b": 7}, range(20)), "x.csv", {}, "constant.* a, b;"),
 ]
 
 
@@ -144,15 +422,31 @@ REALS = [f"{number}.5,{number * number}.25" for number in range(20)]
         (["# note", "", *ROWS, "1,2,3"], "line 23, saw 3"),
         (["# note", "", '"a\n(cm)",b', *ROWS, "1,", "2,3"], "line 25, b"),
         (["a,b", *ROWS, "", "2,3"], "line 22, a"),
+        (["# note", "a,b", *ROWS, " ", "2,3"], "line 23, a"),
         (["a,b", *(f"{row},1" for row in ROWS)], "3 in the second"),
         (["title", *ROWS], "line 2, title"),
+        (["title", "", "a,b", *ROWS], "line 1 is a title"),
+        (["title", "a,b", *ROWS], "line 1 is a title"),
+        (["a title, of 2020", "a,b", *ROWS], "line 1 is a title"),
+        (["# note", "a title, of, 2020", "a,b", *ROWS], "line 2 is a title"),
+        (["a title, of 2020", "a;b", *(row.replace(",", ";") for row in ROWS)], "line 1 is"),
+        (["a,b", "m,kg", *ROWS], "line 2 has units"),
+        (["a,b", *ROWS, "# note", "1,2"], "line 22, a: .*comment"),
         ([f"{n},{n % 4}5" for n in range(20)], "decimal"),
+        ([f"{n},5;{n % 4},5" for n in range(20)], "line 2, 0,5: .*1234,5"),
         (["a,b"], "x.csv"),
         ([""], "data"),
     ],
 )
 def test_rows_are_numbered_as_the_lines_of_their_file(lines, what, tmp_path):
-    assert what in refused(write_csv(tmp_path / "x.csv", *lines))
+    assert re.search(what, refused(write_csv(tmp_path / "x.csv", *lines)))
+
+
+def test_quoted_names_may_have_empty_lines_and_numbers_zeros_in_front(tmp_path):
+    file = write_csv(tmp_path / "x.csv", '"a\n\n(cm)",b', *ROWS)
+    assert read(file)[1] == ("a (cm)", "b")
+    file = write_csv(tmp_path / "x.csv", *(f"0{number},{-(number**2)}" for number in range(20)))
+    assert read(file)[0].tolist() == [[number, -(number**2)] for number in range(20)]
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
