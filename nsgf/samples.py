@@ -59,7 +59,6 @@ CLASS_SAMPLES = 10
 """Largest number of samples in a class's row of a picture."""
 
 
-@figure_defaults()
 def sample_run(
     config: Config,
     run: RunFolder,
@@ -133,14 +132,16 @@ def sample_run(
     if not is_images:
         source = build_source(config.data, config.seed, "path")
         samples = sampler(source.sample(POINT_SAMPLES).to(device), keep_path=True)
-    save_figure(draw_path(samples, config.data, data, "path"), trajectory)
+    with figure_defaults():
+        save_figure(draw_path(samples, config.data, data, "path"), trajectory)
     if not is_images:
         return [about, str(arrays), str(trajectory)]
     classes = class_names(config.data) if config.sampling.label is None else ()
     columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
     if columns:  # a row for each class; sample i has class i mod K
         rows = np.arange(columns * len(classes)).reshape(columns, len(classes)).T.flatten()
-        save_figure(draw_rows(samples.x[rows], classes), grid)
+        with figure_defaults():
+            save_figure(draw_rows(samples.x[rows], classes), grid)
     else:
         save_grid(samples.x, grid)
     return [about, str(arrays), str(grid), str(trajectory)]
@@ -175,7 +176,8 @@ def _write_output(config: Config, samples: Samples, path: Path, suffix: str | No
         if not samples.finite:
             raise UserError("the samples are not finite: training has diverged")
         states = [in_units(config.data, state) for state in samples.path]
-        save_animation(replace(samples, path=states), path, axes)
+        with figure_defaults():
+            save_animation(replace(samples, path=states), path, axes)
     elif suffix == ".csv":
         x = in_units(config.data, samples.x)
         columns = axes or [f"x{number}" for number in range(1, x.shape[1] + 1)]

@@ -2,9 +2,8 @@
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -35,7 +34,7 @@ from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, sync_folder
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
-from nsgf.system.seeding import from_python, keep_random_numbers
+from nsgf.system.seeding import from_python
 
 Samples = Tensor | ArrayLike | Dataset[Any] | Place
 """Points or images, or the path of a file or folder with them."""
@@ -140,17 +139,17 @@ def train(
     files = {key: expand_path(key, file) for key, file in given.items() if file is not None}
     wanted = request_with_data("train", data, labels, files, settings)
 
-    def call_back(phase: str, step: int, loss: float | None, save: Callable[[], Path]) -> None:
+    def call_back(phase: str, step: int, loss: float | None, save: Callable[[], Path]) -> object:
         assert callback is not None
-        with redirect_stdout(stdout):
-            callback(Update(phase, step, loss, lambda: load(save(), device=place, network=network)))
+        with silence(False):
+            return callback(
+                Update(phase, step, loss, lambda: load(save(), device=place, network=network))
+            )
 
     place = pick_device(wanted.config.device)
-    cards = [place] if place.type == "cuda" else []
     on_log = None if callback is None else call_back
-    stdout = sys.stdout
     own = "" if network is None else ", network=..."
-    with silence() if quiet else nullcontext(), keep_random_numbers(cards):
+    with silence(quiet):
         if network is not None:
             check_network(network, wanted.config, place)
         for note in wanted.notes:

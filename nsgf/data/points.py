@@ -61,11 +61,15 @@ class PointSet(Target):
 def gaussian(shape: Shape) -> PointSet:
     """Return the standard Gaussian mu0."""
     return PointSet(
-        "gaussian", lambda n, made_by: torch.randn((n, *shape), generator=made_by), shape
+        "gaussian",
+        lambda n, made_by: torch.randn((n, *shape), generator=made_by, dtype=torch.float32),
+        shape,
     )
 
 
-TIMES = PointSet("times", lambda n, generator: torch.rand(n, generator=generator), ())
+TIMES = PointSet(
+    "times", lambda n, generator: torch.rand(n, generator=generator, dtype=torch.float32), ()
+)
 """Times t ~ U[0, 1)."""
 INDICES = PointSet("indices", lambda n, made_by: torch.randint(2**62, (n,), generator=made_by), ())
 """Uniform integers in [0, 2^62), to be taken modulo any N.  int64"""
@@ -73,9 +77,9 @@ INDICES = PointSet("indices", lambda n, made_by: torch.randint(2**62, (n,), gene
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
     """Draw from eight Gaussians on a circle of radius 5, variance 0.1, as torchcfm does.  (n, 2)"""
-    angle = torch.randint(8, (n,), generator=generator) * (math.pi / 4)
+    angle = torch.randint(8, (n,), generator=generator).float() * (math.pi / 4)
     centre = 5.0 * torch.stack([angle.cos(), angle.sin()], dim=1)
-    return centre + math.sqrt(0.1) * torch.randn(n, 2, generator=generator)
+    return centre + math.sqrt(0.1) * torch.randn(n, 2, generator=generator, dtype=torch.float32)
 
 
 def moons(n: int, generator: torch.Generator) -> Tensor:
@@ -103,8 +107,8 @@ def checkerboard(n: int, generator: torch.Generator) -> Tensor:
     """Draw uniformly from the eight dark squares of side 2 of a board over [-4, 4]^2.  (n, 2)"""
     column = torch.randint(4, (n,), generator=generator)
     row = 2 * torch.randint(2, (n,), generator=generator) + column % 2
-    corner = torch.stack([column, row], dim=1) * 2.0 - 4.0
-    return corner + 2.0 * torch.rand(n, 2, generator=generator)
+    corner = torch.stack([column, row], dim=1).float() * 2.0 - 4.0
+    return corner + 2.0 * torch.rand(n, 2, generator=generator, dtype=torch.float32)
 
 
 def _numpy_seed(generator: torch.Generator) -> int:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from nsgf.system.errors import UserError, wrong_setting
+from nsgf.system.process import exact_products
 
 Array = Tensor | np.ndarray[Any, Any]
 """Type of the points that a caller passes to the Python functions."""
@@ -192,10 +193,5 @@ def box_diameter(x: Tensor, y: Tensor) -> Tensor:
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Disable autocast and TF32, which would round away small differences of costs."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    with exact_products(), torch.autocast(device.type, enabled=False):
+        yield

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,7 @@ from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, is_memory_full, one_line, suggest
 from nsgf.system.hardware import peak_memory
 from nsgf.system.output import format_bytes
+from nsgf.system.process import fast_layers
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import pick_precision
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
@@ -50,14 +51,7 @@ def fit(phase: PhaseName, task: Task, session: Session, prepare_seconds: float =
     loop = PhaseLoop(phase, task, session, prepare_seconds)
     if session.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(session.device)
-    with ExitStack() as held:
-        for owner, name in (  # for float32 layers
-            (torch.backends.cudnn, "benchmark"),
-            (torch.backends.cudnn, "allow_tf32"),
-            (torch.backends.cuda.matmul, "allow_tf32"),
-        ):
-            held.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, True)
+    with fast_layers(session.device):
         try:
             loop.run()
         finally:
