@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config, DataConfig
-from nsgf.config.settings import build
+from nsgf.config.settings import build, look_up
 from nsgf.config.values import expand_path
 from nsgf.data import (
     Data,
@@ -38,7 +38,8 @@ from nsgf.plots.samples import (
     to_pictures,
     words_of_calls,
 )
-from nsgf.run.folder import RunFolder, phase_stem, results_folder
+from nsgf.run.checkpoint import read_good_header
+from nsgf.run.folder import RunFolder, results_folder
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import ALONE, World
@@ -237,9 +238,9 @@ def changed_settings(config: Config, run: RunFolder) -> str:
     return suffix
 
 
-def show_preview(session: Session, data: Data, phase: Phase) -> None:
+def show_preview(session: Session, data: Data | None, phase: Phase) -> None:
     """If ``train.preview`` is on, draw samples beside real ones into ``samples/phaseN_PHASE.png``.
-    If this fails, log a line and continue without a picture.
+    If this fails, log a line and continue without a picture. ``data`` None: load them.
 
     All phases start from the same noise, so their pictures can be compared. Previews have their own
     random streams, so training draws the same numbers with and without previews.
@@ -248,10 +249,11 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
     log = session.log
     if not (session.config.train.preview and session.world.is_main) or session.stop.reason:
         return
-    file = run.samples / f"{phase_stem(phase.name)}.png"
+    file = run.preview_file(phase.name)
     title = f"After training: {phase.title}{part_of_way(session.config, phase)}"
     try:
         run.samples.mkdir(exist_ok=True)
+        data = Data(session.config.data, session.config.seed) if data is None else data
         x = preview_samples(session.config, run, phase, data, session.device)
         target = data.reference("preview").sample(len(x))
         with figure_defaults():
@@ -265,6 +267,15 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
         log.picture(f"{phase.name}/samples", file)
     except Exception as error:
         log.write(f"{phase.name}: no picture of samples ({one_line(error)})")
+
+
+def lacks_preview(run: RunFolder, phase: Phase) -> bool:
+    """Return whether a finished phase was trained with previews and has no picture, because its
+    process was killed before the end of the picture."""
+    if run.preview_file(phase.name).exists():
+        return False
+    header = read_good_header(run.checkpoint_file(phase.name))
+    return look_up(header["config"], "train.preview", False) is True
 
 
 def part_of_way(config: Config, phase: Phase) -> str:
