@@ -19,6 +19,7 @@ from torch import Tensor
 from nsgf.sinkhorn import BatchedSolver, Flow
 from nsgf.sinkhorn.base import as_clouds, full_precision, positive_number
 
+MOST_STEPS = 100_000  # as for flow.steps: more steps change no flow
 Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
 Observer = Callable[[Tensor], None] | None  # called with the states after each step
 
@@ -138,7 +139,9 @@ class SinkhornFlowMatcher:
     def __init__(self, blur: float = 0.5, steps: int = 5, eta: float | None = None) -> None:
         eta = None if eta is None else positive_number("eta", eta)
         self._flow = BatchedSolver(positive_number("blur", blur))
-        self._etas = step_sizes(positive_number("steps", steps, is_whole=True), eta)
+        self._etas = step_sizes(
+            positive_number("steps", steps, is_whole=True, most=MOST_STEPS), eta
+        )
 
     def sample_location_and_conditional_flow(
         self, x0: Tensor, x1: Tensor

@@ -40,6 +40,7 @@ from nsgf.plots.samples import (
 )
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder, results_folder
+from nsgf.run.stop import CALLBACK
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import ALONE, World
@@ -247,7 +248,9 @@ def show_preview(session: Session, data: Data | None, phase: Phase) -> None:
     """
     run = session.run
     log = session.log
-    if not (session.config.train.preview and session.world.is_main) or session.stop.reason:
+    if not (session.config.train.preview and session.world.is_main):
+        return
+    if session.stop.reason not in (None, CALLBACK):  # the next session draws it
         return
     file = run.preview_file(phase.name)
     title = f"After training: {phase.title}{part_of_way(session.config, phase)}"

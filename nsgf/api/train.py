@@ -28,7 +28,8 @@ from nsgf.data.own_images import image_bytes
 from nsgf.data.tables import to_records
 from nsgf.models import OwnNetwork
 from nsgf.resolve import Request, resolve
-from nsgf.run.stop import stop_of_caller
+from nsgf.run.log import RunLog
+from nsgf.run.stop import CALLBACK, Stopped, stop_of_caller
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, sync_folder
@@ -115,7 +116,9 @@ def train(
             every phase.
         callback: function that gets an ``Update`` at each line of ``metrics.jsonl``: every
             ``train.log_every`` updates, more often in a short phase. It does not change results. If
-            it raises an exception, training ends; resume continues after the last checkpoint.
+            it returns False, training ends there: a checkpoint is saved, and the run is returned,
+            which samples with the networks that have been trained. Later phases stay untrained;
+            ``resume`` continues. If it raises an exception, a checkpoint is saved first.
         quiet: whether to print nothing.
 
     Raises:
@@ -148,25 +151,34 @@ def train(
 
     place = pick_device(wanted.config.device)
     on_log = None if callback is None else call_back
-    own = "" if network is None else ", network=..."
+
+    def continue_with(folder: Path | None) -> str:
+        own = "" if network is None else ", network=..."
+        return f"continue with nsgf.train(resume={str(folder)!r}{own})"
+
     with silence(quiet):
         if network is not None:
             check_network(network, wanted.config, place)
         for note in wanted.notes:
             show(note)
-        with stop_of_caller(
-            wanted.config.train.max_hours,
-            lambda folder: f"continue with nsgf.train(resume={str(folder)!r}{own})",
-        ) as stop:
-            run = experiment.train(
-                wanted.config,
-                wanted.run,
-                stop=stop,
-                network=network,
-                on_log=on_log,
-                minutes=minutes,
-            )
-    return load(run.path, device=place, network=network)
+        with stop_of_caller(wanted.config.train.max_hours, continue_with) as stop:
+            try:
+                folder = experiment.train(
+                    wanted.config,
+                    wanted.run,
+                    stop=stop,
+                    network=network,
+                    on_log=on_log,
+                    minutes=minutes,
+                ).path
+            except Stopped as stopped:
+                if stop.reason != CALLBACK or stopped.folder is None:
+                    raise
+                folder = stopped.folder
+                RunLog(folder).write(
+                    f"stopped ({CALLBACK}), all is saved ({stopped}); {continue_with(folder)}"
+                )
+    return load(folder, device=place, network=network)
 
 
 def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:

@@ -206,7 +206,7 @@ def report_run(
         missing = f"other pictures are left out: {error}"
         show(f"report: {missing}")
     for name in config.phases:
-        file = run.preview_file(name)
+        file = run.samples / f"{phase_stem(name)}.png"
         phase = PHASES[name]
         if file.exists():
             title = f"Samples after training: {phase.title}{part_of_way(config, phase)}"

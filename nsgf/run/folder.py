@@ -169,7 +169,6 @@ class RunFolder:
         sync_folder(file.parent)
         return aside
 
-
     def remove_leftovers(self) -> None:
         """Remove temporary files of killed processes (:func:`nsgf.system.files.remove_leftovers`),
         except in folders of other programs."""

@@ -170,9 +170,9 @@ class WandbTracker:
 
 @contextmanager
 def _unchanged_process(wandb: Any) -> Iterator[None]:
-    """Context for the start of a W&B run, which asks for no key and prints nothing. Afterwards, what
-    W&B has changed for the whole process is as before: its own output, the ends of the process, and
-    the address of its service, with which child processes would join the caller's runs."""
+    """Context for the start of a W&B run, which asks for no key and prints nothing. At its end,
+    what W&B changes for the whole process is as before: W&B's output, ``sys.exit``,
+    ``sys.excepthook``, and the address of W&B's service, which child processes would use."""
     with LOCK:
         exits = sys.exit, sys.excepthook
         address = os.environ.get(SERVICE)

@@ -123,12 +123,12 @@ def to_tensor(name: str, points: Array) -> Tensor:
         raise UserError(f"{name}: {error}") from error
 
 
-def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
+def positive_number(name: str, value: Any, *, is_whole: bool = False, most: int = 10**9) -> Any:
     """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
-    > 0 from Python, numpy or torch."""
+    > 0 from Python, numpy or torch; a whole number must be at most ``most``."""
     number = int(value) if is_whole else float(value)
-    if number != value or not 0 < number < (10**9 if is_whole else math.inf):
-        kind = "a whole number" if is_whole else "a number"
+    if number != value or not 0 < number < math.inf or (is_whole and number > most):
+        kind = f"a whole number <= {most} and" if is_whole else "a number"
         raise wrong_setting(name, value, f"must be {kind} > 0")
     return number
 

@@ -147,8 +147,9 @@ def load_batches(
             torch.cuda.current_stream(device).wait_stream(stream)
 
 
-OnLog = Callable[[PhaseName, int, float | None, Callable[[], Path]], None]
-"""(phase, step, mean loss, save), where ``save`` writes a checkpoint and returns the run folder."""
+OnLog = Callable[[PhaseName, int, float | None, Callable[[], Path]], object]
+"""(phase, step, mean loss, save), where ``save`` writes a checkpoint and returns the run folder.
+Training ends after a checkpoint if it returns False, and only then."""
 
 
 @dataclass
