@@ -80,7 +80,7 @@ def train(
 
     Raises:
         Stopped: ``stop`` ended training after a checkpoint; the error names the run folder.
-        UserError: minutes are too few or not allowed, data are missing, the pool does not fit, the
+        UserError: minutes are not allowed, data are missing, the pool does not fit, the
             device does not exist, or the run's pool or checkpoints contradict the configuration.
     """
     stop = stop or StopRequest(config.train.max_hours)
