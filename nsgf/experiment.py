@@ -157,7 +157,7 @@ def train(
             if data:
                 for phase in get_phases(names):
                     world.wait()  # for the first process, which writes and renames files
-                    if session.should_stop():
+                    if phase.name != names[0] and session.should_stop():
                         raise Stopped(f"{phase.name}: not begun")
                     if world.is_main:  # so a picture always shows the last checkpoint of its phase
                         run.preview_file(phase.name).unlink(missing_ok=True)

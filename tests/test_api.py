@@ -155,6 +155,8 @@ def test_a_run_is_opened_on_another_device(small_run):
         ({}, {"n": 0}, "n = 0"),
         ({}, {"n": 4, "seed": -1}, "seed = -1"),
         ({}, {"n": 4, "nfe": 2}, "nfe = 2: must be a whole number >= 3"),
+        ({}, {"n": 4, "nfe": 10**9}, "nfe = 1000000000: "),
+        ({"sampling.straight_steps": 10**9}, {"n": 4}, "sampling.straight_steps = 1000000000: "),
         ({"sampling.solver": "dopri5"}, {"n": 4, "nfe": 10}, "nfe = 10: sampling.solver"),
         ({"sampling.stepz": 3}, {"n": 4}, "sampling.stepz"),
         ({"device": "tpu"}, {"n": 4}, "device = tpu"),

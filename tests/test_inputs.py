@@ -408,6 +408,56 @@ def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
     assert torch.equal(shown[-1].sample(4, seed=0), own.sample(4, seed=0))
 
 
+@pytest.mark.parametrize(
+    ("method", "phase", "step", "used"),
+    [
+        ("nsgf++", "nsgf", 2, {"nsgf": "2 of 4", "nsf": "not used", "predictor": "not used"}),
+        ("nsgf++", "nsgf", 4, {"nsgf": "4 of 4", "nsf": "not used", "predictor": "not used"}),
+        ("nsgf++", "nsf", 3, {"nsgf": "4 of 4", "nsf": "not used", "predictor": "not used"}),
+        ("nsgf++h", "nsf", 3, {"nsgf": "4 of 4", "nsf": "3 of 4"}),
+        ("otcfm", "peer", 4, {"peer": "4 of 4"}),
+    ],
+)
+def test_a_callback_that_returns_false_ends_training_with_a_run(
+    method, phase, step, used, tmp_path, capsys
+):
+    """It samples with the networks that are trained; a resumed one is that of a single session."""
+
+    def until(update):
+        return (update.phase, update.step) != (phase, step)
+
+    how = {"data": POINTS, "method": method, "overrides": {"nsf.starts": None, **SMALL}}
+    run = nsgf.train(out_dir=tmp_path, callback=until, **how)
+    assert run.progress == used
+    assert run.sample(3, seed=0).isfinite().all()
+    again = f"nsgf.train(resume={str(run.path)!r})"
+    is_whole = "peer" in used
+    for said in (capsys.readouterr().out, (run.path / "log.txt").read_text()):
+        assert (again in said) == (not is_whole)
+    whole = nsgf.train(out_dir=tmp_path, quiet=True, **how)
+    resumed = nsgf.train(resume=run.path, quiet=True)
+    assert torch.equal(resumed.sample(5, seed=0), whole.sample(5, seed=0))
+
+
+class Mine(Exception):
+    """An exception of a caller."""
+
+
+@pytest.mark.parametrize("kind", [Mine, KeyboardInterrupt, SystemExit])
+def test_an_exception_of_a_callback_leaves_a_run_to_use_and_to_resume(kind, tmp_path):
+    def fails(update):
+        if update.step == 3:
+            raise kind("mine")
+
+    with pytest.raises(kind, match="mine"):
+        train(tmp_path, data=POINTS, callback=fails)
+    [folder] = tmp_path.glob("points-*")
+    assert nsgf.load(folder).progress["nsgf"] == "3 of 4"
+    resumed = nsgf.train(resume=folder, quiet=True)
+    whole = train(tmp_path, data=POINTS)
+    assert torch.equal(resumed.sample(5, seed=0), whole.sample(5, seed=0))
+
+
 def test_random_numbers_of_the_caller_stay(tmp_path):
     np.random.seed(0)  # noqa: NPY002
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002

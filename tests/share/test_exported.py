@@ -70,6 +70,8 @@ def refusal(folder, **how):
         ),
         ({"colour": "blue"}, "colour: unknown key"),
         ({"seed": "x"}, "seed = x: must be an integer"),
+        ({"flow": {"steps": 10**9}}, "flow.steps = 1000000000: must be"),
+        ({"sampling": {"omega": 1e-9}}, "sampling.omega = 1e-09: must be"),
         # 34 GB of weights, within the bounds of the settings: never made
         ({"model": {"mlp": {"width": 2**16}}}, "does not fit the network"),
     ],
