@@ -93,7 +93,7 @@ METHODS = {  # with flags
     "digits/nsgf++": "--model.unet.dropout=0.2",
     "digits/onecall": "--data.conditional=true --data.flip=true",
     "points/nsgf++h": "",
-    "images/otcfm": "--data.held_out=0.3",
+    "images/otcfm": "",
 }
 
 
