@@ -317,8 +317,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".jsonl": lambda file: file.read_bytes() if file.name == "metrics.jsonl" else None,
     ".partial": lambda file: "left behind",
 }
-BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.")
-"""Older checkpoints: which ones exist depends on where a run was killed."""
+BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.|^config\.yaml\..*\.partial$")
+"""Older checkpoints: which ones exist depends on where a run was killed. The first settings: a run
+that was killed before them is not resumed, and its folder stays."""
 
 
 def _differences(one: dict[Path, Any], other: dict[Path, Any]) -> list[str]:
