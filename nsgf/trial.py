@@ -59,15 +59,15 @@ class Trial(NamedTuple):
 
 
 class TrialStop(StopRequest):
-    """The stop of a trial, which ends with the time for it, or with another request to stop."""
+    """Request to stop the updates of a trial, also if the training is requested to stop."""
 
-    def __init__(self, stop: StopRequest) -> None:
+    def __init__(self, training: StopRequest) -> None:
         super().__init__()
-        self.stop = stop
+        self._training = training
 
     @property
     def reason(self) -> str | None:
-        return self.stop.reason or super().reason
+        return self._training.reason or super().reason
 
 
 def try_phases(
@@ -102,7 +102,7 @@ def try_phases(
             count = UPDATES
             with silence(), RunLog(run.path) as log:
                 short = change(short, {key: count, "train.max_hours": None})
-                session = Session(short, run, log, device, stop=TrialStop(stop))
+                session = Session(short, run, log, device, stop=stop)
                 preparations = 0
                 prepared = 0.0
                 while preparations < 2:  # the first time loads libraries
@@ -117,7 +117,7 @@ def try_phases(
                 if drawn < phase_ends:  # the same from what is prepared now
                     task.draw(range(OTHERS, OTHERS + TRIAL_SAMPLES))
                     prepared = max(0.0, prepared - (time.perf_counter() - drawn))
-                count = fit_until(phase, task, session, phase_ends)
+                count = fit_until(phase, task, session, stop, phase_ends)
                 rows = read_lines(run.path / "costs.jsonl", phase=str, steps_per_second=float)
                 speeds = [speed for name, speed in rows if name == phase.name]
                 update = 1 / max(speeds[-UPDATES // 2 :])
@@ -125,7 +125,7 @@ def try_phases(
                 if more := max(0, int(left / update)):  # these have their share of groups to pair
                     session.config = change(short, {key: count + more})
                     begin = time.perf_counter()
-                    more = fit_until(phase, task, session, phase_ends) - count
+                    more = fit_until(phase, task, session, stop, phase_ends) - count
                     update = (time.perf_counter() - begin) / more
                     count += more
                 if time.perf_counter() < phase_ends:
@@ -150,9 +150,10 @@ def try_phases(
             started = time.perf_counter()
 
 
-def fit_until(phase: Phase, task: Task, session: Session, ends: float) -> int:
+def fit_until(phase: Phase, task: Task, session: Session, stop: StopRequest, ends: float) -> int:
     """Train a phase until its last update, or at least for one update until the time ``ends``.
-    Return the number of updates that are done. Raise Stopped if the trial must end."""
+    Return the number of updates that are done. Raise Stopped if ``stop`` requests it."""
+    session.stop = TrialStop(stop)
     if math.isfinite(ends):
         session.on_log = lambda _, __, loss, ___: loss is None or time.perf_counter() < ends
     try:
@@ -160,7 +161,7 @@ def fit_until(phase: Phase, task: Task, session: Session, ends: float) -> int:
     except Stopped:
         if session.stop.reason != CALLBACK:
             raise
-    session.stop = TrialStop(session.stop.stop)
+    session.stop = stop
     return int(checkpoint.load(session.run.checkpoint_file(phase.name), only_header=True)["step"])
 
 

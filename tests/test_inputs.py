@@ -22,6 +22,7 @@ from nsgf.api import train as training
 from nsgf.api.train import _arrays
 from nsgf.cli import main
 from nsgf.run import checkpoint
+from nsgf.system.output import show
 from tests.conftest import records
 from tests.data.own_files import own_points
 from tests.test_api import SMALL
@@ -387,6 +388,7 @@ def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
 
     def watch(update):
         print("loss", update.loss)
+        show("printed by the package")
         torch.rand(3), np.random.rand()  # noqa: NPY002
         seen.append((update.phase, update.step, update.loss))
         shown.append(update.run().sample(4, seed=0))
@@ -394,7 +396,8 @@ def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
     settings = {"nsf.starts": 8, "model.unet.dropout": 0.3, "optim.ema_decay": 0.5}
     how = {"data": PIXELS, "method": "nsgf++h"}
     run = train(tmp_path / "watched", settings, callback=watch, **how)
-    assert capsys.readouterr().out.count("loss ") == 8
+    printed = capsys.readouterr().out
+    assert printed.count("loss ") == printed.count("printed by the package") == 8
     assert [place[:2] for place in seen] == [*product(("nsgf", "nsf"), (1, 2, 3, 4))]
     assert [loss for *_, loss in seen] == [line["loss"] for line in records(run)]
     assert not any(map(torch.equal, shown, shown[1:]))
@@ -429,6 +432,8 @@ def test_a_callback_that_returns_false_ends_training_with_a_run(
     how = {"data": POINTS, "method": method, "overrides": {"nsf.starts": None, **SMALL}}
     run = nsgf.train(out_dir=tmp_path, callback=until, **how)
     assert run.progress == used
+    log = (run.path / "log.txt").read_text()
+    assert ("nsf: not begun" in log) == (phase == "nsgf" and step == 4)
     assert run.sample(3, seed=0).isfinite().all()
     again = f"nsgf.train(resume={str(run.path)!r})"
     is_whole = "peer" in used
