@@ -9,8 +9,9 @@ import torch
 
 import nsgf
 from nsgf.experiment import train
+from nsgf.metrics.features import ImageNet
 from nsgf.system.seeding import derive_seed
-from tests.conftest import shipped
+from tests.conftest import CPU, shipped
 from tests.test_api import SMALL
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
@@ -116,6 +117,16 @@ def test_no_tensor_has_the_default_dtype_of_the_caller(name, tmp_path, own_data)
     (same,), second, others = found[1]
     torch.testing.assert_close([x, first], [same, second], rtol=0, atol=0)
     assert measures == others
+
+
+def test_the_network_of_measures_is_float32_and_draws_no_number_of_the_caller():
+    images = torch.arange(4 * 3 * 8 * 8).remainder(251).byte().view(4, 3, 8, 8)
+    before = torch.get_rng_state()
+    expected = ImageNet().features(images, "images", CPU)
+    with setting(torch.set_default_dtype, torch.float64, torch.float32):
+        found = ImageNet().features(images, "images", CPU)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_streams_differ_by_seed_and_by_each_name():
