@@ -85,7 +85,7 @@ def train(
     quiet: bool = False,
 ) -> Run:
     """Train on an experiment or your own data as ``nsgf train`` does, and return the run, ready for
-    sampling. The caller's random generators do not change.
+    sampling. Only the caller's own code changes the caller's random generators.
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.

@@ -46,8 +46,8 @@ def make_generator(seed: int, *names: str | int) -> torch.Generator:
 @contextmanager
 def from_python(names: Mapping[str, str]) -> Iterator[None]:
     """Context or decorator of a public Python function. Messages call settings by the ``names`` of
-    its arguments, the caller's settings of torch have no effect, and the caller's current card
-    stays the same."""
+    its arguments, the caller's settings of torch have no effect (except those of cuDNN), and the
+    caller's current card stays the same."""
     card = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     try:
         with naming(names), torch_defaults(), torch.inference_mode(False):

@@ -174,7 +174,7 @@ class PhaseLoop:
                 if logs and session.on_log:
                     self._call_back(session.on_log, progress)
             self._settle(pending, progress)
-        if state.step:  # a network without an update would be sampled from
+        if state.step or not stopping:  # a network without an update would be sampled from
             self._save_once()
         if stopping and state.step < total:  # otherwise the next phase raises Stopped
             raise Stopped(f"{self.name}: step {state.step} of {total}")

@@ -1,6 +1,9 @@
 """Threads of a caller: what belongs to the whole process is as the caller left it."""
 
 import io
+import logging
+import os
+import signal
 import sys
 import warnings
 from threading import Event, Thread
@@ -14,6 +17,7 @@ from torch import nn
 import nsgf
 from nsgf.plots.samples import figure_defaults
 from nsgf.run.checkpoint import load
+from nsgf.run.stop import SIGNALS
 from nsgf.system.process import LOCK, PRODUCTS, SharedSetting
 from tests.conftest import STYLE
 from tests.test_api import SMALL
@@ -49,6 +53,9 @@ def caller(monkeypatch):
             "style": dict(matplotlib.rcParams),
             "filters": list(warnings.filters),
             "gradients": torch.is_grad_enabled(),
+            "logging": [list(logging.getLogger(name).handlers) for name in (None, "matplotlib")],
+            "signals": [signal.getsignal(number) for number in SIGNALS],
+            "environment": dict(os.environ),
         }
 
     monkeypatch.setattr(sys, "stdout", io.StringIO())
