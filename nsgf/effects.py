@@ -26,6 +26,8 @@ USES = {
     "list": "out_dir",
 }
 """Settings and sections that each command uses, and the options of STRICT commands."""
+ON_RUNS = ("sample", "evaluate", "report")
+"""Commands that draw samples of a run and train nothing."""
 SAVES = {"train": "evaluation", "preflight": "evaluation"}
 """Settings and sections that a command only saves, for later commands."""
 UNUSED = {"evaluate": ("sampling.num_samples",)}
@@ -62,10 +64,12 @@ def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list
     """
     problems = []
     unused = defaultdict(list)
-    for key in filter(KEYS.__contains__, layer):
+    for key, value in layer.items():
+        if key not in KEYS or value is None:  # null takes a value back
+            continue
         absent = [find_absent_part(config, key) for config in configs]
         if not accepts(command, key):
-            problems.append((key, f"on {command}"))
+            problems.append((key, "on a trained run" if command in ON_RUNS else f"on {command}"))
         elif command == "sample" and (reader := find_unread_place(configs[0], key)):
             unused[reader].append(key)
         elif all(absent):

@@ -34,7 +34,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.samples import show_preview
+from nsgf.samples import lacks_preview, show_preview
 from nsgf.system.distributed import ALONE, World, check_shares
 from nsgf.system.errors import UserError, cause, wrong_setting
 from nsgf.system.hardware import (
@@ -80,7 +80,7 @@ def train(
 
     Raises:
         Stopped: ``stop`` ended training after a checkpoint; the error names the run folder.
-        UserError: minutes are too few or not allowed, data are missing, the pool does not fit, the
+        UserError: minutes are not allowed, data are missing, the pool does not fit, the
             device does not exist, or the run's pool or checkpoints contradict the configuration.
     """
     stop = stop or StopRequest(config.train.max_hours)
@@ -109,6 +109,7 @@ def train(
             finish_restart(run, write)
             for name in config.phases:
                 checkpoint.restore_previous(run.checkpoint_file(name), write)
+            run.remove_leftovers()
         world.wait()
         # find the phases left to train, and check that they can be trained
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
@@ -148,12 +149,18 @@ def train(
         for phase in get_phases(config.phases):  # a killed run may have skipped this
             if phase.name not in names:
                 phase.clean(session)
+                if world.is_main and lacks_preview(run, phase):
+                    show_preview(session, data, phase)
         log.tidy(config.phases)
         # the phases
         try:
             if data:
                 for phase in get_phases(names):
                     world.wait()  # for the first process, which writes and renames files
+                    if phase.name != names[0] and session.should_stop():
+                        raise Stopped(f"{phase.name}: not begun")
+                    if world.is_main:  # so a picture always shows the last checkpoint of its phase
+                        run.preview_file(phase.name).unlink(missing_ok=True)
                     started = time.perf_counter()
                     task = phase.task(session, data)
                     world.wait()  # a process may have drawn for longer than an update may take

@@ -27,6 +27,7 @@ from nsgf.sinkhorn.base import (
 )
 from nsgf.system.errors import UserError
 
+MOST_STEPS = 100_000  # as for flow.steps: more steps change no flow
 Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
 Observer = Callable[[Tensor], None] | None  # called with the states after each step
 
@@ -79,7 +80,7 @@ def flow_pairs(
     # convert before subtracting: the division by h would magnify the rounding of float16
     x = rows.index_select(0, row).float()
     after = rows.index_select(0, row + 1).float()
-    return x, (after - x) / h, step / steps
+    return x, (after - x) / h, step.float() / steps
 
 
 def line_pairs(start: Tensor, end: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +101,8 @@ def nsgf_steps(velocity: Velocity, x: Tensor, steps: int, h: float, observe: Obs
     """Algorithm 2: x <- x + h v_theta(x, s/S), s = 0 .. S-1, for samples x of mu0 (B, *shape); h
     is :func:`time_step` if S = T. ``observe`` is called with the states after each step."""
     for step in range(steps):
-        x = x + h * velocity(x, torch.full((len(x),), step / steps, device=x.device))
+        t = torch.full((len(x),), step / steps, dtype=torch.float32, device=x.device)
+        x = x + h * velocity(x, t)
         if observe:
             observe(x)
     return x
@@ -132,7 +134,8 @@ def sample(
     4. ``predictor`` t_phi maps x to entry times (B,) in [0, 1); None: 0. ``spacing``: p."""
     x = nsgf_steps(velocity, x, steps, h, None)
     if straight is not None:
-        tau = predictor(x) if predictor else torch.zeros(len(x), device=x.device)
+        start = torch.zeros(len(x), dtype=torch.float32, device=x.device)
+        tau = predictor(x) if predictor else start
         for t, size in straight_times(tau, straight_steps, spacing):
             x = x + pad_t_like_x(size, x) * straight(x, t)
     return x
@@ -145,7 +148,9 @@ class SinkhornFlowMatcher:
     def __init__(self, blur: float = 0.5, steps: int = 5, eta: float | None = None) -> None:
         eta = None if eta is None else positive_number("eta", eta)
         self._flow = BatchedSolver(positive_number("blur", blur))
-        self._etas = step_sizes(positive_number("steps", steps, is_whole=True), eta)
+        self._etas = step_sizes(
+            positive_number("steps", steps, is_whole=True, most=MOST_STEPS), eta
+        )
 
     def sample_location_and_conditional_flow(
         self, x0: Array, x1: Array

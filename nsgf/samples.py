@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config, DataConfig
-from nsgf.config.settings import build
+from nsgf.config.settings import build, look_up
 from nsgf.config.values import expand_path
 from nsgf.data import (
     Data,
@@ -38,7 +38,9 @@ from nsgf.plots.samples import (
     to_pictures,
     words_of_calls,
 )
-from nsgf.run.folder import RunFolder, phase_stem, results_folder
+from nsgf.run.checkpoint import read_good_header
+from nsgf.run.folder import RunFolder, results_folder
+from nsgf.run.stop import CALLBACK
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import ALONE, World
@@ -59,7 +61,6 @@ CLASS_SAMPLES = 10
 """Largest number of samples in a class's row of a picture."""
 
 
-@figure_defaults()
 def sample_run(
     config: Config,
     run: RunFolder,
@@ -133,14 +134,16 @@ def sample_run(
     if not is_images:
         source = build_source(config.data, config.seed, "path")
         samples = sampler(source.sample(POINT_SAMPLES).to(device), keep_path=True)
-    save_figure(draw_path(samples, config.data, data, "path"), trajectory)
+    with figure_defaults():
+        save_figure(draw_path(samples, config.data, data, "path"), trajectory)
     if not is_images:
         return [about, str(arrays), str(trajectory)]
     classes = class_names(config.data) if config.sampling.label is None else ()
     columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
     if columns:  # a row for each class; sample i has class i mod K
         rows = np.arange(columns * len(classes)).reshape(columns, len(classes)).T.flatten()
-        save_figure(draw_rows(samples.x[rows], classes), grid)
+        with figure_defaults():
+            save_figure(draw_rows(samples.x[rows], classes), grid)
     else:
         save_grid(samples.x, grid)
     return [about, str(arrays), str(grid), str(trajectory)]
@@ -175,7 +178,8 @@ def _write_output(config: Config, samples: Samples, path: Path, suffix: str | No
         if not samples.finite:
             raise UserError("the samples are not finite: training has diverged")
         states = [in_units(config.data, state) for state in samples.path]
-        save_animation(replace(samples, path=states), path, axes)
+        with figure_defaults():
+            save_animation(replace(samples, path=states), path, axes)
     elif suffix == ".csv":
         x = in_units(config.data, samples.x)
         columns = axes or [f"x{number}" for number in range(1, x.shape[1] + 1)]
@@ -235,21 +239,24 @@ def changed_settings(config: Config, run: RunFolder) -> str:
     return suffix
 
 
-def show_preview(session: Session, data: Data, phase: Phase) -> None:
+def show_preview(session: Session, data: Data | None, phase: Phase) -> None:
     """If ``train.preview`` is on, draw samples beside real ones into ``samples/phaseN_PHASE.png``.
-    If this fails, log a line and continue without a picture.
+    If this fails, log a line and continue without a picture. ``data`` None: load them.
 
     All phases start from the same noise, so their pictures can be compared. Previews have their own
     random streams, so training draws the same numbers with and without previews.
     """
     run = session.run
     log = session.log
-    if not (session.config.train.preview and session.world.is_main) or session.stop.reason:
+    if not (session.config.train.preview and session.world.is_main):
         return
-    file = run.samples / f"{phase_stem(phase.name)}.png"
+    if session.stop.reason not in (None, CALLBACK):  # the next session draws it
+        return
+    file = run.preview_file(phase.name)
     title = f"After training: {phase.title}{part_of_way(session.config, phase)}"
     try:
         run.samples.mkdir(exist_ok=True)
+        data = Data(session.config.data, session.config.seed) if data is None else data
         x = preview_samples(session.config, run, phase, data, session.device)
         target = data.reference("preview").sample(len(x))
         with figure_defaults():
@@ -263,6 +270,15 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
         log.picture(f"{phase.name}/samples", file)
     except Exception as error:
         log.write(f"{phase.name}: no picture of samples ({one_line(error)})")
+
+
+def lacks_preview(run: RunFolder, phase: Phase) -> bool:
+    """Return whether a finished phase was trained with previews and has no picture, because its
+    process was killed before the end of the picture."""
+    if run.preview_file(phase.name).exists():
+        return False
+    header = read_good_header(run.checkpoint_file(phase.name))
+    return look_up(header["config"], "train.preview", False) is True
 
 
 def part_of_way(config: Config, phase: Phase) -> str:

@@ -46,18 +46,18 @@ SETTINGS = {
 }
 """For random moments: runs of about a minute, with many checkpoints. 2d keeps its pool in memory
 and trains all three phases, digits hands over and keeps its pool on disk."""
-SHARED = "--device=cpu --train.preview=false --train.log_every=7 --num-samples=32"
+SHARED = "--device=cpu --train.log_every=7 --num-samples=32"
 LIVES = 5
 """How many kills such a run meets, roughly."""
 TINY = (
     *("--exp=2d", "--device=cpu", "--steps=2", "--flow.schedule=constant", "--flow.eta=0.5"),
     *("--train-iters=4", "--batch-size=8", "--pool-batches=2", "--sinkhorn-batch=8"),
     *("--model.mlp.width=8", "--train.checkpoint_every=2", "--train.log_every=2"),
-    *("--train.preview=false", "--num-samples=8"),
+    "--num-samples=8",
     *("--compare.methods=[nsgf]", "--compare.targets=[moons]", "--compare.seeds=1"),
     *("--compare.draws=1", "--compare.nfe=[2]"),
 )
-"""For every file operation: runs of a third of a second."""
+"""For every file operation: runs of a second."""
 
 
 class Scenario(NamedTuple):
@@ -128,6 +128,7 @@ def _get_ready_to_fork() -> None:
     for module in (
         *("nsgf.experiment", "nsgf.metrics.evaluate", "nsgf.comparison.compare", "torch._dynamo"),
         *("torch.testing", "sklearn.datasets", "ot", "matplotlib.backends.backend_agg"),
+        *("matplotlib.figure", "PIL.PngImagePlugin"),
     ):
         importlib.import_module(module)
     torch.set_num_threads(1)
@@ -314,9 +315,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
         row._replace(train_seconds=0, sample_seconds=0) for row in read_rows(file)
     ],
     ".jsonl": lambda file: file.read_bytes() if file.name == "metrics.jsonl" else None,
+    ".partial": lambda file: "left behind",
 }
-BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.")
-"""Older checkpoints: which ones exist depends on where a run was killed."""
+BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.|^config\.yaml\..*\.partial$")
+"""Older checkpoints: which ones exist depends on where a run was killed. The first settings: a run
+that was killed before them is not resumed, and its folder stays."""
 
 
 def _differences(one: dict[Path, Any], other: dict[Path, Any]) -> list[str]:

@@ -207,6 +207,8 @@ def test_wrong_minutes_are_refused(minutes, tmp_path):
         ({}, {"n": 4, "nfe": 2}, "nfe = 2: must be a whole number >= 3"),
         *(({}, {"n": 4, "nfe": nfe}, f"nfe = {nfe}: must be") for nfe in (9.0, "many", True, [9])),
         *(({}, {"n": n}, f"n = {n}: must be") for n in (-3, 64.0, "many", True, [4])),
+        ({}, {"n": 4, "nfe": 10**9}, "nfe = 1000000000: "),
+        ({"sampling.straight_steps": 10**9}, {"n": 4}, "sampling.straight_steps = 1000000000: "),
         ({"sampling.solver": "dopri5"}, {"n": 4, "nfe": 10}, "nfe = 10: sampling.solver"),
         ({"sampling.stepz": 3}, {"n": 4}, "sampling.stepz"),
         ({"device": "tpu"}, {"n": 4}, "device = tpu"),

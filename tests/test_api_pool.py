@@ -33,7 +33,8 @@ def test_pairs_are_those_of_a_run(tmp_path, schedule):
     """With the same settings, seed and points, also where they are drawn by functions. A pass has
     each pair once."""
     flags = ("--sinkhorn-batch=8", "--pool-batches=3", "--steps=4", "--seed=5", "--dataset=moons")
-    flow = (f"--flow.schedule={schedule}", "--flow.eta=0.3", "--sinkhorn.target_batch=6")
+    flow = [f"--flow.schedule={schedule}", "--sinkhorn.target_batch=6"]
+    flow += ["--flow.eta=0.3"] if schedule == "constant" else []
     config = shipped("2d", *flags, *flow, "--sinkhorn.blur=0.4", "--device=cpu")
     data = Data(config.data, 5)
     session = Session(config, RunFolder(tmp_path), RunLog(tmp_path, quiet=True), CPU)

@@ -3,11 +3,13 @@ import re
 
 import pytest
 
+from nsgf import method
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
+from nsgf.config.schema import MOST_STEPS
 from nsgf.config.settings import SETTINGS, build, values
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
+from tests.conftest import compared, shipped
 from tests.data.own_files import write_images
 
 WRONG = [  # experiment, flag, the setting that is refused
@@ -17,6 +19,12 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d/onecall+", "--generator.targets=3", "generator.targets"),
     ("2d", "--sinkhorn.blur=0", "sinkhorn.blur"),
     ("2d", "--sampling.omega=1.5", "sampling.omega"),
+    ("2d", "--sampling.omega=9e-6", "sampling.omega"),
+    ("2d", "--flow.steps=100001", "flow.steps"),
+    ("2d", "--sampling.nsgf_steps=100001", "sampling.nsgf_steps"),
+    ("2d/nsgf++", "--sampling.straight_steps=1000000000", "sampling.straight_steps"),
+    ("2d", "--compare.nfe=10,100001", "compare.nfe"),
+    ("2d", "--compare.tune_nfe=100001", "compare.tune_nfe"),
     ("2d/nsgf++", "--sampling.tau=1", "sampling.tau"),
     ("2d", "--phases=[peer] --peer.method=sbcfm --peer.sigma=0", "peer.sigma"),
     ("2d", "--sampling.label=0", "sampling.label"),
@@ -88,6 +96,13 @@ def test_counts_have_an_upper_bound():
     with pytest.raises(UserError, match=r"mlp\.width = 65537: must be >= 1 and <= 65536"):
         shipped("2d", "--model.mlp.width=65537")
     assert shipped("2d", f"--seed={2**63 - 1}").seed == 2**63 - 1
+
+
+def test_the_largest_numbers_of_steps_are_allowed():
+    keys = ("flow.steps", "sampling.nsgf_steps", "sampling.straight_steps")
+    shipped("2d", *(f"--{key}={MOST_STEPS}" for key in keys), "--sampling.omega=1e-5")
+    compared("2d", f"--compare.tune_nfe={MOST_STEPS}")
+    assert method.MOST_STEPS == MOST_STEPS
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_label_of_a_command_line_is_that_of_all_samples(told_run, small_run, tmp
     assert not torch.allclose(own[[6, 16]], sevens[[6, 16]], atol=1e-5)
     with pytest.raises(UserError, match=r"label = 10: must be "):
         opened.sample(3, label=10)
-    with pytest.raises(UserError, match=r"label = 1: has no effect"):
+    with pytest.raises(UserError, match=r"label = 1: must be"):
         nsgf.load(small_run.path).sample(3, label=1)
     with pytest.raises(UserError, match=r"sampling\.guidance"):
         nsgf.load(run.path, overrides={"sampling.guidance": 3.0}).sample(2, nfe=2)

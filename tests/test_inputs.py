@@ -26,6 +26,7 @@ from nsgf.api import train as training
 from nsgf.api.train import _arrays
 from nsgf.cli import main
 from nsgf.run import checkpoint
+from nsgf.system.output import show
 from tests.conftest import records
 from tests.data.own_files import own_points
 from tests.test_api import SMALL
@@ -496,6 +497,7 @@ def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
 
     def watch(update):
         print("loss", update.loss)
+        show("printed by the package")
         torch.rand(3), np.random.rand()  # noqa: NPY002
         seen.append((update.phase, update.step, update.loss))
         shown.append(update.run().sample(4, seed=0))
@@ -503,7 +505,8 @@ def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
     settings = {"nsf.starts": 8, "model.unet.dropout": 0.3, "optim.ema_decay": 0.5}
     how = {"data": PIXELS, "method": "nsgf++h"}
     run = train(tmp_path / "watched", settings, callback=watch, **how)
-    assert capsys.readouterr().out.count("loss ") == 8
+    printed = capsys.readouterr().out
+    assert printed.count("loss ") == printed.count("printed by the package") == 8
     assert [place[:2] for place in seen] == [*product(("nsgf", "nsf"), (1, 2, 3, 4))]
     assert [loss for *_, loss in seen] == [line["loss"] for line in records(run)]
     assert not any(map(torch.equal, shown, shown[1:]))
@@ -515,6 +518,58 @@ def test_a_callback_sees_the_training_and_does_not_change_it(tmp_path, capsys):
         assert all(map(torch.equal, ours.values(), same.values()))
     own = train_own(tmp_path, MyUNet, callback=lambda update: shown.append(update.run()))
     assert torch.equal(shown[-1].sample(4, seed=0), own.sample(4, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("method", "phase", "step", "used"),
+    [
+        ("nsgf++", "nsgf", 2, {"nsgf": "2 of 4", "nsf": "not used", "predictor": "not used"}),
+        ("nsgf++", "nsgf", 4, {"nsgf": "4 of 4", "nsf": "not used", "predictor": "not used"}),
+        ("nsgf++", "nsf", 3, {"nsgf": "4 of 4", "nsf": "not used", "predictor": "not used"}),
+        ("nsgf++h", "nsf", 3, {"nsgf": "4 of 4", "nsf": "3 of 4"}),
+        ("otcfm", "peer", 4, {"peer": "4 of 4"}),
+    ],
+)
+def test_a_callback_that_returns_false_ends_training_with_a_run(
+    method, phase, step, used, tmp_path, capsys
+):
+    """It samples with the networks that are trained; a resumed one is that of a single session."""
+
+    def until(update):
+        return (update.phase, update.step) != (phase, step)
+
+    how = {"data": POINTS, "method": method, "overrides": {"nsf.starts": None, **SMALL}}
+    run = nsgf.train(out_dir=tmp_path, callback=until, **how)
+    assert run.progress == used
+    log = (run.path / "log.txt").read_text()
+    assert ("nsf: not begun" in log) == (phase == "nsgf" and step == 4)
+    assert run.sample(3, seed=0).isfinite().all()
+    again = f"nsgf.train(resume={str(run.path)!r})"
+    is_whole = "peer" in used
+    for said in (capsys.readouterr().out, (run.path / "log.txt").read_text()):
+        assert (again in said) == (not is_whole)
+    whole = nsgf.train(out_dir=tmp_path, quiet=True, **how)
+    resumed = nsgf.train(resume=run.path, quiet=True)
+    assert torch.equal(resumed.sample(5, seed=0), whole.sample(5, seed=0))
+
+
+class Mine(Exception):
+    """An exception of a caller."""
+
+
+@pytest.mark.parametrize("kind", [Mine, KeyboardInterrupt, SystemExit])
+def test_an_exception_of_a_callback_leaves_a_run_to_use_and_to_resume(kind, tmp_path):
+    def fails(update):
+        if update.step == 3:
+            raise kind("mine")
+
+    with pytest.raises(kind, match="mine"):
+        train(tmp_path, data=POINTS, callback=fails)
+    [folder] = tmp_path.glob("points-*")
+    assert nsgf.load(folder).progress["nsgf"] == "3 of 4"
+    resumed = nsgf.train(resume=folder, quiet=True)
+    whole = train(tmp_path, data=POINTS)
+    assert torch.equal(resumed.sample(5, seed=0), whole.sample(5, seed=0))
 
 
 def test_random_numbers_of_the_caller_stay(tmp_path):
@@ -560,7 +615,6 @@ def test_a_network_is_given_classes(tmp_path):
         (lambda x, t: x, "network: must be a torch.nn.Module.*arguments"),
         (functools.partial(nn.Linear, 3), "network: must be a torch.nn.Module.*arguments"),
         (nn.Linear(3, 2), "network: .*positional arguments"),
-        (MyUNet().double(), "network: .*type"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(network, what, tmp_path):

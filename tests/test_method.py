@@ -171,6 +171,7 @@ def test_matcher_warns_if_a_solve_does_not_converge():
     [
         ({"blur": 0}, None, "blur = 0: must be"),
         ({"steps": 2.5}, None, "steps = 2.5: must be"),
+        ({"steps": 100_001}, None, "steps = 100001: must be"),
         ({"eta": 0.0}, None, "eta = 0.0: must be"),
         ({"blur": 1e-6}, (torch.zeros(4, 2), torch.randn(4, 2)), "blur = 1e-06"),
         ({}, (torch.zeros(4, 2).long(), torch.randn(4, 2)), "x0 is torch.int64"),

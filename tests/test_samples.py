@@ -1,5 +1,6 @@
 import csv
 import os
+import platform
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import PHASES, find_preview, get_phases, load_sampler
+from nsgf.plots.samples import save_figure
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.samples import _write_output, changed_settings, part_of_way, preview_samples, sample_run
@@ -187,6 +189,7 @@ def test_a_table_keeps_all_digits(tmp_path):
         ({"out": "old.csv/x.npz"}, "out=DIR"),
         ({"out": f"{'x' * 250}.csv"}, "out=DIR"),  # the temporary name is longer
         ({"nfe": 2}, "nfe = 2: must be a whole number >= 3"),
+        ({"nfe": 100_001}, "nfe = 100001: "),
     ],
 )
 def test_wrong_output_or_calls_are_known_before_sampling(
@@ -275,6 +278,77 @@ def test_pictures_show_what_the_phases_so_far_draw(pictured_config, tiny_run):
 def test_picture_of_an_early_phase_says_where_the_next_one_continues(flags, phase, words):
     found = part_of_way(shipped("digits", *flags), PHASES[phase])
     assert words in found if words else not found
+
+
+class Killed(BaseException):
+    """Ends a process without any cleaning up."""
+
+
+def kill(*_):
+    raise Killed
+
+
+def pictures(run):
+    return {file.name: file.read_bytes() for file in run.samples.iterdir()}
+
+
+@pytest.mark.parametrize("phase", range(3))
+def test_picture_that_a_kill_prevented_is_drawn_by_the_next_session(
+    phase, pictured_config, monkeypatch
+):
+    """As it would have been; weights and records do not change, nothing is left beside it."""
+    whole = train(pictured_config)
+    run = RunFolder.create(pictured_config)
+    actions = [save_figure] * phase + [kill]
+    with monkeypatch.context() as patch:
+        patch.setattr("nsgf.samples.save_figure", lambda *how: actions.pop(0)(*how))
+        with pytest.raises(Killed):
+            train(pictured_config, run)
+    assert len(pictures(run)) == phase
+    left = f"phase{phase + 1}.png.{platform.node()}-{2**22 + 1}.partial"  # no process has this id
+    (run.samples / left).touch()
+    train(pictured_config, run)
+    assert pictures(run) == pictures(whole)
+    metrics = [(one.path / "metrics.jsonl").read_bytes() for one in (run, whole)]
+    assert metrics[0] == metrics[1]
+    for name in OF_METHOD:
+        ours, theirs = (checkpoint.load(one.checkpoint_file(name)) for one in (run, whole))
+        torch.testing.assert_close(ours["ema"], theirs["ema"], rtol=0, atol=0)
+    (run.path / "log.txt").unlink()
+    train(pictured_config, run)  # a picture that is there is not drawn again
+    assert "picture of samples" not in (run.path / "log.txt").read_text()
+
+
+def test_picture_of_fewer_updates_does_not_stay(pictured_config, monkeypatch):
+    """Training went on, and was killed before the new picture."""
+    config = replace(pictured_config, phases=["nsgf"])
+    run, other = train(config), train(config)
+    earlier = pictures(run)
+    longer = change(config, {"nsgf.iterations": 30})
+    with monkeypatch.context() as patch:
+        patch.setattr("nsgf.samples.save_figure", kill)
+        with pytest.raises(Killed):
+            train(longer, run)
+    assert pictures(run) == {}
+    train(longer, run)
+    assert pictures(run) == pictures(train(longer, other)) != earlier
+
+
+def test_no_picture_of_a_run_without_previews_or_without_its_data(
+    pictured_config, tiny, tiny_run, own_data
+):
+    train(pictured_config, tiny_run)
+    assert not tiny_run.samples.exists()
+    run = train(replace(pictured_config, phases=["nsgf"]))
+    run.preview_file("nsgf").unlink()
+    train(replace(tiny, phases=["nsgf"]), run)
+    assert pictures(run) == {}
+    config = shipped("points", *own_data["points"], "--smoke", "--device=cpu", "--phases=[nsgf]")
+    config = replace(config, out_dir=tiny.out_dir)
+    run = train(config)
+    run.preview_file("nsgf").unlink()
+    train(change(config, {"data.path": "gone"}), run)
+    assert "nsgf: no picture of samples (" in (run.path / "log.txt").read_text()
 
 
 def test_picture_that_fails_is_one_line(pictured_config, monkeypatch):

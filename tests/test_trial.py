@@ -27,8 +27,9 @@ HAND_OVER = (
 
 @pytest.fixture
 def clock(monkeypatch):
-    """3 s a flow, 1/50 s a start of a line, 4 or 8 s an update, 2 s to read data, 5 s a picture."""
-    clock = SimpleNamespace(now=0.0)
+    """3 s a flow, 1/50 s a start of a line, 4 or 8 s an update, 2 s to read data, 5 s a picture;
+    updates and pictures are ``slowness`` times as slow."""
+    clock = SimpleNamespace(now=0.0, slowness=1)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
 
     def costs(owner, name, seconds):
@@ -42,10 +43,11 @@ def clock(monkeypatch):
 
     for module in (trial, experiment):
         costs(module, "Data", lambda *_: 2)
-        costs(module, "show_preview", lambda *_: 5)
+        costs(module, "show_preview", lambda *_: 5 * clock.slowness)
     costs(nsgf, "build_pool", lambda session, *_: 3 * session.config.pool.num_batches)
     costs(CachedStarts, "at", lambda own, places: len(places) / 50 if own.kept is None else 0)
-    costs(PhaseLoop, "_update", lambda loop, _: 4 if loop.name == "nsgf" else 8)
+    seconds = {"nsgf": 4, "nsf": 8}
+    costs(PhaseLoop, "_update", lambda loop, _: seconds[loop.name] * clock.slowness)
     return clock
 
 
@@ -82,12 +84,31 @@ def test_measuring_for_a_long_training_takes_no_more_time(clock, tmp_path):
     assert ends[1] == 2 * ends[0]
 
 
-@pytest.mark.parametrize("minutes", [0, -1, 1e9, float("nan"), 0.5])
+@pytest.mark.parametrize("minutes", [0, -1, 1e9, float("nan")])
 def test_minutes_that_no_training_can_take_are_refused(minutes, clock, tmp_path):
     config = change(shipped("2d/nsgf++h", *HAND_OVER), {"out_dir": str(tmp_path)})
     with pytest.raises(UserError, match=r"^minutes = "):
         train(config, minutes=minutes)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("minutes", "slowness"), [(5, 1), (5, 10), (30, 10), (30, 80)])
+def test_measuring_takes_a_fifth_of_the_time_however_slow_the_machine(
+    minutes, slowness, clock, tmp_path
+):
+    clock.slowness = slowness
+    config = change(shipped("2d/nsgf++h", *HAND_OVER), {"out_dir": str(tmp_path)})
+    chosen, _ = trial.fit_minutes(config, minutes, CPU, StopRequest(), None)
+    assert clock.now < 0.25 * 60 * minutes
+    assert min(chosen.nsgf.iterations, chosen.nsf.iterations) > 0
+
+
+def test_too_few_minutes_train_each_phase_for_an_update(clock, tmp_path):
+    clock.slowness = 100
+    config = change(shipped("2d/nsgf++h", *HAND_OVER), {"out_dir": str(tmp_path)})
+    run = train(change(config, {"train.preview": False}), minutes=1)
+    assert [checkpoint.load(run.checkpoint_file(name))["step"] for name in config.phases] == [1, 1]
+    assert "minutes = 1" in (run.path / "log.txt").read_text()
 
 
 def test_what_cannot_be_trained_is_refused_before_updates_are_measured(clock, tmp_path):

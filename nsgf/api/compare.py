@@ -1,12 +1,9 @@
 """Compare a caller's own method with those of the package, as ``nsgf compare`` does."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from nsgf.api.train import Samples, columns_text, request_with_data, split_data
 from nsgf.comparison import COLUMNS, TABLE, read_rows
@@ -18,7 +15,7 @@ from nsgf.config.values import Place, to_plain
 from nsgf.run.stop import stop_of_caller
 from nsgf.system.errors import UserError, naming
 from nsgf.system.output import show, silence
-from nsgf.system.seeding import from_python, keep_random_numbers
+from nsgf.system.seeding import from_python
 
 
 class Compared(NamedTuple):
@@ -125,8 +122,7 @@ def compare(
                 f"of {taken}"
             )
     with (
-        silence() if quiet else nullcontext(),
-        keep_random_numbers(range(torch.cuda.device_count())),
+        silence(quiet),
         stop_of_caller(wanted.config.train.max_hours, lambda _: "the same call continues") as stop,
     ):
         for note in wanted.notes:

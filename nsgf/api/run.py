@@ -274,8 +274,8 @@ def check_network(
     """Raise UserError unless a caller's network returns x's shape, changes neither its inputs nor
     its own state, and has a finite state. With ``trains``, it must also have gradients."""
     classes = data_classes(config.data)
-    x = torch.randn(2, *data_shape(config.data), generator=make_generator(0))
-    inputs = [x.to(device), torch.tensor([0.25, 0.5], device=device)]
+    x = torch.randn(2, *data_shape(config.data), generator=make_generator(0), dtype=torch.float32)
+    inputs = [x.to(device), torch.tensor([0.25, 0.5], dtype=torch.float32, device=device)]
     if classes:  # a class and, as in training, `classes` for "no class"
         inputs.append(torch.tensor([0, classes], dtype=torch.int32, device=device))
     try:

@@ -3,9 +3,8 @@
 import csv
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
 from os import PathLike
@@ -31,13 +30,14 @@ from nsgf.data.own_images import image_bytes
 from nsgf.data.tables import read_array, to_frame, to_records
 from nsgf.models import OwnNetwork
 from nsgf.resolve import Request, resolve
-from nsgf.run.stop import stop_of_caller
+from nsgf.run.log import RunLog
+from nsgf.run.stop import CALLBACK, Stopped, stop_of_caller
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.files import ensure_writable, replacing, sync_folder
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
-from nsgf.system.seeding import from_python, keep_random_numbers
+from nsgf.system.seeding import from_python
 
 Samples = Tensor | ArrayLike | Dataset[Any] | Place
 """Points or images, or the path of a file or folder with them."""
@@ -93,7 +93,7 @@ def train(
     quiet: bool = False,
 ) -> Run:
     """Train on an experiment or your own data as ``nsgf train`` does, and return the run, ready for
-    sampling. The caller's random generators do not change.
+    sampling. Only the caller's own code changes the caller's random generators.
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
@@ -129,7 +129,9 @@ def train(
             every phase.
         callback: function that gets an ``Update`` at each line of ``metrics.jsonl``: every
             ``train.log_every`` updates, more often in a short phase. It does not change results. If
-            it raises an exception, training ends; resume continues after the last checkpoint.
+            it returns False, training ends there: a checkpoint is saved, and the run is returned,
+            which samples with the networks that have been trained. Later phases stay untrained;
+            ``resume`` continues. If it raises an exception, a checkpoint is saved first.
         quiet: whether to print nothing.
 
     Raises:
@@ -160,34 +162,43 @@ def train(
     files = {key: expand_path(key, file) for key, file in given.items() if file is not None}
     wanted = request_with_data("train", data, labels, files, settings)
 
-    def call_back(phase: str, step: int, loss: float | None, save: Callable[[], Path]) -> None:
+    def call_back(phase: str, step: int, loss: float | None, save: Callable[[], Path]) -> object:
         assert callback is not None
-        with redirect_stdout(stdout):
-            callback(Update(phase, step, loss, lambda: load(save(), device=place, network=network)))
+        with silence(False):
+            return callback(
+                Update(phase, step, loss, lambda: load(save(), device=place, network=network))
+            )
 
     place = pick_device(wanted.config.device)
-    cards = [place] if place.type == "cuda" else []
     on_log = None if callback is None else call_back
-    stdout = sys.stdout
-    own = "" if network is None else ", network=..."
-    with silence() if quiet else nullcontext(), keep_random_numbers(cards):
+
+    def continue_with(folder: Path | None) -> str:
+        own = "" if network is None else ", network=..."
+        return f"continue with nsgf.train(resume={str(folder)!r}{own})"
+
+    with silence(quiet):
         if network is not None:
             check_network(network, wanted.config, place)
         for note in wanted.notes:
             show(note)
-        with stop_of_caller(
-            wanted.config.train.max_hours,
-            lambda folder: f"continue with nsgf.train(resume={str(folder)!r}{own})",
-        ) as stop:
-            run = experiment.train(
-                wanted.config,
-                wanted.run,
-                stop=stop,
-                network=network,
-                on_log=on_log,
-                minutes=minutes,
-            )
-    return load(run.path, device=place, network=network)
+        with stop_of_caller(wanted.config.train.max_hours, continue_with) as stop:
+            try:
+                folder = experiment.train(
+                    wanted.config,
+                    wanted.run,
+                    stop=stop,
+                    network=network,
+                    on_log=on_log,
+                    minutes=minutes,
+                ).path
+            except Stopped as stopped:
+                if stop.reason != CALLBACK or stopped.folder is None:
+                    raise
+                folder = stopped.folder
+                RunLog(folder).write(
+                    f"stopped ({CALLBACK}), all is saved ({stopped}); {continue_with(folder)}"
+                )
+    return load(folder, device=place, network=network)
 
 
 def columns_text(columns: Any) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn
 from nsgf.config.files import PRETRAINED, refuse_unknown
 from nsgf.config.settings import KEYS, Layer
 from nsgf.config.values import read_value
-from nsgf.effects import STRICT, USES, accepts, is_used
+from nsgf.effects import ON_RUNS, STRICT, USES, accepts, is_used
 from nsgf.resolve import ON_EXPORTS, WITHOUT_RUN, Request, resolve
 from nsgf.system.errors import UserError, naming
 
@@ -21,8 +21,6 @@ COMMANDS = {
     "export": "Write the averaged weights of a run as a folder to share.",
     "preflight": "Say what training would take on this machine, without training.",
 }
-ON_SAMPLES = ("sample", "evaluate", "report")
-"""Commands that draw samples of a run and train nothing."""
 
 Keys = tuple[str, ...]
 """Settings that a flag changes; empty if the flag is not a setting."""
@@ -92,7 +90,7 @@ def flags_of(command: str) -> Flags:
     """Return all flags of a command, without dashes, and the settings that each flag changes."""
     options = [name for name, (owners, *_) in OPTIONS.items() if command in owners]
     flags = {**dict.fromkeys(options, ()), **SHORT_FLAGS, "fake-data": ("data.fake",)}
-    if command in ON_SAMPLES:
+    if command in ON_RUNS:
         flags |= OF_SAMPLING
     if command == "compare":
         flags["methods"] = ("compare.methods",)

@@ -9,7 +9,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -248,7 +247,7 @@ def _compare(request: Request) -> Iterator[str]:
     stop = StopRequest(config.train.max_hours)
     if is_launched():
         take_card(config.device)
-    with stop.listening(), nullcontext() if is_first else silence():
+    with stop.listening(), silence(not is_first):
         try:
             comparison = Comparison.of(config, request.methods, request.fixed)
             files = compare(comparison, stop, reports=is_first)

@@ -8,11 +8,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
-from nsgf.cli.arguments import COMMANDS, ON_SAMPLES, OPTIONS, Keys, flags_of, form_of, used_flags
+from nsgf.cli.arguments import COMMANDS, OPTIONS, Keys, flags_of, form_of, used_flags
 from nsgf.config import schema
 from nsgf.config.files import EXPERIMENTS, METHODS, refuse_unknown
 from nsgf.config.settings import KEYS, SECTIONS, is_inherited
 from nsgf.config.values import describe_type, format_value
+from nsgf.effects import ON_RUNS
 from nsgf.system.errors import UserError
 
 ON_TRAINING = (
@@ -20,7 +21,7 @@ ON_TRAINING = (
     "train-iters batch-size sinkhorn-batch max-hours device out-dir resume smoke"
 )
 """The most used flags of commands that train."""
-ON_RUNS = (
+ON_TRAINED_RUN = (
     "exp run pretrained compare figures to half num-samples nfe label steps evaluation.features "
     "inception-weights data-root seed device out out-dir"
 )
@@ -46,7 +47,7 @@ def help_parser(command: str, topic: str) -> ArgumentParser:
     """
     docs = setting_docs()
     flags = used_flags(command)
-    words = ON_RUNS if command in (*ON_SAMPLES, "export") else ON_TRAINING
+    words = ON_TRAINED_RUN if command in (*ON_RUNS, "export") else ON_TRAINING
     # compare has --method and --methods; show the second
     first = [name for name in words.split() if name in flags and f"{name}s" not in flags]
     about: dict[str, Any] = {"description": COMMANDS[command], "usage": f"nsgf {command} [flags]"}

@@ -14,6 +14,9 @@ from nsgf.config.values import format_value
 
 MANY = 1_000_000_000
 """Largest value of a number for which the schema sets no maximum."""
+MOST_STEPS = 100_000
+"""Largest number of steps, or of network calls, for one sample. More of them change no sample, but
+would compute for hours."""
 FREE_ON_RESUME = "free on resume"
 """Marks a setting that does not change results, only files, memory or time."""
 MACHINE_PATH = "machine path"
@@ -64,6 +67,8 @@ Count = Annotated[int, Range(1)]
 CountOrNull = Annotated[int | None, Range(1)]
 Counts = Annotated[list[int], Range(1)]
 Part = Annotated[float, Range(0, below=1)]
+Steps = Annotated[int, Range(1, MOST_STEPS)]
+StepsOrNull = Annotated[int | None, Range(1, MOST_STEPS)]
 Positive = Annotated[float, Range(above=0)]
 PositiveOrNull = Annotated[float | None, Range(above=0)]
 GroupOrNull = Annotated[int | None, Range(2, 2**14)]
@@ -163,7 +168,7 @@ class FlowConfig:
     """Gradient flow that NSGF learns. sinkhorn: of the Sinkhorn divergence; solves many flows at
     once to a tolerance. energy: of the energy distance; its speed is at most 2. geomloss: as
     sinkhorn, but the library geomloss solves one flow at a time, annealed to the blur."""
-    steps: Count = 5
+    steps: Steps = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6), OnlyIf("flow.schedule", ("constant",))] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
@@ -353,14 +358,14 @@ class SamplingConfig:
     guidance: Annotated[float, Range(0, 1000), OnlyIf("data.conditional", (True,))] = 1.0
     """With data.conditional: weight w in a + w (b - a), where a is the network's output without the
     class, b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
-    nsgf_steps: CountOrNull = None
+    nsgf_steps: StepsOrNull = None
     """Number of Euler steps with the velocity network. null: as many as flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow; null: the time predicted for each."""
     solver: SolverName = "euler"
     """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps,
     which needs the extra `ode`."""
-    straight_steps: Annotated[Count, OnlyIf("sampling.omega", (None,))] = 10
+    straight_steps: Annotated[Steps, OnlyIf("sampling.omega", (None,))] = 10
     """Number of steps from each sample's time tau to 1. dopri5: only the number of states shown."""
     spacing: Annotated[
         float,
@@ -370,7 +375,9 @@ class SamplingConfig:
     ] = 1.0
     """euler and heun without omega: power p. Step k of n ends at the fraction 1 - (1 - k/n)^p of
     the way from tau to 1. 1: equal steps, as in the paper; above 1: finer towards the data."""
-    omega: Annotated[float | None, Range(1e-6, 1), OnlyIf("sampling.solver", ("euler",))] = None
+    omega: Annotated[
+        float | None, Range(1 / MOST_STEPS, 1), OnlyIf("sampling.solver", ("euler",))
+    ] = None
     """Fixed step size for euler, instead of straight_steps; NFE then differs between samples."""
     tolerance: Annotated[float, Range(1e-7, 1), OnlyIf("sampling.solver", ("dopri5",))] = 1e-5
     """dopri5: relative and absolute tolerance of each step, over the whole batch."""
@@ -412,14 +419,14 @@ class CompareConfig:
     draws: Repeats = 1
     """Number of times to measure each run, each time with new noise and a new target sample. Tables
     show mean and spread over the seeds, or over these repeats for a single seed."""
-    nfe: Counts = field(default_factory=lambda: [10, 100])
+    nfe: Annotated[list[int], Range(1, MOST_STEPS)] = field(default_factory=lambda: [10, 100])
     """Network calls per sample. nsgf++ needs at least 3, nsgf++h 2, the others 1; sampling.solver
     heun needs one more. onecall and onecall+ are measured with 1 call only."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
     combination of the settings that a method uses is trained once, with seed + 1000 as its seed.
     The tables use the best: the smallest energy distance, or Frechet distance for features."""
-    tune_nfe: CountOrNull = None
+    tune_nfe: StepsOrNull = None
     """Network calls per sample in the search of compare.tune; null: the largest of compare.nfe."""
 
 

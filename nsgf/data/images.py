@@ -100,7 +100,7 @@ def data_root(config: DataConfig) -> Path:
 def to_unit_range(images: Tensor) -> Tensor:
     """Convert uint8 in [0, 255] to float32 in [-1, 1]."""
     # divide by a tensor: for a plain number, a card would multiply by the rounded inverse
-    half = torch.full((), 127.5, device=images.device)
+    half = torch.full((), 127.5, dtype=torch.float32, device=images.device)
     return images.float().div_(half).sub_(1.0)
 
 

@@ -61,11 +61,15 @@ class PointSet(Target):
 def gaussian(shape: Shape) -> PointSet:
     """Return the standard Gaussian mu0."""
     return PointSet(
-        "gaussian", lambda n, made_by: torch.randn((n, *shape), generator=made_by), shape
+        "gaussian",
+        lambda n, made_by: torch.randn((n, *shape), generator=made_by, dtype=torch.float32),
+        shape,
     )
 
 
-TIMES = PointSet("times", lambda n, generator: torch.rand(n, generator=generator), ())
+TIMES = PointSet(
+    "times", lambda n, generator: torch.rand(n, generator=generator, dtype=torch.float32), ()
+)
 """Times t ~ U[0, 1)."""
 INDICES = PointSet("indices", lambda n, made_by: torch.randint(2**62, (n,), generator=made_by), ())
 """Uniform integers in [0, 2^62), to be taken modulo any N.  int64"""
@@ -77,9 +81,10 @@ def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
     Each has variance sqrt(0.1) = 0.316 in every coordinate: torchcfm 1.0.7 takes the root of the
     variance 0.1 that its caller names, and passes it on as a covariance.
     """
-    angle = torch.randint(8, (n,), generator=generator) * (math.pi / 4)
+    angle = torch.randint(8, (n,), generator=generator).float() * (math.pi / 4)
     centre = 5.0 * torch.stack([angle.cos(), angle.sin()], dim=1)
-    return centre + 0.1**0.25 * torch.randn(n, 2, generator=generator)
+    noise = torch.randn(n, 2, generator=generator, dtype=torch.float32)
+    return centre + 0.1**0.25 * noise
 
 
 def moons(n: int, generator: torch.Generator) -> Tensor:
@@ -89,11 +94,11 @@ def moons(n: int, generator: torch.Generator) -> Tensor:
     torchcfm 1.0.7 takes torchdyn's moons, whose noise is one uniform number in [0, 0.2) for both
     coordinates of a point, and maps them by 3x - 1.
     """
-    angle = math.pi * torch.rand(n, generator=generator)
+    angle = math.pi * torch.rand(n, generator=generator, dtype=torch.float32)
     arc = torch.stack([angle.cos(), angle.sin()], dim=1)
     is_lower = torch.randint(2, (n, 1), generator=generator) == 1
-    points = torch.where(is_lower, torch.tensor([1.0, 0.5]) - arc, arc)
-    noise = 0.2 * torch.rand(n, 1, generator=generator)
+    points = torch.where(is_lower, arc.new_tensor([1.0, 0.5]) - arc, arc)
+    noise = 0.2 * torch.rand(n, 1, generator=generator, dtype=torch.float32)
     return 3.0 * (points + noise) - 1.0
 
 
@@ -109,8 +114,8 @@ def checkerboard(n: int, generator: torch.Generator) -> Tensor:
     """Draw uniformly from the eight dark squares of side 2 of a board over [-4, 4]^2.  (n, 2)"""
     column = torch.randint(4, (n,), generator=generator)
     row = 2 * torch.randint(2, (n,), generator=generator) + column % 2
-    corner = torch.stack([column, row], dim=1) * 2.0 - 4.0
-    return corner + 2.0 * torch.rand(n, 2, generator=generator)
+    corner = torch.stack([column, row], dim=1).float() * 2.0 - 4.0
+    return corner + 2.0 * torch.rand(n, 2, generator=generator, dtype=torch.float32)
 
 
 def _numpy_seed(generator: torch.Generator) -> int:

@@ -91,7 +91,7 @@ class RowSampler(Sampler):
             if epoch != self._epoch:
                 generator = make_generator(self.seed, "epoch", epoch)
                 self._order = self._chosen[torch.randperm(count, generator=generator)]
-                self._coins = torch.rand(count, generator=generator)
+                self._coins = torch.rand(count, generator=generator, dtype=torch.float32)
                 self._epoch = epoch
             indices.append(self._order[cut])
             coins.append(self._coins[cut])

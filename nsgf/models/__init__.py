@@ -3,11 +3,16 @@
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import MLPConfig, Shape
+
+Linear = partial(nn.Linear, dtype=torch.float32)
+Conv2d = partial(nn.Conv2d, dtype=torch.float32)
+"""Layers in float32, whatever the caller's default dtype."""
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
 """A caller's network, of which each phase trains a copy, or a function that makes one. It maps x
@@ -23,8 +28,10 @@ TIME_FEATURES = 32
 
 
 def make_own(own: OwnNetwork) -> nn.Module:
-    """Return a copy of a caller's network, or the network that a caller's function makes."""
-    return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
+    """Return a copy of a caller's network, or the network that a caller's function makes, with its
+    weights in float32."""
+    network = copy.deepcopy(own) if isinstance(own, nn.Module) else own()
+    return network.float() if isinstance(network, nn.Module) else network
 
 
 class AffineStartNetwork(nn.Module):
@@ -42,8 +49,8 @@ class AffineStartNetwork(nn.Module):
         """Start with the identity as the map. ``shape``: shape of one sample."""
         super().__init__()
         self.network = network
-        self.register_buffer("matrix", torch.eye(math.prod(shape)))
-        self.register_buffer("shift", torch.zeros(math.prod(shape)))
+        self.register_buffer("matrix", torch.eye(math.prod(shape), dtype=torch.float32))
+        self.register_buffer("shift", torch.zeros(math.prod(shape), dtype=torch.float32))
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the velocity of the network.  (B, *shape)"""
@@ -57,7 +64,7 @@ class AffineStartNetwork(nn.Module):
         """Set the map from the data's moments, float64, (D,) and (D, D), and ``part`` in [0, 1]."""
         values, vectors = torch.linalg.eigh(covariance)
         root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T  # rounding can give values < 0
-        self.matrix.copy_((1 - part) * torch.eye(len(mean)) + part * root)
+        self.matrix.copy_((1 - part) * torch.eye(len(mean), dtype=torch.float32) + part * root)
         self.shift.copy_(part * mean)
 
 
@@ -84,13 +91,13 @@ class PointNetwork(nn.Module):
         super().__init__()
         width = config.width
         self.layers = nn.Sequential(
-            nn.Linear(dim + self.features, width),
+            Linear(dim + self.features, width),
             nn.SiLU(),
-            nn.Linear(width, width),
+            Linear(width, width),
             nn.SiLU(),
-            nn.Linear(width, width),
+            Linear(width, width),
             nn.SiLU(),
-            nn.Linear(width, outputs),
+            Linear(width, outputs),
         )
 
 
@@ -124,11 +131,11 @@ class TimePredictorCNN(nn.Module):
         channels = PREDICTOR_CHANNELS[: min(height, width).bit_length() - 1]
         layers = []
         for outputs in channels:
-            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
+            layers += [Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
             inputs = outputs
         self.features = nn.Sequential(*layers)
         shrunk = 2 ** len(channels)
-        self.head = nn.Linear(inputs * (height // shrunk) * (width // shrunk), 1)
+        self.head = Linear(inputs * (height // shrunk) * (width // shrunk), 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> time in (0, 1), (B,)."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from nsgf.config.schema import Shape, UNetConfig
-from nsgf.models import time_features
+from nsgf.models import Conv2d, Linear, time_features
 
 GROUPS = 32
 FASTEST = 1000.0
@@ -43,6 +43,9 @@ class Norm(nn.GroupNorm):
     kernels accumulate mean and variance in float32 anyway.
     """
 
+    def __init__(self, groups: int, channels: int) -> None:
+        super().__init__(groups, channels, dtype=torch.float32)
+
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> the same shape and type."""
         with keep_type(x):
@@ -62,16 +65,16 @@ class ResBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, embedding: int, config: UNetConfig) -> None:
         super().__init__()
         self.first = nn.Sequential(
-            Norm(GROUPS, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1)
+            Norm(GROUPS, inputs), nn.SiLU(), Conv2d(inputs, outputs, 3, padding=1)
         )
-        self.time = nn.Sequential(nn.SiLU(), nn.Linear(embedding, 2 * outputs))
+        self.time = nn.Sequential(nn.SiLU(), Linear(embedding, 2 * outputs))
         self.norm = Norm(GROUPS, outputs)
         self.second = nn.Sequential(
             nn.SiLU(),
             nn.Dropout(config.dropout),
-            zero_init(nn.Conv2d(outputs, outputs, 3, padding=1)),
+            zero_init(Conv2d(outputs, outputs, 3, padding=1)),
         )
-        self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+        self.shortcut = Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """x (B, C_in, H, W), embedding (B, E) -> (B, C_out, H, W)."""
@@ -87,8 +90,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.norm = Norm(GROUPS, channels)
-        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
-        self.out = zero_init(nn.Conv2d(channels, channels, 1))
+        self.qkv = Conv2d(channels, 3 * channels, 1)
+        self.out = zero_init(Conv2d(channels, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, H, W)."""
@@ -127,7 +130,7 @@ class Resize(nn.Module):
     def __init__(self, channels: int, *, doubles: bool) -> None:
         super().__init__()
         self.doubles = doubles
-        self.conv = nn.Conv2d(channels, channels, 3, stride=1 if doubles else 2, padding=1)
+        self.conv = Conv2d(channels, channels, 3, stride=1 if doubles else 2, padding=1)
 
     def forward(self, embedding: Tensor, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, H', W'); the embedding is unused."""
@@ -166,12 +169,12 @@ class UNet(nn.Module):
         attends = [height >> level in config.attention for level in levels]
         sizes = [config.channels * mult for mult in config.mult]
         self.embed = nn.Sequential(
-            nn.Linear(config.channels, embedding),
+            Linear(config.channels, embedding),
             nn.SiLU(),
-            nn.Linear(embedding, embedding),
+            Linear(embedding, embedding),
         )
         # encoder; `widths` of the skip connections, the stem first
-        self.stem = nn.Conv2d(image_channels, config.channels, 3, padding=1)
+        self.stem = Conv2d(image_channels, config.channels, 3, padding=1)
         self.down = nn.ModuleList()
         widths = [config.channels]
         for level in levels:
@@ -198,10 +201,12 @@ class UNet(nn.Module):
         self.head = nn.Sequential(
             Norm(GROUPS, width),
             nn.SiLU(),
-            zero_init(nn.Conv2d(width, image_channels, 3, padding=1)),
+            zero_init(Conv2d(width, image_channels, 3, padding=1)),
         )
         # created last, so that the other initial weights do not depend on classes
-        self.classes = nn.Embedding(classes + 1, embedding) if classes else None
+        self.classes = (
+            nn.Embedding(classes + 1, embedding, dtype=torch.float32) if classes else None
+        )
 
     def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """x (B, C, H, W), t (B,) in [0, 1] -> velocity (B, C, H, W).

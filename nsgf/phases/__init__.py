@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nsgf.config.schema import MANY, Config, PhaseName, Range
+from nsgf.config.schema import MOST_STEPS, Config, PhaseName, Range
 from nsgf.config.values import format_value
 from nsgf.phases.base import Phase, load_network
 from nsgf.phases.flow_matching import Peer, Reflow
@@ -104,8 +104,10 @@ class Way:
             UserError: the number is too small, or the settings of sampling determine it already.
         """
         least, _ = self.possible_calls(config)
-        if not least <= nfe <= MANY:
-            raise wrong_setting("nfe", nfe, f"must be a whole number >= {least} for this run")
+        if not least <= nfe <= MOST_STEPS:
+            raise wrong_setting(
+                "nfe", nfe, f"must be a whole number >= {least} and <= {MOST_STEPS} for this run"
+            )
         if reason := self.find_fixed_calls(config):
             raise wrong_setting("nfe", nfe, f"{reason}; omit nfe")
         return self.limit_calls(config, nfe)

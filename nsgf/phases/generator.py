@@ -105,7 +105,8 @@ class GeneratorTask(Task):
 
     def batch(self, *drawn: Tensor) -> Batch:
         noise, real, *labels = drawn
-        return Batch((noise, torch.zeros(len(noise), device=noise.device), *labels), real)
+        start = torch.zeros(len(noise), dtype=torch.float32, device=noise.device)
+        return Batch((noise, start, *labels), real)
 
     def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
         """Return mean |V|^2 / 2, divided by the mean cost between generated and real samples; nan

@@ -6,7 +6,6 @@ Shapes: N samples, D coordinates, C channels, H x W pixels.
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -21,6 +20,7 @@ from nsgf.config.schema import Names
 from nsgf.data.images import to_bytes, to_colour
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
+from nsgf.system.process import LOCK
 
 MAX_PATHS = 256
 ROWS = 8
@@ -33,6 +33,7 @@ FADED = 0.2
 """Opacity of the source, behind the samples."""
 NAME_LENGTH = 40
 """Largest number of characters of a coordinate's name."""
+BOX = "\N{WHITE SQUARE}"
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 MIN_LETTERS = 12
@@ -41,10 +42,11 @@ MIN_LETTERS = 12
 
 @contextmanager
 def figure_defaults() -> Iterator[None]:
-    """Use matplotlib's defaults in place of a user's matplotlibrc or a caller's style."""
+    """Use matplotlib's defaults in place of a user's matplotlibrc or a caller's style. One thread
+    at a time, because matplotlib has one style for the whole process."""
     import matplotlib
 
-    with matplotlib.rc_context():
+    with LOCK, matplotlib.rc_context():
         matplotlib.rcdefaults()
         yield
 
@@ -58,8 +60,7 @@ def new_figure(width: float, height: float) -> Any:
 
 def save_figure(figure: Any, file: Path, dpi: int = DPI) -> None:
     """Write a figure in the format of the file's suffix: .png, .svg or .pdf."""
-    with replacing(file) as stream, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # for names in another alphabet
+    with replacing(file) as stream:
         # equal axes, and the title of a narrow table, overflow a constrained layout
         figure.savefig(stream, format=file.suffix[1:], dpi=dpi, bbox_inches="tight")
 
@@ -140,7 +141,7 @@ def show_names(panel: Any, names: Sequence[str], height: int) -> None:
     """Write a name beside each row of a grid of images that are ``height`` pixels high."""
     panel.set_yticks(
         [(row + 0.5) * (height + 1) for row in range(len(names))],
-        [name[:NAME_LENGTH] for name in names],
+        [*map(shown_name, names)],
         fontsize=MIN_LETTERS,
         parse_math=False,
     )
@@ -271,8 +272,17 @@ def name_axes(panel: Any, axes: Sequence[str] | None) -> None:
         panel.set_aspect("equal")
         return
     more = f" (of {len(axes)} coordinates)" if len(axes) > 2 else ""
-    panel.set_xlabel(axes[0][:NAME_LENGTH] + more, parse_math=False)  # $ in a name is no formula
-    panel.set_ylabel("".join(axes[1:2])[:NAME_LENGTH], parse_math=False)
+    panel.set_xlabel(shown_name(axes[0]) + more, parse_math=False)  # $ in a name is no formula
+    panel.set_ylabel(shown_name("".join(axes[1:2])), parse_math=False)
+
+
+def shown_name(name: str) -> str:
+    """Return the first NAME_LENGTH characters of a user's name, with a box in place of each that
+    the font lacks. Matplotlib would draw a box too, with a warning for each."""
+    from matplotlib.font_manager import findfont, get_font
+
+    known = get_font(findfont("DejaVu Sans")).get_charmap()
+    return "".join(c if ord(c) in known else BOX for c in name[:NAME_LENGTH])
 
 
 def point_box(*points: Tensor) -> tuple[list[float], list[float], float]:

@@ -166,7 +166,8 @@ def velocity_fields(
     fields = []
     for step in sorted({0, flow.steps // 2, flow.steps - 1}):
         here = positions[:, step]
-        learned = network(here, torch.full((len(here),), step / flow.steps, device=device))
+        t = torch.full((len(here),), step / flow.steps, dtype=torch.float32, device=device)
+        learned = network(here, t)
         end = data.in_units((here + learned).cpu())
         velocity = (shown[:, step + 1] - shown[:, step]) / time_step(flow.steps, flow.step_size)
         title = f"Step {step + 1} of {flow.steps}"

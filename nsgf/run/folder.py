@@ -31,7 +31,14 @@ from nsgf.run.checkpoint import (
     unused_file,
 )
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.system.files import Plain, ensure_writable, read_object, sync_folder, write_text
+from nsgf.system.files import (
+    Plain,
+    ensure_writable,
+    read_object,
+    remove_leftovers,
+    sync_folder,
+    write_text,
+)
 from nsgf.system.output import format_bytes
 from nsgf.version import versions
 
@@ -77,6 +84,10 @@ class RunFolder:
     def checkpoint_file(self, phase: PhaseName) -> Path:
         """Return the checkpoint of a phase, e.g. ``checkpoints/phase2_nsf.pt``."""
         return self.path / "checkpoints" / f"{phase_stem(phase)}.pt"
+
+    def preview_file(self, phase: PhaseName) -> Path:
+        """Return the picture at the end of a phase, e.g. ``samples/phase2_nsf.png``."""
+        return self.samples / f"{phase_stem(phase)}.png"
 
     def has_checkpoint(self, phase: PhaseName) -> bool:
         """Whether a phase has its newest or its previous checkpoint."""
@@ -157,6 +168,12 @@ class RunFolder:
         aside = file.replace(unused_file(file, "previous"))
         sync_folder(file.parent)
         return aside
+
+    def remove_leftovers(self) -> None:
+        """Remove temporary files of killed processes (:func:`nsgf.system.files.remove_leftovers`),
+        except in folders of other programs."""
+        for folder in (self.path, self.path / "checkpoints", self.pool, self.samples):
+            remove_leftovers(folder)
 
 
 def write_facts(folder: Path, config: Config) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tqdm.auto import tqdm
 
-from nsgf.system.output import Log, format_hours, show_error
+from nsgf.system.output import Log, format_hours, is_silent, show_error
 
 LINE_SECONDS = 30.0
 DRAW_SECONDS = 0.2
@@ -59,7 +59,7 @@ class Progress(AbstractContextManager["Progress"]):
             leave=has_log,
             delay=0 if has_log else 1,
             mininterval=DRAW_SECONDS,
-            disable=not (self.shown and is_terminal()),
+            disable=is_silent() or not (self.shown and is_terminal()),
         )
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

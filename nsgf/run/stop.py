@@ -16,6 +16,8 @@ from nsgf.system.output import STARTED_BY, is_launched
 ECHO_SECONDS = 2.0
 """Within this time, a second signal is ignored: a job's scheduler may send it to all processes, and
 torchrun or ``timeout`` may send it again."""
+CALLBACK = "the callback returned False"
+"""Reason to stop that is no hurry."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -46,6 +48,10 @@ class StopRequest:
         if self._launcher is not None and os.getppid() != self._launcher:
             return "torchrun has ended"  # a killed torchrun cannot end its processes
         return self._signal
+
+    def by_callback(self) -> None:
+        """Stop because the caller's callback returned False."""
+        self._signal = self._signal or CALLBACK
 
     def follow(self) -> None:
         """Stop too, because another process stops."""

@@ -6,7 +6,10 @@ fails does not end a run.
 
 import os
 import re
+import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os.path import lexists
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import Plain, write_text
 from nsgf.system.output import Log
+from nsgf.system.process import LOCK
 
 INIT_SECONDS = 15.0
 """Longest wait for the W&B server."""
@@ -27,6 +31,8 @@ FINISH_SECONDS = 60.0
 """Longest wait for uploads at the end. What is not uploaded stays in the run folder."""
 WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
 """Files in the working directory that override the user's own settings of wandb."""
+SERVICE = "WANDB_SERVICE"
+"""Variable with which wandb tells child processes the address of its service."""
 
 
 def open_tracker(config: Config, run: RunFolder, log: Log) -> "Tracker | None":
@@ -116,31 +122,32 @@ class WandbTracker:
         mode: Any = env.get("WANDB_MODE", "online")
         if config.tracking.tracker == "wandb-offline":
             mode = "offline"
-        # silence before init also prevents its prompts
-        wandb.setup(settings=wandb.Settings(silent=True))
         name = "/".join(run.path.resolve().parts[-2:])  # such as moons/nsgf-seed0
-        self._run = wandb.init(
-            mode=mode,
-            project=env.get("WANDB_PROJECT", "nsgf"),
-            name=env.get("WANDB_NAME", name),
-            group=env.get("WANDB_RUN_GROUP", config.exp),
-            id=run_id(run),
-            resume="allow",
-            config=sections_of(config),
-            allow_val_change=True,  # a resumed run may train longer
-            dir=str(run.path),
-            settings=wandb.Settings(
-                silent=True,
-                console="off",  # progress bars would fill its copy of the terminal
-                init_timeout=INIT_SECONDS,
-                finish_timeout=FINISH_SECONDS,
-                disable_git=True,
-                save_code=False,  # an account's setting would upload the user's script
-            ),
-        )
-        self.place = self._run.url or mode
-        if mode == "offline":
+        with _unchanged_process(wandb):
+            self._run = wandb.init(
+                mode=mode,
+                project=env.get("WANDB_PROJECT", "nsgf"),
+                name=env.get("WANDB_NAME", name),
+                group=env.get("WANDB_RUN_GROUP", config.exp),
+                id=run_id(run),
+                resume="allow",
+                reinit="create_new",  # the caller's script may have a run: it stays wandb.run
+                config=sections_of(config),
+                allow_val_change=True,  # a resumed run may train longer
+                dir=str(run.path),
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",  # progress bars would fill its copy of the terminal
+                    init_timeout=INIT_SECONDS,
+                    finish_timeout=FINISH_SECONDS,
+                    disable_git=True,
+                    save_code=False,  # an account's setting would upload the user's script
+                ),
+            )
+        if mode == "offline":  # W&B warns of a url that an offline run lacks
             self.place = f"kept offline; upload it with: wandb sync {Path(self._run.dir).parent}"
+        else:
+            self.place = self._run.url or mode
         for phase in OF_PHASES:
             self._run.define_metric(f"{phase}/step")
             self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
@@ -159,6 +166,25 @@ class WandbTracker:
     def close(self, failed: bool) -> None:
         """Finish the W&B run, as failed if training did not finish."""
         self._run.finish(exit_code=int(failed))
+
+
+@contextmanager
+def _unchanged_process(wandb: Any) -> Iterator[None]:
+    """Context for the start of a W&B run, which asks for no key and prints nothing. At its end,
+    what W&B changes for the whole process is as before: W&B's output, ``sys.exit``,
+    ``sys.excepthook``, and the address of W&B's service, which child processes would use."""
+    with LOCK:
+        exits = sys.exit, sys.excepthook
+        address = os.environ.get(SERVICE)
+        service = wandb.setup()  # reads the user's settings, unless the caller's script has
+        wandb.termsetup(wandb.Settings(silent=True), None)
+        try:
+            yield
+        finally:
+            wandb.termsetup(service.settings, None)
+            sys.exit, sys.excepthook = exits
+            if address is None:
+                os.environ.pop(SERVICE, None)
 
 
 Tracker = TensorBoardTracker | WandbTracker

@@ -111,7 +111,7 @@ def generate(
     for others in world.gather({} if world.is_main else done):
         done |= others
     if not world.is_main:
-        return Samples(x=torch.empty(0, *source.shape), nfe=0)
+        return Samples(x=torch.empty(0, *source.shape, dtype=torch.float32), nfe=0)
     batches = [done[number] for number in numbers]
     whole: Plain = {
         name: torch.cat([batch[name] for batch in batches])

@@ -24,6 +24,7 @@ from nsgf.sampling.solvers import SOLVERS, integrate
 from nsgf.sinkhorn.base import Array, to_tensor
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.output import Log, show
+from nsgf.system.process import exact_products
 from nsgf.system.seeding import torch_defaults
 from nsgf.training.precision import DTYPES, Precision, precision_context
 
@@ -220,7 +221,7 @@ class StraightFlow(Leg):
         velocity = self.velocity(samples.labels)
         if (tau := self.config.sampling.tau) is not None:
             samples.tau = x.new_full((len(x),), tau)
-        start = torch.zeros(len(x), device=x.device) if samples.tau is None else samples.tau
+        start = start_times(x) if samples.tau is None else samples.tau
         samples.x = integrate(velocity, x, start, self.config.sampling, observe)
 
     @classmethod
@@ -239,7 +240,7 @@ class OneCall(Leg):
 
     def carry(self, samples: Samples, observe: Observer) -> None:
         x = samples.x
-        samples.x = self.velocity(samples.labels)(x, torch.zeros(len(x), device=x.device))
+        samples.x = self.velocity(samples.labels)(x, start_times(x))
         if observe:
             observe(samples.x)
 
@@ -265,6 +266,7 @@ class FlowSampler:
         """Configuration, the same for all legs."""
 
     @torch_defaults()
+    @exact_products()
     @torch.no_grad()
     def __call__(
         self, x: Array, labels: ArrayLike | None = None, *, keep_path: bool = False
@@ -306,7 +308,7 @@ class FlowSampler:
         if keep_path:
             samples.path = [x]
             samples.marks = ["start"]
-        for leg in self.legs:
+        for leg in map(copy, self.legs):  # which count calls: other threads may sample too
             leg.evaluations = 0
             leg.carry(samples, samples.path.append if keep_path else None)
             samples.nfe += leg.evaluations
@@ -339,7 +341,7 @@ class FlowSampler:
         if not classes:
             return None
         if label is not None:
-            return torch.full((len(positions),), label)
+            return torch.full((len(positions),), label, dtype=torch.int64)
         return class_labels(positions, classes).long()
 
     def with_settings(self, config: Config) -> "FlowSampler":
@@ -354,6 +356,11 @@ class FlowSampler:
         """Number of network calls per sample; None if it varies (for dopri5 and ``omega``)."""
         calls = [leg.expected_calls for leg in self.legs]
         return None if None in calls else sum(calls)  # type: ignore[arg-type]
+
+
+def start_times(x: Tensor) -> Tensor:
+    """Return time 0 for each sample, float32, (B,)."""
+    return torch.zeros(len(x), dtype=torch.float32, device=x.device)
 
 
 def calls_per_velocity(config: Config) -> int:

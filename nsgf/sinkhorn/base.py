@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from nsgf.system.errors import UserError, list_names, wrong_setting
+from nsgf.system.process import exact_products
 
 Array = Tensor | np.ndarray[Any, Any]
 """Type of the points that a caller passes to the Python functions."""
@@ -125,14 +126,14 @@ def to_tensor(name: str, points: Array) -> Tensor:
         raise UserError(f"{name}: {error}") from error
 
 
-def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
+def positive_number(name: str, value: Any, *, is_whole: bool = False, most: int = 10**9) -> Any:
     """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
-    > 0 from Python, numpy or torch."""
+    > 0 from Python, numpy or torch; a whole number must be at most ``most``."""
     number = math.nan
     with suppress(ValueError, OverflowError):  # of texts, nan and inf
         number = int(value) if is_whole else float(value)
-    if number != value or not 0 < number < (10**9 if is_whole else math.inf):
-        kind = "a whole number" if is_whole else "a number"
+    if number != value or not 0 < number < math.inf or (is_whole and number > most):
+        kind = f"a whole number <= {most} and" if is_whole else "a number"
         shown = repr(value) if isinstance(value, str) else value
         raise wrong_setting(name, shown, f"must be {kind} > 0")
     return number
@@ -239,10 +240,5 @@ def box_diameter(x: Tensor, y: Tensor) -> Tensor:
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Disable autocast and TF32, which would round away small differences of costs."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    with exact_products(), torch.autocast(device.type, enabled=False):
+        yield

@@ -184,7 +184,7 @@ class BatchedSolver(Flow):
                 going = [i for i, k in enumerate(live) if goal[k] < math.inf]
                 live = [live[i] for i in going]
                 plan.keep(going)
-        errors, goals = torch.tensor([error, needed], device=h.device)
+        errors, goals = torch.tensor([error, needed], dtype=torch.float32, device=h.device)
         errors = errors.maximum(self_error)
         counts = torch.tensor(iterations, device=h.device)
         converged = errors <= goals

@@ -121,7 +121,7 @@ class BlockPlan(Plan):
         self.error = (columns - 1).abs().mean(1).tolist()
 
     def update(self, omega: list[float], updates: int) -> None:
-        w = torch.tensor(omega, device=self._h.device).unsqueeze(1)
+        w = torch.tensor(omega, dtype=torch.float32, device=self._h.device).unsqueeze(1)
         for _ in range(updates):
             change = self._log_sums(self._log_u, dim=0) + self._log_ratio
             self._h = self._h - w / self._scale * change.clamp_(-STEEPEST, STEEPEST)

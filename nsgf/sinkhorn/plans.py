@@ -244,7 +244,7 @@ class Plan:
         rows = self._kernel.mT
         u = self._u
         v = self._v
-        power = -torch.tensor(omega, device=u.device).view(-1, 1, 1)
+        power = -torch.tensor(omega, dtype=torch.float32, device=u.device).view(-1, 1, 1)
         least = 0.1
         most = 10.0
         for _ in range(updates):

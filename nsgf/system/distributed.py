@@ -60,7 +60,7 @@ class World:
         process may have built flows; see :meth:`wait`."""
         if has_worked:
             self.wait()
-        return float(self.mean(torch.tensor(float(flag)))) > 0
+        return float(self.mean(torch.tensor(float(flag), dtype=torch.float32))) > 0
 
     def agree(self, value: Value) -> Value:
         """Return the ``value`` of the first process."""

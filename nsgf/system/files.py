@@ -5,7 +5,9 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -102,25 +104,35 @@ def link_or_copy(file: Path, other: Path) -> None:
 
 @contextmanager
 def _temporary(file: Path) -> Iterator[Path]:
-    """Yield a temporary name beside a file, for this process only, since others may write the same
-    file. Remove it at the end. At the start, remove leftovers: temporary files of processes of this
-    machine that no longer exist, and files of other machines after a day."""
-    own = f"{file.name}.{platform.node()}-"
-    partial = file.with_name(f"{own}{os.getpid()}.partial")
-    for left in file.parent.glob(f"{escape(file.name)}.*-*.partial"):
-        process = left.stem.removeprefix(own)
-        with suppress(OSError):  # another process removed it
-            if process.isdecimal() and len(process) < 10:
-                is_leftover = left == partial or not psutil.pid_exists(int(process))
-            else:
-                is_leftover = time.time() - left.lstat().st_mtime > OLD_SECONDS
-            if is_leftover:
-                _remove(left)
+    """Yield a temporary name beside a file, for this thread only, since others may write the same
+    file. Remove it at the end. At the start, remove leftovers of this file."""
+    writer = str(os.getpid())
+    if threading.current_thread() is not threading.main_thread():
+        writer += f"_{threading.get_ident()}"
+    partial = file.with_name(f"{file.name}.{platform.node()}-{writer}.partial")
+    with suppress(OSError):
+        _remove(partial)
+    remove_leftovers(file.parent, escape(file.name))
     try:
         with _naming(file):
             yield partial
     finally:
         _remove(partial)
+
+
+def remove_leftovers(folder: Path, pattern: str = "*") -> None:
+    """Remove temporary files that killed processes left in a folder beside files whose names match
+    a pattern: those of processes of this machine that no longer exist, and those of other machines
+    after a day."""
+    here = re.compile(rf".+\.{re.escape(platform.node())}-(\d{{1,9}})(_\d+)?\.partial")
+    for left in folder.glob(f"{pattern}.*-*.partial"):
+        with suppress(OSError):  # another process removed it
+            if name := here.fullmatch(left.name):
+                is_leftover = not psutil.pid_exists(int(name[1]))
+            else:
+                is_leftover = time.time() - left.lstat().st_mtime > OLD_SECONDS
+            if is_leftover:
+                _remove(left)
 
 
 def _remove(path: Path) -> None:

@@ -7,13 +7,15 @@ does not import torch, so that --help is fast.
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TextIO
 
 from nsgf.system.errors import printable
 
 Log = Callable[[str], None]
 """Function that takes a line for the user."""
+_is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
@@ -21,7 +23,7 @@ def show(text: str, stream: TextIO | None = None) -> None:
     from tqdm import tqdm
 
     stream = stream or sys.stdout
-    if stream is None:  # a program without a terminal
+    if is_silent() or stream is None:  # None: a program without a terminal
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     shown = printable(text).encode(encoding, "backslashreplace").decode(encoding)
@@ -39,10 +41,19 @@ def show_error(text: str) -> None:
 
 
 @contextmanager
-def silence() -> Iterator[None]:
-    """Context in which this process prints nothing."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+def silence(is_on: bool = True) -> Iterator[None]:
+    """Context in which the package prints nothing in this thread; prints again if not ``is_on``.
+    The output streams, which belong to all threads of the caller, stay as they are."""
+    token = _is_silent.set(is_on)
+    try:
         yield
+    finally:
+        _is_silent.reset(token)
+
+
+def is_silent() -> bool:
+    """Whether the package prints nothing in this thread."""
+    return _is_silent.get()
 
 
 STARTED_BY = os.getppid()

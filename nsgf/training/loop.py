@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import torch
 
 from nsgf.config.schema import OptimConfig, PhaseName
@@ -19,10 +20,11 @@ from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, is_memory_full, one_line, suggest
 from nsgf.system.hardware import peak_memory
 from nsgf.system.output import format_bytes
+from nsgf.system.process import fast_layers
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import pick_precision
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
-from nsgf.training.task import Batch, Session, Task, load_batches
+from nsgf.training.task import Batch, OnLog, Session, Task, load_batches
 
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""
@@ -50,14 +52,7 @@ def fit(phase: PhaseName, task: Task, session: Session, prepare_seconds: float =
     loop = PhaseLoop(phase, task, session, prepare_seconds)
     if session.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(session.device)
-    with ExitStack() as held:
-        for owner, name in (  # for float32 layers
-            (torch.backends.cudnn, "benchmark"),
-            (torch.backends.cudnn, "allow_tf32"),
-            (torch.backends.cuda.matmul, "allow_tf32"),
-        ):
-            held.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, True)
+    with fast_layers(session.device):
         try:
             loop.run()
         finally:
@@ -155,7 +150,11 @@ class PhaseLoop:
                 batches = chain([batch], loaded)
             while not (stopping := session.should_stop()) and state.step < total:
                 # queue an update, then read the result of the previous one, which has finished
-                outcome = self._update(batches)
+                try:
+                    outcome = self._update(batches)
+                except Exception:  # of data, the caller's network, or a full card
+                    self._rescue(pending, progress)
+                    raise
                 self._settle(pending, progress)
                 pending = outcome
                 # records and checkpoints
@@ -173,10 +172,10 @@ class PhaseLoop:
                 if saves:
                     self._save()
                 if logs and session.on_log:
-                    session.on_log(self.name, state.step, self.mean_loss, self._save_once)
-                    self.logged = (state.step, time.perf_counter())
+                    self._call_back(session.on_log, progress)
             self._settle(pending, progress)
-        self._save_once()
+        if state.step or not stopping:  # a network without an update would be sampled from
+            self._save_once()
         if stopping and state.step < total:  # otherwise the next phase raises Stopped
             raise Stopped(f"{self.name}: step {state.step} of {total}")
 
@@ -184,14 +183,37 @@ class PhaseLoop:
         """Queue the next update."""
         try:
             return self.state.update(next(batches))
-        except UserError:  # the data have changed, or the card is full
-            self._save_once()
-            raise
         except torch.cuda.OutOfMemoryError as error:
             raise UserError(
                 f"{self.name}: out of memory on the card at step {self.state.step + 1}, where "
                 f"splitting the batch does not help; try a smaller {suggest('optim.batch_size')}"
             ) from error
+
+    def _call_back(self, on_log: OnLog, progress: Progress) -> None:
+        """Call the caller's function. If it raises any exception, save first; if it returns False,
+        request a stop."""
+        step = self.state.step
+        try:
+            answer = on_log(self.name, step, self.mean_loss, self._save_once)
+        except BaseException as error:  # also of Ctrl-C and sys.exit
+            self._rescue(None, progress)
+            self.log(
+                f"{type(error).__name__} in the callback at step {step} of "
+                f"{self.optim.iterations}; resuming continues after the last checkpoint"
+            )
+            raise
+        if isinstance(answer, bool | np.bool_) and not answer:
+            self.session.stop.by_callback()
+        self.logged = (step, time.perf_counter())
+
+    def _rescue(self, pending: PendingStats | None, progress: Progress) -> None:
+        """Save a checkpoint before an exception leaves. If that fails, log a line, so that the
+        caller sees the exception itself."""
+        try:
+            self._settle(pending, progress)
+            self._save_once()
+        except Exception as error:
+            self.log(f"no checkpoint at step {self.state.step} ({one_line(error)})")
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
         """Read the result of a queued update. Raise Diverged after too many skipped updates."""

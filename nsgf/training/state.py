@@ -2,7 +2,8 @@
 
 import copy
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import InitVar, dataclass
 from inspect import signature, unwrap
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.files import Plain
 from nsgf.system.output import Log, show
+from nsgf.system.process import LOCK
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Precision, precision_context
 from nsgf.training.task import Batch, Task
@@ -100,6 +102,7 @@ class TrainState:
                 **{buffers: False},  # type: ignore[arg-type]  # an affine map is constant, and large
             )
         self._network = network
+        self._draws = draws_numbers(self.model)
         self._parameters: list[Tensor] = list(self.model.parameters())
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
         self.adam = Adam(self._parameters, lr=self.config.lr, fused=True)
@@ -166,28 +169,45 @@ class TrainState:
             )
         return loss
 
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Context in which dropout draws the numbers of this update from torch's global generators,
+        which it cannot do without. A network that draws nothing leaves them alone."""
+        if not self._draws:
+            yield
+            return
+        seed = derive_seed(self.seed, "dropout", self.world.rank, self.step)
+        generators = [torch.default_generator]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[self.device.index or 0])
+        with LOCK:
+            before = [generator.get_state() for generator in generators]
+            try:
+                for generator in generators:  # torch.manual_seed takes longer than a small update
+                    generator.manual_seed(seed)
+                yield
+            finally:
+                for generator, state in zip(generators, before, strict=True):
+                    generator.set_state(state)
+
     def _try_gradient(self, batch: Batch) -> Tensor | None:
         """Compute the gradient of a batch and return the loss; None if the memory is full."""
         world = self.world
-        # dropout; torch.manual_seed seeds every device, which takes longer than a small update
-        seed = derive_seed(self.seed, "dropout", world.rank, self.step)
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
         for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
             parameter.grad = None
         parts = batch.split(self.accumulate)
         # processes average their gradients with equal weights, even if one has a sample more
         size = self.config.batch_size / world.size if world.size > 1 else batch.size
-        total = torch.zeros((), device=batch.target.device)
+        total = torch.zeros((), dtype=torch.float32, device=batch.target.device)
         try:
-            for number, part in enumerate(parts, start=1):
-                # processes exchange gradients only in the last part
-                shared = self._shared if number < len(parts) else None
-                with shared.no_sync() if shared else nullcontext():
-                    loss = self.task.loss(self.forward, part) * (part.size / size)
-                    self.scaler.scale(loss).backward()
-                total += loss.detach()
+            with self._seeded():
+                for number, part in enumerate(parts, start=1):
+                    # processes exchange gradients only in the last part
+                    shared = self._shared if number < len(parts) else None
+                    with shared.no_sync() if shared else nullcontext():
+                        loss = self.task.loss(self.forward, part) * (part.size / size)
+                        self.scaler.scale(loss).backward()
+                    total += loss.detach()
         except torch.cuda.OutOfMemoryError:
             return None  # this frees the exception and its graph before the next try
         return total
@@ -216,6 +236,16 @@ class TrainState:
         self.accumulate = max(self.accumulate, int(state["accumulate"]))  # fewer parts did not fit
         if state["scaler"] and self.scaler.is_enabled():  # the precision may have changed
             self.scaler.load_state_dict(state["scaler"])
+
+
+def draws_numbers(model: nn.Module) -> bool:
+    """Return whether a network in training may draw random numbers: it has dropout, or code of a
+    caller."""
+    for part in model.modules():
+        package = type(part).__module__.partition(".")[0]
+        if package not in ("nsgf", "torch") or getattr(part, "p", 0) > 0:
+            return True
+    return False
 
 
 def lr_factor(step: int, config: OptimConfig) -> float:

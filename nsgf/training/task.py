@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -128,6 +129,7 @@ def load_batches(
         for step in count(start):
             yield task.batch(*load(step)[0])
     thread = ThreadPoolExecutor(1, "batches")
+    context = copy_context()  # the names of settings in messages, and silence
     ahead: deque[Future[Loaded]] = deque()
     if stream:
         thread.submit(torch.cuda.set_device, device)
@@ -136,7 +138,7 @@ def load_batches(
     try:
         for step in count(start):
             while len(ahead) <= DEPTH:
-                ahead.append(thread.submit(load, step + len(ahead)))
+                ahead.append(thread.submit(context.run, load, step + len(ahead)))
             # no name holds the tensors, which are freed as soon as the batch does not need them
             yield task.batch(*arrived(*ahead.popleft().result()))
     finally:
@@ -145,8 +147,9 @@ def load_batches(
             torch.cuda.current_stream(device).wait_stream(stream)
 
 
-OnLog = Callable[[PhaseName, int, float | None, Callable[[], Path]], None]
-"""(phase, step, mean loss, save), where ``save`` writes a checkpoint and returns the run folder."""
+OnLog = Callable[[PhaseName, int, float | None, Callable[[], Path]], object]
+"""(phase, step, mean loss, save), where ``save`` writes a checkpoint and returns the run folder.
+Training ends after a checkpoint if it returns False, and only then."""
 
 
 @dataclass

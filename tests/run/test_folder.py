@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from threading import Thread
 from unittest.mock import Mock
 
 import pytest
@@ -91,13 +92,25 @@ def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["metrics.json"]
 
 
+def test_two_threads_may_write_the_same_file_at_once(tmp_path):
+    file = tmp_path / "metrics.json"
+    with replacing(file) as one:
+        one.write(b"one")
+        other = Thread(target=write_text, args=[file, "other"])
+        other.start()
+        other.join()
+        assert file.read_bytes() == b"other"
+    assert file.read_bytes() == b"one"
+    assert os.listdir(tmp_path) == ["metrics.json"]
+
+
 def test_temporary_files_of_ended_processes_are_removed(tmp_path):
     """A process of another machine may still write for a day."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     here = platform.node()
     left = [f"a.txt.{here}-{number}.partial" for number in (ended.pid, os.getpid())]
-    left.append(f"a.txt.other-{ended.pid}.old.partial")
+    left += [f"a.txt.{here}-{ended.pid}_77.partial", f"a.txt.other-{ended.pid}.old.partial"]
     kept = [f"a.txt.{here}-1.partial", f"a.txt.other-{ended.pid}.partial"]
     kept += [f"other.txt.{here}-{ended.pid}.partial", "a.txt.my.partial"]
     for name in [*left, *kept]:

@@ -126,7 +126,7 @@ def test_resumed_run_is_the_same_wandb_run(tiny, wandb):
     run = train(replace(config, phases=["nsgf"]))
     train(config, run)
     first, second = (begun.kwargs for begun in wandb.init.call_args_list)
-    wandb.setup.assert_called_with(settings={"silent": True})
+    assert first["reinit"] == second["reinit"] == "create_new"
     assert first["id"] == second["id"] == (run.path / "wandb_id.txt").read_text().strip()
     assert first["config"]["nsgf"]["iterations"] == 12
     assert first["dir"] == str(run.path)
@@ -180,6 +180,55 @@ def test_wandb_ids_that_are_paths_are_refused(content, tmp_path):
     (tmp_path / "wandb_id.txt").write_text(content)
     with pytest.raises(UserError, match=r"wandb_id\.txt"):
         run_id(RunFolder(tmp_path))
+
+
+CALLER = """
+import os, sys
+import torch, wandb
+import nsgf
+from wandb.errors import term
+
+folder, has_run = sys.argv[1], sys.argv[2] == "True"
+mine = wandb.init(mode="offline", project="outer", dir=folder) if has_run else None
+
+
+def process():
+    names = {name: value for name, value in os.environ.items() if "WANDB" in name}
+    return sys.exit, sys.excepthook, names, term._silent, wandb.run, wandb.log
+
+
+before = process()
+x = torch.randn(40, 2)
+settings = {"tracking.tracker": "wandb-offline", "train.preview": False, "pool.num_batches": 2}
+seen = []
+how = {"quiet": True, "callback": lambda _: seen.append(process())}
+run = nsgf.train(x, iterations=2, batch_size=8, out_dir=folder, overrides=settings, **how)
+resumed = {"tracking.tracker": "wandb-offline", "nsgf.iterations": 4}
+nsgf.train(resume=run.path, overrides=resumed, **how)
+assert seen == [before] * 4, (before, seen)
+assert process() == before, (before, process())
+assert not wandb.setup().settings.silent
+if mine is not None:
+    mine.log({"mine": 1})
+    assert not [key for key in mine.summary.keys() if "nsgf" in str(key)]
+    mine.finish()
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("has_run", [True, False])
+def test_wandb_of_the_caller_stays_as_it_is(has_run, tmp_path):
+    """Also when a run is resumed, which continues its own W&B run."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    own = {"OMP_NUM_THREADS": "1", "WANDB_CONFIG_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", CALLER, str(tmp_path), str(has_run)]
+    done = subprocess.run(
+        command, env={**kept, **own}, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    [run] = tmp_path.glob("points-*")
+    name = (run / "wandb_id.txt").read_text().strip()
+    assert {file.name for file in run.glob("wandb/offline-run-*/*.wandb")} == {f"run-{name}.wandb"}
 
 
 @pytest.mark.e2e

@@ -2,10 +2,12 @@ import io
 import os
 import subprocess
 import sys
+from threading import Thread
 
 import pytest
 
-from nsgf.system.output import show, show_error
+from nsgf.run.progress import Progress
+from nsgf.system.output import show, show_error, silence
 
 STREAMS = pytest.mark.parametrize(("name", "say"), [("stdout", show), ("stderr", show_error)])
 
@@ -29,6 +31,26 @@ def test_command_in_a_removed_folder_is_one_line(tmp_path):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("nsgf: error: cannot use the working directory: ")
+
+
+def test_silence_is_that_of_one_thread_and_leaves_the_streams(capsys):
+    streams = sys.stdout, sys.stderr
+    with silence():
+        assert (sys.stdout, sys.stderr) == streams
+        show("nothing")
+        show_error("nothing")
+        with Progress("work", 1, "step") as progress:
+            progress.update()
+        print("of the caller")
+        thread = Thread(target=show, args=["of another thread"])
+        thread.start()
+        thread.join()
+        with silence(False):
+            show("of a callback")
+    show("of the end")
+    out, err = capsys.readouterr()
+    assert out == "of the caller\nof another thread\nof a callback\nof the end\n"
+    assert err == ""
 
 
 @STREAMS

@@ -1,13 +1,17 @@
 """Streams of random numbers; settings of torch that the caller made change no result, and stay."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import nsgf
+from nsgf.experiment import train
+from nsgf.metrics.features import ImageNet
 from nsgf.system.seeding import derive_seed
+from tests.conftest import CPU, shipped
 from tests.test_api import SMALL
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
@@ -77,6 +81,52 @@ def test_settings_of_the_caller_change_no_result(caller, expected, tmp_path):
         assert settings() == before
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+METHODS = {  # with flags
+    "2d/nsgf++": "--nsf.coupling=ot --sampling.solver=dopri5",
+    "2d/nsgf++h": "--data.name=moons --flow.kind=energy --sampling.solver=heun",
+    "2d/nsgf": "--data.name=scurve --data.source=8gaussians --flow.kind=geomloss",
+    "2d/affine": "--data.name=checkerboard",
+    "2d/sbcfm": "",
+    "2d/2rf": "",
+    "2d/onecall+": "",
+    "digits/nsgf++": "--model.unet.dropout=0.2",
+    "digits/onecall": "--data.conditional=true --data.flip=true",
+    "points/nsgf++h": "",
+    "images/otcfm": "",
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", METHODS)
+def test_no_tensor_has_the_default_dtype_of_the_caller(name, tmp_path, own_data):
+    """It belongs to all threads, so it stays what the caller has set."""
+    flags = [*own_data.get(name.partition("/")[0], ()), *METHODS[name].split()]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        with setting(torch.set_default_dtype, dtype, torch.float32):
+            config = shipped(name, *flags, "--smoke", "--device=cpu", "--train.preview=false")
+            run = nsgf.load(train(replace(config, out_dir=str(tmp_path))).path)
+            measures = run.evaluate()
+            assert torch.get_default_dtype() == dtype
+        weights = [run.folder.weights(phase).state for phase in config.phases]
+        seconds = [key for key in measures if "second" in key]
+        found.append(([run.sample(5, seed=0)], weights, {**measures, **dict.fromkeys(seconds)}))
+    (x,), first, measures = found[0]
+    (same,), second, others = found[1]
+    torch.testing.assert_close([x, first], [same, second], rtol=0, atol=0)
+    assert measures == others
+
+
+def test_the_network_of_measures_is_float32_and_draws_no_number_of_the_caller():
+    images = torch.arange(4 * 3 * 8 * 8).remainder(251).byte().view(4, 3, 8, 8)
+    before = torch.get_rng_state()
+    expected = ImageNet().features(images, "images", CPU)
+    with setting(torch.set_default_dtype, torch.float64, torch.float32):
+        found = ImageNet().features(images, "images", CPU)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_streams_differ_by_seed_and_by_each_name():

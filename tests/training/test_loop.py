@@ -8,19 +8,23 @@ import time
 import tracemalloc
 from dataclasses import replace
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from torch import nn
 
+from nsgf.config.schema import MLPConfig, UNetConfig
+from nsgf.models import AffineStartNetwork, VelocityMLP
+from nsgf.models.unet import UNet
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
-from nsgf.run.stop import Stopped, StopRequest
+from nsgf.run.stop import CALLBACK, Stopped, StopRequest
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.loop import fit
-from nsgf.training.state import TrainState
+from nsgf.training.state import TrainState, draws_numbers
 from nsgf.training.task import Session
 from tests.conftest import records
 from tests.training.toys import CPU, OutOfMemory, Quadratic, fails_at, weight
@@ -138,7 +142,7 @@ class Asked(StopRequest):
 
 
 @pytest.mark.usefixtures("few_lines")
-@pytest.mark.parametrize("calls", [0, 4, 5, 7])
+@pytest.mark.parametrize("calls", [4, 5, 7])
 def test_stop_request_saves_a_checkpoint_that_resumes_identically(tiny, calls):
     """Wherever it falls: log lines (4, 8), checkpoints (5, 10), or neither."""
     run, first = RunFolder.create(tiny), Quadratic(dropout=0.5)
@@ -151,6 +155,99 @@ def test_stop_request_saves_a_checkpoint_that_resumes_identically(tiny, calls):
     assert first.drawn + second.drawn == both.drawn
     assert weight(second) == weight(both)
     assert records(run) == records(whole)
+
+
+def test_stop_before_the_first_update_leaves_no_network_without_an_update(tiny):
+    run = RunFolder.create(tiny)
+    with pytest.raises(Stopped, match="nsgf: step 0 of 12"):
+        run_fit(tiny, Quadratic(), run, session={"stop": Asked(0)}, iterations=12)
+    assert not run.has_checkpoint("nsgf")
+
+
+@pytest.mark.usefixtures("few_lines")
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("draw", ValueError),
+        ("network", ValueError),
+        ("callback", ValueError),
+        ("callback", KeyboardInterrupt),
+        ("callback", SystemExit),
+    ],
+)
+def test_exception_of_the_callers_code_leaves_a_checkpoint_that_resumes_identically(
+    tiny, place, kind
+):
+    """After 6 of 12 updates, or in a callback after 8."""
+    run, first = RunFolder.create(tiny), Quadratic(dropout=0.5)
+    draw = first.draw
+
+    def fails(condition):
+        if condition:
+            raise kind("mine")
+
+    session = {}
+    if place == "draw":
+        first.draw = lambda positions: (fails(len(first.drawn) == 6), draw(positions))[1]
+    elif place == "network":
+        first.model.fault = lambda answer, call: (fails(call == 7), answer)[1]
+    else:
+        session["on_log"] = lambda _, step, *__: fails(step == 8)
+    train = {"checkpoint_every": 1000}
+    with pytest.raises(kind, match="mine"):
+        run_fit(tiny, first, run, train=train, session=session, iterations=12)
+    assert saved(run)["step"] == (8 if place == "callback" else 6)
+    second, both = Quadratic(dropout=0.5), Quadratic(dropout=0.5)
+    run_fit(tiny, second, run, train=train, iterations=12)
+    whole = run_fit(tiny, both, train=train, iterations=12)
+    assert weight(second) == weight(both)
+    assert records(run) == records(whole)
+
+
+def test_exception_stays_if_no_checkpoint_can_be_written(tiny, monkeypatch):
+    def fails(*_):
+        monkeypatch.setattr(checkpoint, "save", full)
+        raise ZeroDivisionError("mine")
+
+    def full(*_):
+        raise UserError("the disk is full")
+
+    run = RunFolder.create(tiny)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run_fit(tiny, Quadratic(), run, session={"on_log": fails}, iterations=12)
+    assert "the disk is full" in log(run)
+
+
+@pytest.mark.usefixtures("few_lines")
+@pytest.mark.parametrize("answer", [None, 0, True, "", np.bool_(True)])
+def test_only_false_of_a_callback_ends_training(answer, tiny):
+    run = run_fit(tiny, Quadratic(), session={"on_log": lambda *_: answer}, iterations=12)
+    assert saved(run)["step"] == 12
+    for no in (False, np.bool_(False)):
+        run = RunFolder.create(tiny)
+        stop = StopRequest()
+        with pytest.raises(Stopped, match="nsgf: step 4 of 12"):
+            run_fit(
+                tiny,
+                Quadratic(),
+                run,
+                session={"on_log": lambda *_, no=no: no, "stop": stop},
+                iterations=12,
+            )
+        assert saved(run)["step"] == 4
+        assert stop.reason == CALLBACK
+
+
+def test_networks_without_dropout_leave_the_global_generator_alone(tiny, monkeypatch):
+    """Other threads of the caller may draw from it."""
+    draws = [VelocityMLP(2, 2, MLPConfig(4)), UNet((1, 8, 8), UNetConfig(mult=[1]))]
+    assert [*map(draws_numbers, draws)] == [False, False]
+    dropout = UNetConfig(mult=[1], dropout=0.1)
+    drawing = [UNet((1, 8, 8), dropout), AffineStartNetwork(Quadratic().model, (1,))]
+    assert [*map(draws_numbers, drawing)] == [True, True]
+    before = torch.get_rng_state()
+    run_fit(tiny, Quadratic(dropout=0.5), iterations=3)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_stop_request_at_the_last_update_does_not_stop_the_phase(tiny):
