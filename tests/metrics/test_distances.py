@@ -145,6 +145,7 @@ def test_classifier_tells_only_what_differs(n, m, dim):
     assert abs(classifier_auc(x, y) - 0.5) < 5 * spread
     assert classifier_auc(x, y + 6) > 0.9
     assert classifier_auc(x, y - 6) > 0.9
+    assert classifier_auc(x, 10 * y) > 0.7
 
 
 def test_classifier_sees_a_gap_and_needs_20_points():
