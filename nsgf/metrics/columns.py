@@ -24,6 +24,8 @@ ROWS = 2048
 FEW_ROWS = 256
 FLOORS = 3, 10
 """Number of floors, and for fewer than FEW_ROWS rows, where floors differ more and cost less."""
+STEP_ROWS = 2**16
+"""Largest number of rows that are read for the step of a column."""
 WORST = 3
 """Number of columns that are reported."""
 
@@ -31,9 +33,10 @@ WORST = 3
 class RealRows:
     """Real points in the units of the data, for measures and for their floors."""
 
-    def __init__(self, data: Data, measured: Data, n: int) -> None:
+    def __init__(self, data: Data, measured: Data, n: int, seed: int) -> None:
         """``data``: the points that were trained on. ``measured``: the held-out ones, or the same.
         ``n``: number of samples."""
+        self._seed = seed
         self._data = data
         self._measured = measured
         if data.points is None:  # a distribution
@@ -47,33 +50,47 @@ class RealRows:
             count = len(measured.points)
         self.count = min(count, ROWS)
         """Number of rows that samples are compared with."""
-        self.low = self.rows.min(0).values
-        self.high = self.rows.max(0).values
+        self.low, second_low = self.rows.topk(2, 0, largest=False).values
+        self.high, second_high = self.rows.topk(2, 0).values
+        self.step = typical_step(self.rows[:STEP_ROWS])
+        """Step of the values of each column. Samples need not be rounded as the rows are."""
+        reach = self.step / 2
+        self.is_alone = (self.rows < second_low - reach) | (self.rows > second_high + reach)
+        """Whether each row is outside of the range of the other rows, by column.  bool (M, D)"""
 
     def compared(self, draw: int) -> Tensor:
         """Return the rows to compare samples with.  (count, D)"""
         return self._measured.reference("columns", str(draw)).sample(self.count)
 
-    def divided(self, draw: int, seed: int) -> tuple[Tensor, Tensor]:
+    def divided(self, draw: int) -> tuple[Tensor, Tensor]:
         """Return ``count`` rows of a random division of all rows, and at most ROWS of the rest."""
         if self._data.points is None:
             rows = self._data.reference("columns floor", str(draw)).sample(2 * self.count)
         else:
-            generator = make_generator(seed, "columns floor", draw)
+            generator = make_generator(self._seed, "columns floor", draw)
             rows = self.rows[torch.randperm(len(self.rows), generator=generator)]
         return rows[: self.count], rows[self.count :][:ROWS]
 
     def is_outside(self, samples: Tensor) -> Tensor:
-        """Whether samples are outside of the range of all rows, by column.  bool (N, D)"""
-        return (samples < self.low) | (samples > self.high)
+        """Whether samples are outside of the range of all rows, by more than half of a step, by
+        column.  bool (N, D)"""
+        reach = self.step / 2
+        return (samples < self.low - reach) | (samples > self.high + reach)
 
-    def is_alone_at_end(self) -> Tensor:
-        """Whether each row is outside of the range of the other rows, by column.  bool (M, D)"""
-        alone = torch.zeros_like(self.rows, dtype=torch.bool)
-        for end in (self.low, self.high):
-            is_end = self.rows == end
-            alone |= is_end & (is_end.sum(0) == 1)
-        return alone
+    def blurred(self, points: Tensor, *stream: str | int) -> Tensor:
+        """Return samples or rows with uniform noise of the width of a step, as if they had not been
+        rounded. Otherwise a classifier only sees decimals that the rows do not have.  float64"""
+        noise = torch.rand(
+            points.shape, dtype=torch.float64, generator=make_generator(self._seed, *stream)
+        )
+        return points.double() + (noise - 0.5) * self.step
+
+
+def typical_step(points: Tensor) -> Tensor:
+    """Return the median difference of successive values of each column, equal ones left out: 1 for
+    whole numbers, and almost 0 for many values that are not rounded.  (M, D) -> (D,)"""
+    gaps = points.double().sort(0).values.diff(dim=0)
+    return gaps.where(gaps > 0, torch.nan).nanmedian(0).values
 
 
 def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed: int) -> Plain:
@@ -84,25 +101,28 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
     compare ``count`` real rows with the rest, in random divisions of all rows. The floor of the
     share is that of rows outside of the range of the other rows.
     """
-    real = RealRows(data, measured, len(samples[0]))
+    real = RealRows(data, measured, len(samples[0]), seed)
     measures = measures_in("classifier", "columns")
     # floors
     floors = []
     column_floors = []
     for draw in range(FLOORS[real.count < FEW_ROWS]):
-        rows, rest = real.divided(draw, seed)
+        rows, rest = (
+            real.blurred(part, "floor", draw, number)
+            for number, part in enumerate(real.divided(draw))
+        )
         floors.append(compute(measures, {"classifier": (rest, rows), "columns": (rest, rows)}))
         column_floors.append(column_distances(rest, rows))
     other_rows = len(rest)  # as many samples, so that KS distances can be compared with the floor
-    alone = real.is_alone_at_end()
     # samples
     values = []
     columns = []
     outside = []
     for draw, x in enumerate(count_progress(samples, "classifier and columns", "repeat")):
-        rows = real.compared(draw)
-        few = x[:other_rows]
-        pairs: Pairs = {"classifier": (x[:ROWS], rows), "columns": (few, rows)}
+        rows = real.blurred(real.compared(draw), "rows", draw)
+        many = real.blurred(x[:ROWS], "samples", draw)
+        few = many[:other_rows]
+        pairs: Pairs = {"classifier": (many, rows), "columns": (few, rows)}
         outside.append(real.is_outside(x))
         is_outside = outside[-1].any(1).double().mean()
         values.append(compute(measures, pairs) | {"outside_range": float(is_outside)})
@@ -112,14 +132,14 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
         found |= mean_and_spread(key, [value[key] for value in values])
         if key in floors[0]:
             found |= mean_and_spread(f"{key}_floor", [floor[key] for floor in floors])
-    found["outside_range_floor"] = float(alone.any(1).double().mean())
+    found["outside_range_floor"] = float(real.is_alone.any(1).double().mean())
     found["classifier_samples"] = min(len(samples[0]), ROWS)
     found["classifier_rows"] = real.count
     # columns
     ks = np.mean(columns, axis=0)
     ks_floor = np.mean(column_floors, axis=0)
     share = torch.cat(outside).double().mean(0).numpy()
-    share_floor = alone.double().mean(0).numpy()
+    share_floor = real.is_alone.double().mean(0).numpy()
     worst = np.argsort(-np.maximum(ks - ks_floor, share - share_floor), kind="stable")[:WORST]
     found[COLUMNS] = [
         {

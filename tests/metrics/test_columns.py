@@ -7,7 +7,7 @@ import torch
 
 from nsgf.data import Data
 from nsgf.metrics import columns, distances
-from nsgf.metrics.columns import RealRows, measure_columns
+from nsgf.metrics.columns import RealRows, measure_columns, typical_step
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.metrics.measures import report
 from nsgf.report.page import report_run
@@ -60,6 +60,33 @@ def test_good_w2_does_not_hide_samples_where_no_row_is(held_out, tmp_path):
 
 
 @pytest.mark.usefixtures("few_trees")
+@pytest.mark.parametrize("unit", [1.0, 0.1, 2.54, 1000.0])
+def test_rounded_rows_are_no_reason_to_tell_samples_from_them(unit, tmp_path):
+    """Neither samples with more decimals, nor rounded ones, differ from rows of whole units."""
+    points = 4 * normal(0, 2400, 3).double()
+    rows = unit * points[:400].round()
+    data, measured = table(tmp_path, rows)
+    for samples in (points[400:], points[400:].round()):
+        found = measure_columns(data, measured, [unit * samples], 0)
+        assert abs(found["auc"] - 0.5) < 0.1
+        assert found["ks_worst"] < found["ks_worst_floor"] + 0.08
+        assert found["outside_range"] < 0.01
+    found = measure_columns(data, measured, [unit * (points[400:] + 2)], 0)
+    assert found["auc"] > 0.6
+    assert found["ks_worst"] > found["ks_worst_floor"] + 0.1
+
+
+@pytest.mark.parametrize("scale", [1e-140, 1e-9, 1.0, 1e9, 1e140])
+def test_step_is_that_of_rounded_values_and_small_for_others(scale):
+    whole = normal(0, 1000, 1).double().mul(5).round() * scale
+    any_value = normal(1, 1000, 1).double() * scale
+    binary = (any_value > 0).double() * scale
+    steps = typical_step(torch.cat([whole, any_value, binary], 1)) / scale
+    assert steps[[0, 2]].tolist() == pytest.approx([1, 1])
+    assert 0 < steps[1] < 0.01
+
+
+@pytest.mark.usefixtures("few_trees")
 def test_copies_of_rows_have_an_auc_below_a_half(tmp_path):
     """Near each row that the classifier does not know there are only samples."""
     rows = normal(0, 150, 4).double()
@@ -87,11 +114,13 @@ def test_floor_of_the_range_leaves_each_row_out(tmp_path):
     rows = np.arange(40.0).reshape(20, 2)
     rows[:, 1] = np.repeat([0.0, 1.0, 2.0, 3.0], 5)
     data, measured = table(tmp_path, rows)
-    alone = RealRows(data, measured, 100).is_alone_at_end()
+    real = RealRows(data, measured, 100, 0)
+    alone = real.is_alone
     assert alone[:, 0].nonzero().flatten().tolist() == [0, 19]
     assert not alone[:, 1].any()
-    samples = torch.tensor([[0.0, 0.0], [38.0, 3.0], [38.5, 3.0], [5.0, -0.1], [5.0, 2.5]])
-    outside = RealRows(data, measured, 100).is_outside(samples.double())
+    assert real.step.tolist() == [2, 1]
+    samples = torch.tensor([[-0.9, -0.4], [38.9, 3.4], [39.1, 3.0], [5.0, -0.6], [5.0, 2.5]])
+    outside = real.is_outside(samples.double())
     assert outside.tolist() == [[False, False]] * 2 + [[True, False], [False, True], [False] * 2]
 
 
@@ -99,15 +128,15 @@ def test_floor_of_the_range_leaves_each_row_out(tmp_path):
 def test_floors_divide_all_rows_anew_and_samples_meet_the_held_out_ones(held_out, tmp_path):
     rows = normal(0, 50).double()
     data, measured = table(tmp_path, rows, f"--data.held_out={held_out}")
-    real = RealRows(data, measured, 1000)
+    real = RealRows(data, measured, 1000, 0)
     assert real.count == (20 if held_out else 25)
-    first, again, second = (real.divided(draw, 0) for draw in (0, 0, 1))
+    first, again, second = (real.divided(draw) for draw in (0, 0, 1))
     for part, rest in (first, second):
         assert len(part) == real.count
         assert torch.equal(torch.cat([part, rest]).sort(0).values, rows.sort(0).values)
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[0], second[0])
-    assert not torch.equal(first[0], real.divided(0, 1)[0])
+    assert not torch.equal(first[0], RealRows(data, measured, 1000, 1).divided(0)[0])
     compared = {tuple(row) for row in real.compared(0).tolist()}
     assert len(compared) == real.count
     assert compared <= {tuple(row) for row in measured.points.tolist()}
