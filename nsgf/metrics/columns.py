@@ -68,8 +68,9 @@ class RealRows:
             rows = self._data.reference("columns floor", str(draw)).sample(2 * self.count)
         else:
             generator = make_generator(self._seed, "columns floor", draw)
-            rows = self.rows[torch.randperm(len(self.rows), generator=generator)]
-        return rows[: self.count], rows[self.count :][:ROWS]
+            order = torch.randperm(len(self.rows), generator=generator)
+            rows = self.rows[order[: self.count + ROWS]]
+        return rows[: self.count], rows[self.count :]
 
     def is_outside(self, samples: Tensor) -> Tensor:
         """Whether samples are outside of the range of all rows, by more than half of a step, by
