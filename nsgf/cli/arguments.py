@@ -63,8 +63,8 @@ OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
         ["sample", "report"],
         str,
         "PATH",
-        "sample: write only a new .csv, .npz, .gif, .webp or DIR/ of PNGs. report: write the page "
-        "also to FILE.html.",
+        "sample: write only a new .csv, .tsv, .parquet, .npz, .npy, .gif, .webp or DIR/ of PNGs. "
+        "report: write the page also to FILE.html.",
     ),
     "resume": (["train"], bool, "", "Resume the run from its newest checkpoint."),
     "resume-phase": (["train"], int, "N", "Resume at phase N, or repeat it if it is finished."),

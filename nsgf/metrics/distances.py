@@ -1,8 +1,10 @@
-"""Distances between samples (energy distance, nearest images) and between their features (kernel
-distance; with torch-fidelity, Frechet distance, precision and recall)."""
+"""Distances between samples (energy distance, classifier, columns, nearest images) and between
+their features (kernel distance; with torch-fidelity, Frechet distance, precision and recall)."""
 
+import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +12,12 @@ from nsgf.data.images import to_unit_range
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, suggest
 
+LEAST_ROWS = 20
+"""Smallest number of samples and of real points for a classifier."""
+TREES = 10, 100
+"""Smallest and largest number of trees of a classifier."""
+TREE_COLUMNS = 6400
+"""Largest number of trees x columns, unless TREES needs more: it limits the time."""
 NEIGHBOURS = 3
 KID_SUBSET = 1000
 PRC_BATCH = 2000
@@ -63,6 +71,38 @@ def _cross_minus_within(
         own = total(rows, rows) - float(with_itself(rows).sum())
         found -= own / (len(rows) * (len(rows) - 1))
     return found
+
+
+def classifier_auc(x: Tensor, y: Tensor) -> float:
+    """Return the area under the ROC curve (AUC) of boosted trees that tell samples x (N, D) from
+    real points y (M, D), by five-fold cross-validation: 0.5 if they cannot, 1 if they always can.
+    It does not depend on the number of threads. Return NaN for fewer than LEAST_ROWS points."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import cross_val_predict
+
+    if min(len(x), len(y)) < LEAST_ROWS:
+        return math.nan
+    points = torch.cat([x, y]).double().numpy()
+    is_real = np.repeat([0, 1], [len(x), len(y)])
+    # leaves of 20 points, the default, would leave trees of few points without a split
+    classifier = HistGradientBoostingClassifier(
+        max_iter=int(np.clip(TREE_COLUMNS // points.shape[1], *TREES)),
+        min_samples_leaf=int(np.clip(len(points) // 100, 2, 20)),
+        random_state=0,
+    )
+    share = cross_val_predict(classifier, points, is_real, cv=5, method="predict_proba")[:, 1]
+    return float(roc_auc_score(is_real, share))
+
+
+def column_distances(x: Tensor, y: Tensor) -> np.ndarray:
+    """Return the Kolmogorov-Smirnov distance of each column: the largest difference between the
+    shares of x (N, D) and of y (M, D) below any value, from 0 to 1.  (D,)"""
+    from scipy.stats import ks_2samp
+
+    pairs = zip(x.T.double().numpy(), y.T.double().numpy(), strict=True)
+    with np.errstate(all="ignore"):  # the p-value of single points, which is not used
+        return np.array([ks_2samp(*pair, method="asymp").statistic for pair in pairs])
 
 
 def nearest_images(x: Tensor, images: Tensor, *, flip: bool, own: Tensor | None = None) -> Tensor:

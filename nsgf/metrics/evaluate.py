@@ -16,6 +16,7 @@ from torch import Tensor
 from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import Data, build_source, is_image_set
 from nsgf.data.images import to_unit_range
+from nsgf.metrics.columns import mean_and_spread, measure_columns
 from nsgf.metrics.distances import nearest_images, require_neighbours
 from nsgf.metrics.features import FeatureMetrics, FeatureNetwork, ImageNet, Inception
 from nsgf.metrics.measures import Measure, Space, Values, compute, is_measure, measures_in
@@ -267,6 +268,9 @@ def measured_parts(config: Config, yardstick: Yardstick, samples: list[Samples])
     yield distances(config, yardstick, [part.x for part in samples]) | {"versions": versions()}
     images = yardstick.data.images
     pixels = samples[0].pixels
+    if images is None:
+        points = [yardstick.data.in_units(part.x) for part in samples]
+        yield measure_columns(yardstick.data, yardstick.measured, points, config.seed)
     if images is None or pixels is None:
         return
     yield nearest_real(config, yardstick.data.in_units(samples[0].x), images)
@@ -279,7 +283,7 @@ def measured_parts(config: Config, yardstick: Yardstick, samples: list[Samples])
         splits = count_progress(range(network.splits), "floors of real images", "split")
         floors = [features.floor(n, split) for split in splits]
         for name in filter(is_measure, list(found)):
-            found |= _mean_and_spread(f"{name}_floor", [floor[name] for floor in floors])
+            found |= mean_and_spread(f"{name}_floor", [floor[name] for floor in floors])
             found[f"{name}_noise"] = features.noise[name]
         yield found | {
             f"{kind}_samples": n,
@@ -304,7 +308,7 @@ def distances(config: Config, yardstick: Yardstick, samples: list[Tensor]) -> Pl
             scores[f"{key}_floor"].append(floors[key])
     found: Plain = {}
     for key, values in scores.items():
-        found |= _mean_and_spread(key, values)
+        found |= mean_and_spread(key, values)
     found["w2_samples"] = min(config.evaluation.w2_samples, most)
     found["repeats"] = len(samples)
     return found
@@ -323,7 +327,3 @@ def nearest_real(config: Config, samples: Tensor, images: Tensor) -> Values:
         "nearest_real": mean_distance(samples[:NEAREST], None),
         "nearest_real_among_real": mean_distance(to_unit_range(images[own]), own),
     }
-
-
-def _mean_and_spread(key: str, scores: list[float]) -> Values:
-    return {key: float(np.mean(scores)), f"{key}_std": float(np.std(scores))}

@@ -11,6 +11,9 @@ from statistics import mean
 from typing import Any, Literal
 
 from nsgf.metrics.distances import (
+    LEAST_ROWS,
+    classifier_auc,
+    column_distances,
     energy_distance,
     frechet_distance,
     inception_score,
@@ -19,11 +22,21 @@ from nsgf.metrics.distances import (
     subset_kernel_distance,
 )
 from nsgf.sinkhorn.exact import w2
-from nsgf.system.files import Plain
+from nsgf.system.files import Plain, fields
 
-Space = Literal["units", "standardised", "imagenet", "classes", "inception", "logits"]
+Space = Literal[
+    "units",
+    "standardised",
+    "classifier",
+    "columns",
+    "imagenet",
+    "classes",
+    "inception",
+    "logits",
+]
 """What a measure compares. units: samples in the units of the data; standardised: own points with
-standardised columns; imagenet, inception: features of that network; classes: features, classes and
+standardised columns; classifier: points, also many with few; columns: points, as many as in the
+floor; imagenet, inception: features of that network; classes: features, classes and
 the largest number of samples per class; logits: those of the Inception network."""
 Pairs = Mapping[Space, tuple[Any, Any]]
 """Samples (N, ...) and real data (M, ...) by space."""
@@ -63,6 +76,12 @@ MEASURES = [
         lambda x, y: 1000 * energy_distance(x, y),
         is_evaluated=False,
     ),
+    Measure({"auc": "AUC of a classifier, 0.5 is best ↓"}, "classifier", classifier_auc),
+    Measure(
+        {"ks_worst": "largest KS distance of a column ↓"},
+        "columns",
+        lambda x, y: float(column_distances(x, y).max()),
+    ),
     Measure(
         {"imagenet_frechet": "Fréchet distance, ImageNet features ↓"}, "imagenet", frechet_distance
     ),
@@ -95,13 +114,20 @@ MEASURES = [
     ),
 ]
 """All measures. ``compare`` uses those of ImageNet features if it can, else those of the data."""
-FLOORS = {"nearest_real": "nearest_real_among_real"}
-"""Keys of floors for measures whose floor does not have the key ``MEASURE_floor``."""
+FLOORS = {
+    "nearest_real": "nearest_real_among_real",
+    "outside_range": "outside_range_floor",
+}
+"""Keys of the floors of measures without a title that ends in an arrow, or of another name than
+``MEASURE_floor``."""
 CLASS_KID = "1000 class_kid"
 """Key of :func:`measure_of_classes`."""
 OTHER_TITLES = {
     CLASS_KID: "1000 x KID within classes, mean ↓",
     "nearest_real": "distance to nearest real image",
+    "outside_range": "share outside of the range of real points",
+    "classifier_samples": "samples for the classifier",
+    "classifier_rows": "real points for the classifier",
     "w2_samples": "samples for W2",
     "nfe": "NFE",
     "expected_nfe": "NFE expected",
@@ -164,11 +190,23 @@ def is_measure(key: str) -> bool:
     return name_of(key).endswith(("↓", "↑")) or key in FLOORS
 
 
+COLUMNS = "worst_columns"
+"""Key of the list of columns that differ most from the real rows."""
+COLUMN = {"column": str} | dict.fromkeys(
+    ("ks", "ks_floor", "outside", "outside_floor", "min", "max"), float
+)
+"""Fields of a column."""
+WIDE_SHARE = 0.1
+"""Spread of the floor of W2, as a share of the floor, from which a line names it."""
+WIDE_AUC = 0.03
+"""Spread of the floor of the AUC from which a line names it."""
+
+
 def describe(metrics: Plain) -> list[tuple[str, str, str]]:
     """Return each line of ``metrics.json`` as text: key, value, and floor (empty if there is none).
     Values and floors include the spread over draws."""
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
-    beside = {*floors.values(), *(f"{key}_noise" for key in floors)}
+    beside = {COLUMNS, *floors.values(), *(f"{key}_noise" for key in floors)}
     beside |= {f"{key}_std" for key in [*floors, *floors.values()]}
     lines = []
     for key in metrics:
@@ -178,6 +216,52 @@ def describe(metrics: Plain) -> list[tuple[str, str, str]]:
                 shown += f"; pure noise: {noise}"
             lines.append((key, _in_words(metrics, key), shown))
     return lines
+
+
+def describe_columns(metrics: Plain) -> list[tuple[str, str, str]]:
+    """Return each of the worst columns as text: name, values and floors. Skip damaged records."""
+    records = metrics.get(COLUMNS)
+    lines = []
+    for record in records if isinstance(records, list) else ():
+        try:
+            name, ks, ks_floor, outside, outside_floor, low, high = fields(record, **COLUMN)
+        except ValueError:
+            continue
+        values = f"KS {ks:.2g}, {outside:.1%} outside of {low:g} to {high:g}"
+        lines.append((f"column {name:.60}", values, f"KS {ks_floor:.2g}, {outside_floor:.1%}"))
+    return lines
+
+
+def describe_limits(metrics: Plain) -> list[str]:
+    """Return lines about differences that the measures cannot show with so few real samples."""
+    lines = []
+    shares = [
+        _number(metrics, f"{key}_floor_std") / _number(metrics, f"{key}_floor")
+        for key in ("w2", "w2_standardised")
+        if _number(metrics, f"{key}_floor") > 0
+    ]
+    share = max(shares, default=0)
+    if share >= WIDE_SHARE:
+        count = _in_words(metrics, "w2_samples")
+        lines.append(
+            f"with only {count} real samples, W2 cannot tell a difference below {share:.0%}"
+        )
+    count = _in_words(metrics, "classifier_rows")
+    spread = _number(metrics, "auc_floor_std")
+    if spread >= WIDE_AUC:
+        lines.append(f"with only {count} real points, the AUC is known to about ± {spread:.2g}")
+    if "auc" in metrics and metrics["auc"] is None:
+        lines.append(
+            f"with {count} real points and {_in_words(metrics, 'classifier_samples')} samples, "
+            f"there is no classifier: it needs {LEAST_ROWS} of each"
+        )
+    return lines
+
+
+def _number(metrics: Plain, key: str) -> float:
+    """Return a value; 0 if it is missing or no number."""
+    value = metrics.get(key)
+    return value if isinstance(value, float) else 0.0
 
 
 def _in_words(metrics: Plain, key: str) -> str:
@@ -194,10 +278,13 @@ def _in_words(metrics: Plain, key: str) -> str:
 
 
 def report(metrics: Plain) -> list[str]:
-    """Return the measures as aligned lines, with floors and without the versions."""
+    """Return the measures as aligned lines, with floors and without the versions. The last lines
+    say what the measures cannot show."""
     lines = [(name_of(key), *texts) for key, *texts in describe(metrics) if key != "versions"]
+    lines += describe_columns(metrics)
     width = max((len(name) for name, *_ in lines), default=0)
-    return [
+    aligned = [
         f"{name:{width}}  {value}" + (f"  (real: {floor})" if floor else "")
         for name, value, floor in lines
     ]
+    return aligned + describe_limits(metrics)

@@ -26,7 +26,13 @@ from nsgf.config.values import Place, expand_path, format_layer
 from nsgf.data import Data, class_names
 from nsgf.method import run_flow, step_sizes, time_step
 from nsgf.metrics.distances import nearest_images
-from nsgf.metrics.measures import describe, is_measure, name_of
+from nsgf.metrics.measures import (
+    describe,
+    describe_columns,
+    describe_limits,
+    is_measure,
+    name_of,
+)
 from nsgf.phases import PHASES, get_phases, load_sampler
 from nsgf.plots.figures import Field, draw_curves, draw_entry_times, draw_fields, save_animation
 from nsgf.plots.samples import compare_images, cut_panels, draw_rows, figure_defaults, save_figure
@@ -232,6 +238,7 @@ def report_run(
         classes=list_names(class_names(config.data)),
         missing=missing,
         measures=measure_rows(config, metrics),
+        limits=describe_limits(metrics),
         metrics=metrics,
         described=json.dumps(metrics, indent=2, ensure_ascii=False),
         place=shlex.quote(os.path.relpath(run.path)),
@@ -276,10 +283,12 @@ def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
 
 
 def measure_rows(config: Config, metrics: Plain) -> list[tuple[str, ...]]:
-    """Return name, value, floor and the paper's value of each measure of ``nsgf evaluate``."""
+    """Return name, value, floor and the paper's value of each measure of ``nsgf evaluate``, and of
+    the worst columns of points."""
     reported = {} if config.data.fake else REPORTED
-    return [
+    rows: list[tuple[str, ...]] = [
         (name_of(key), value, floor, reported.get((config.data.name, key), ""))
         for key, value, floor in describe(metrics)
         if is_measure(key) and isinstance(metrics[key], float)
     ]
+    return rows + [(*texts, "") for texts in describe_columns(metrics)]

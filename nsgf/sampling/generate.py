@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -27,6 +28,25 @@ FAR = 1e6
 
 Batch = dict[str, Tensor]
 """The samples of a batch, tensors by name."""
+
+
+def batch_positions(sampler: FlowSampler, n: int) -> list[range]:
+    """Return the positions of ``n`` samples in batches of ``sampling.batch_size``."""
+    size = sampler.config.sampling.batch_size
+    return [range(first, min(first + size, n)) for first in range(0, n, size)]
+
+
+def stream_batches(
+    sampler: FlowSampler, source: Sampler, n: int, device: torch.device
+) -> Iterator[Samples]:
+    """Yield the samples of :func:`generate` batch by batch, on the CPU, and show the progress. Only
+    one batch is in memory."""
+    for cut in count_progress(batch_positions(sampler, n), "sample", "batch"):
+        batch = sampler(source.at(cut).to(device), sampler.labels(cut))
+        batch.x = batch.x.cpu()
+        batch.tau = None if batch.tau is None else batch.tau.cpu()
+        batch.labels = None if batch.labels is None else batch.labels.cpu()
+        yield batch
 
 
 def generate(
@@ -59,8 +79,7 @@ def generate(
     stop = StopRequest()
     done = dict[int, Batch]()
     shown: Plain = {}
-    size = sampler.config.sampling.batch_size
-    cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
+    cuts = batch_positions(sampler, n)
     numbers = range(len(cuts))
     # batches of an earlier command with the same weights, settings and noise
     origin = ""

@@ -35,7 +35,7 @@ from nsgf.config.settings import (
 from nsgf.config.values import expand_path
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import changed_sampling
-from nsgf.metrics.measures import is_measure, name_of, report
+from nsgf.metrics.measures import COLUMNS, is_measure, name_of, report
 from nsgf.phases import Phase, find_unused, find_way, get_phases
 from nsgf.phases.base import load_network
 from nsgf.report import render
@@ -248,7 +248,7 @@ def card(
 ) -> str:
     """Return the text of ``README.md`` with the hub's front matter. ``updates``: training progress
     by phase; ``pictures``: names of the pictures in the folder."""
-    # measures of the same sampler
+    # measures of the same sampler; columns are left out, which have values of single rows
     measures = read_object(run.path / "metrics.json")
     way = find_way(config, updates.__contains__)
     its: dict[str, str | None] = {phase.name: updates.get(phase.name) for phase in way.networks}
@@ -278,7 +278,7 @@ def card(
             for key, value in measures.items()
             if is_measure(key) and isinstance(value, float)
         ],
-        measures=report(measures),
+        measures=report({key: measures[key] for key in measures if key != COLUMNS}),
         version=__version__,
     )
     return shorten_paths(printable(text))

@@ -9,6 +9,8 @@ from scipy.optimize import linear_sum_assignment, linprog
 from nsgf.data.images import to_unit_range
 from nsgf.metrics import distances
 from nsgf.metrics.distances import (
+    classifier_auc,
+    column_distances,
     energy_distance,
     kernel_distance,
     nearest_images,
@@ -137,3 +139,40 @@ def test_card_and_cpu_agree_on_precision_and_recall():
     samples, real = torch.randn(3000, 64), torch.randn(2500, 64) + 0.1
     cpu, card = (precision_and_recall(samples.to(name), real) for name in ("cpu", "cuda"))
     assert card == pytest.approx(cpu, abs=2e-3)
+
+
+def normal(seed, n, dim=2):
+    return torch.randn(n, dim, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dim", [1, 3, 100])
+@pytest.mark.parametrize(("n", "m"), [(1000, 30), (30, 1000), (25, 25)])
+def test_classifier_tells_only_what_differs(n, m, dim):
+    """Also few points from few, where leaves of 20 points would leave trees without a split."""
+    x = normal(0, n, dim)
+    y = normal(1, m, dim)
+    spread = ((n + m + 1) / (12 * n * m)) ** 0.5  # of ranks at random
+    assert abs(classifier_auc(x, y) - 0.5) < 5 * spread
+    assert classifier_auc(x, y + 6) > 0.9
+    assert classifier_auc(x, y - 6) > 0.9
+    assert classifier_auc(x, 10 * y) > 0.7
+
+
+def test_classifier_sees_a_gap_and_needs_20_points():
+    """Samples where no real point is, with the same mean."""
+    y = normal(1, 40).sign() + 0.1 * normal(2, 40)
+    x = torch.cat([normal(3, 900).sign() + 0.1 * normal(4, 900), 0.1 * normal(5, 100)])
+    assert classifier_auc(x, y) > 0.54
+    assert classifier_auc(x, y) == classifier_auc(x, y.double())
+    assert classifier_auc(torch.ones(30, 2), torch.ones(40, 2)) == 0.5
+    assert np.isnan(classifier_auc(x, y[:19]))
+    assert np.isnan(classifier_auc(x[:19], y))
+    assert not np.isnan(classifier_auc(x[:20], y[:20]))
+
+
+def test_column_distances_are_differences_of_shares():
+    x = torch.arange(10.0)
+    pair = torch.stack([x, x, x], 1), torch.stack([x + 5, x, -x - 1], 1)
+    assert column_distances(*pair) == pytest.approx([0.5, 0, 1])
+    assert column_distances(*reversed(pair)) == pytest.approx([0.5, 0, 1])
+    assert column_distances(x[:4, None], x[:1, None].double()) == pytest.approx([0.75])
