@@ -56,11 +56,12 @@ def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list
             use the setting.
 
     Returns:
-        Lines about settings of parts that method and data do not have, so that scripts may give
-        the same flags to all methods.
+        Lines about settings of other commands, and of parts that method and data do not have, so
+        that scripts may give the same flags to all of them.
 
     Raises:
-        UserError: the command uses no such setting, or another setting makes it useless.
+        UserError: a setting of training is given for a trained run, or another setting makes a
+            setting useless.
     """
     problems = []
     unused = defaultdict(list)
@@ -68,8 +69,10 @@ def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list
         if key not in KEYS or value is None:  # null takes a value back
             continue
         absent = [find_absent_part(config, key) for config in configs]
-        if not accepts(command, key):
-            problems.append((key, "on a trained run" if command in ON_RUNS else f"on {command}"))
+        if not accepts(command, key) and command in ON_RUNS:
+            problems.append((key, "on a trained run"))
+        elif not accepts(command, key):
+            unused[f"on {command}"].append(key)
         elif command == "sample" and (reader := find_unread_place(configs[0], key)):
             unused[reader].append(key)
         elif all(absent):

@@ -104,6 +104,11 @@ def test_settings_of_all_phases_suit_every_method(name, flags):
     assert shipped(name, *flags.split())
 
 
+def test_settings_of_a_comparison_are_named_in_training():
+    notes = parse(["train", "--exp=2d", "--compare.seeds=2"]).notes
+    assert "compare.seeds" in "".join(notes)
+
+
 def test_a_comparison_uses_settings_that_one_of_its_methods_has():
     request = parse(["compare", "--exp=2d", "--methods=nsgf,otcfm", "--sinkhorn.blur=0.7"])
     assert request.methods[0].sinkhorn.blur == 0.7
