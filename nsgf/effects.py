@@ -60,8 +60,7 @@ def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list
         that scripts may give the same flags to all of them.
 
     Raises:
-        UserError: a setting of training is given for a trained run, or another setting makes a
-            setting useless.
+        UserError: another setting makes a setting useless.
     """
     problems = []
     unused = defaultdict(list)
@@ -69,9 +68,7 @@ def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list
         if key not in KEYS or value is None:  # null takes a value back
             continue
         absent = [find_absent_part(config, key) for config in configs]
-        if not accepts(command, key) and command in ON_RUNS:
-            problems.append((key, "on a trained run"))
-        elif not accepts(command, key):
+        if not accepts(command, key):
             unused[f"on {command}"].append(key)
         elif command == "sample" and (reader := find_unread_place(configs[0], key)):
             unused[reader].append(key)
@@ -86,6 +83,13 @@ def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list
         ]
         raise UserError("; ".join(texts))
     return [f"no effect {reason}: {list_names(keys)}" for reason, keys in unused.items()]
+
+
+def refuse_training(layer: Layer) -> None:
+    """Raise UserError if a setting has no effect on a trained run."""
+    names = [key for key in layer if key in KEYS and not accepts("evaluate", key)]
+    if names:
+        raise UserError(f"{list_names(names)}: no effect on a trained run; leave out")
 
 
 def find_ineffective(command: str, keys: Collection[str], configs: Sequence[Config]) -> list[str]:

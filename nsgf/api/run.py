@@ -22,6 +22,7 @@ from nsgf.config.values import Place, expand_path, read_value, to_plain
 from nsgf.data import build_source, data_classes, data_shape, in_units, target_set
 from nsgf.data.images import data_root, to_unit_range
 from nsgf.data.own_images import image_bytes
+from nsgf.effects import refuse_training
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.models import OwnNetwork, make_own
 from nsgf.phases import find_way, load_sampler
@@ -216,6 +217,7 @@ def load(
             is wrong or does not fit the networks; the device does not exist.
     """
     settings = from_arguments({"device": device and str(device)}, overrides)
+    refuse_training(settings)
     path, network = folder_and_network(path, network)
     run = open_run(find_folder(path))
     run.network = network

@@ -86,7 +86,7 @@ def test_a_foreign_index_or_wrong_settings(exported, content, words):
 
 def test_only_settings_of_sampling_are_free(exported):
     words = refusal(exported, overrides={"model.mlp.width": 32})
-    assert "no effect on a trained run" in words
+    assert "model.mlp.width" in words
     run = nsgf.load(exported, overrides={"sampling.straight_steps": 2}, device="cpu")
     assert run.sampler(torch.randn(3, 2)).nfe == 3 + 1 + 2
 
