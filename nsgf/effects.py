@@ -8,6 +8,7 @@ or a leg of sampling (``Leg.reads``) reads; those that a flow (``Flow.uses``) or
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import KEYS, SETTINGS, Layer
@@ -87,7 +88,8 @@ def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list
 
 def refuse_training(layer: Layer) -> None:
     """Raise UserError if a setting has no effect on a trained run."""
-    names = [key for key in layer if key in KEYS and not accepts("evaluate", key)]
+    settings = [key for key in layer if key in KEYS and key not in UNUSED["evaluate"]]
+    names = [key for key in settings if not accepts("evaluate", key)]
     if names:
         raise UserError(f"{list_names(names)}: no effect on a trained run; leave out")
 
@@ -98,7 +100,7 @@ def find_ineffective(command: str, keys: Collection[str], configs: Sequence[Conf
         key
         for key in keys
         if key in SETTINGS
-        and not (accepts(command, key) and not all(find_obstacle(it, key) for it in configs))
+        and (not accepts(command, key) or all(find_obstacle(config, key) for config in configs))
     ]
 
 
@@ -123,8 +125,11 @@ def find_obstacle(config: Config, key: str) -> str:
     for condition in SETTINGS[key].conditions if key in SETTINGS else ():
         if not condition.holds(config):
             return f"{condition.key} {format_value(SETTINGS[condition.key].get(config))}"
-    if key == "data.download" and name not in target_set(config.data).uses:
+    target = target_set(config.data)
+    if key == "data.download" and name not in target.uses:
         return f"data.name {config.data.name}"
+    if section == "data" and name in target.unread and config.data.path:
+        return f"data.path {Path(config.data.path).name}"
     if section == "sinkhorn" and name in FLOW_SETTINGS.difference(FLOWS[config.flow.kind].uses):
         return f"flow.kind {config.flow.kind}"
     return ""

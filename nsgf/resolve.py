@@ -154,13 +154,13 @@ def resolve(
         if exp in EXPERIMENTS:
             below = read_experiment(CONFIGS / f"{exp}.yaml")
             # a warm-up belongs to the number of updates in the file that sets it
-            kept = {
+            with_warmup = {
                 key: value
                 for key, value in own.settings.items()
                 if not key.endswith(".iterations")
                 or key.replace("iterations", "warmup_steps") in on_top
             }
-            recipe = _put_on_top(below, kept, top.methods)
+            recipe = _put_on_top(below, with_warmup, top.methods)
             own = _put_on_top(below, own.settings, top.methods)
         elif exp and not on_top:
             raise wrong_setting("exp", exp, f"must be one of {', '.join(EXPERIMENTS)}{hint}")
@@ -233,7 +233,8 @@ def _fit_warmups(
     below, own = method_layers(recipe, method)
     fitted = shorter_warmups(build({**below, **own}), config, given)
     if fitted:
-        notes.append(f"for fewer updates than in the recipe: {format_layer(fitted)}")
+        shown = format_layer(fitted)
+        notes.append(f"method {config.method}: fewer updates than in the recipe, so {shown}")
     return change(config, fitted)
 
 

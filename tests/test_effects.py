@@ -81,12 +81,14 @@ def test_a_setting_of_a_part_that_a_method_lacks_is_named(name, key, value):
         ("points", "points.npy", "data.header=true"),
         ("points", "points.parquet", "data.header=true"),
         ("points", "points.csv", "data.skip_broken=true"),
+        ("points", "points.npz", "data.header=true"),
         ("images", "images.npz", "data.skip_broken=true"),
     ],
 )
 def test_settings_of_a_kind_of_file_are_refused_for_another(exp, file, flag, tmp_path):
     rows = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 2)), columns=["a", "b"])
     np.save(tmp_path / "points.npy", rows)
+    np.savez(tmp_path / "points.npz", rows)
     rows.to_parquet(tmp_path / "points.parquet")
     rows.to_csv(tmp_path / "points.csv", index=False)
     np.savez(tmp_path / "images.npz", np.arange(40 * 64, dtype=np.uint8).reshape(40, 8, 8))

@@ -1,12 +1,10 @@
 """Train as ``nsgf train`` does."""
 
-import csv
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from io import StringIO
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +23,7 @@ from nsgf.config.schema import Config, DataConfig
 from nsgf.config.settings import Layer, change
 from nsgf.config.values import Place, expand_path, read_value, to_plain
 from nsgf.data.choices import INSPECTORS
-from nsgf.data.own import ARRAYS, check_same_data, load_arrays
+from nsgf.data.own import ARRAYS, check_same_data, format_columns, load_arrays
 from nsgf.data.own_images import image_bytes
 from nsgf.data.tables import read_array, to_frame, to_records
 from nsgf.models import OwnNetwork
@@ -210,9 +208,7 @@ def columns_text(columns: Any) -> str | None:
     names = [one_line(str(name)) for name in (chosen if isinstance(chosen, list) else [chosen])]
     if not names:
         raise wrong_setting("data.columns", chosen, "must have a column; leave it out for all")
-    text = StringIO()
-    csv.writer(text, lineterminator="").writerow(names)
-    return text.getvalue()
+    return format_columns(names)
 
 
 def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:

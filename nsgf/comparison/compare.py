@@ -148,8 +148,8 @@ def _check_trials(trials: Sequence[Trial], device: torch.device) -> None:
             frozen = [*PHASES[phase].follows, phase, "train.precision"]
             if texts := find_contradictions(saved, own, frozen):
                 raise UserError(
-                    f"{run.path} was trained with other settings ({'; '.join(texts)}); "
-                    "remove it, or use another out_dir"
+                    f"{run.path} was trained with other settings ({'; '.join(texts)}); give its "
+                    "settings as flags, use another out_dir, or remove it"
                 )
         if trial.label not in planned:  # other seeds and targets need the same memory
             planned.add(trial.label)

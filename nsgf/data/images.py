@@ -40,6 +40,7 @@ class ImageSet(Target):
     class_names: Names = ()
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Includes ``root`` if the set reads files, and ``download`` if they can be downloaded."""
+    unread: frozenset[str] = frozenset()
     mapped: Path | None = None
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:

@@ -5,6 +5,7 @@ Shapes: N points, D coordinates.
 
 import csv
 import hashlib
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
@@ -135,15 +136,11 @@ class TableSet(Target):
     """The points of a file. For networks, each coordinate has mean 0 and standard deviation 1."""
 
     name = "points"
+    uses = frozenset({"path", "header", "columns", "held_out", "key"})
 
     def __init__(self, found: Found, file: str | None = None) -> None:
-        suffix = Path(file or "").suffix.lower()
-        uses = {"path", "columns", "held_out"}
-        if suffix == ".npz":
-            uses.add("key")
-        elif suffix not in (".npy", ".parquet"):  # which have no first row of names
-            uses.add("header")
-        self.uses = frozenset(uses)
+        has_first_row = Path(file or "").suffix.lower() not in (*ARRAYS, ".parquet")
+        self.unread = frozenset() if has_first_row else frozenset({"header"})
         self.shape = tuple(found.shape)
         self.axes = tuple(found.names or ())
         self._mean = found.mean
@@ -176,7 +173,7 @@ def inspect_points(config: DataConfig) -> Inspection:
                 "data.path",
                 config.path,
                 f"{name}: numbers near {values[0]:g} that differ so little that float64 rounds "
-                f"their differences; subtract the smallest value first, or {use_columns()}",
+                f"their differences; subtract the smallest value first, or {columns_hint()}",
             )
         table = leave_out_constants(config, table)
     values, names, place, read_notes, _ = table
@@ -329,9 +326,9 @@ def choose_columns(
 
 def format_columns(names: list[str]) -> str:
     """Return names of columns as ``data.columns`` takes them."""
-    return ", ".join(
-        '"{}"'.format(name.replace('"', '""')) if {*name} & {*',"'} else name for name in names
-    )
+    text = StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
 
 
 def finite_values(raw: RawTable) -> np.ndarray:
@@ -352,11 +349,12 @@ def finite_values(raw: RawTable) -> np.ndarray:
     if raw.hint and row == 0 and np.isnan(values[0]).all():
         reason += f"; {raw.hint}"
     raise ValueError(
-        f"{raw.place(int(row) + 1)}, {raw.names[column]}: {reason}; or {use_columns()}"
+        f"{raw.place(int(row) + 1)}, {raw.names[column]}: {reason}; or {columns_hint()}"
     )
 
 
-def use_columns() -> str:
+def columns_hint() -> str:
+    """Return the advice to choose columns."""
     return f"name the columns to use with {suggest('data.columns', 'A,B')}"
 
 

@@ -292,8 +292,7 @@ def image_set(config: DataConfig) -> ImageSet:
     if config.size not in (None, "auto", height):
         raise wrong_setting("data.size", config.size, f"must be {height} as when the run was begun")
     file = Path(config.path or "").expanduser()
-    uses = {"path", "size", "flip", "held_out"}
-    uses |= {"key"} if file.suffix.lower() in ARRAYS else {"skip_broken"}
+    is_array = file.suffix.lower() in ARRAYS
     return ImageSet(
         name=config.name,
         shape=(channels, height, width),
@@ -301,7 +300,8 @@ def image_set(config: DataConfig) -> ImageSet:
         read_labels=read_labels,
         has_test=config.held_out > 0,
         class_names=tuple(found.class_names or ()),
-        uses=frozenset(uses),
+        uses=frozenset({"path", "size", "flip", "skip_broken", "held_out", "key"}),
+        unread=frozenset({"skip_broken"}) if is_array else frozenset(),
         mapped=file if file.suffix.lower() == ".npy" and not config.held_out else None,
     )
 

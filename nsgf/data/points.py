@@ -24,6 +24,8 @@ class Target:
     """Shape of one sample."""
     uses: frozenset[str]
     """Settings of the section ``data`` that have an effect, besides ``name``."""
+    unread: frozenset[str] = frozenset()
+    """Those of them that have none for this kind of file."""
     class_names: Names = ()
     """Names of the classes; empty without labels."""
     axes: Names | None = None

@@ -172,6 +172,8 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
         raise ValueError(f"line {line}, {names[0]}: missing; remove rows that are empty; {remedy}")
     try:
         frame = read(StringIO(table), skiprows=int(header), low_memory=False)
+    except pd.errors.EmptyDataError as error:
+        raise ValueError("has names but no rows") from error
     except pd.errors.ParserError as error:
         words = one_line(error).rpartition("C error: ")[2]
         words = re.sub(r"(?<=line )\d+", lambda line: str(top + int(line[0])), words)
@@ -249,7 +251,7 @@ def to_numbers(cells: Cells) -> np.ndarray:
     values = np.empty(cells.shape)
     values[:, is_number] = to_numbers(cells.loc[:, is_number])
     others = cells.loc[:, ~is_number].astype(object).to_numpy()
-    values[:, ~is_number] = _numbers_of_objects(others.ravel()).reshape(others.shape)
+    values[:, ~is_number] = _numbers_of_cells(others.ravel()).reshape(others.shape)
     return values
 
 
@@ -265,7 +267,7 @@ def _number_columns(frame: Any) -> np.ndarray:
     return np.array([kinds[kind] for kind in frame.dtypes], dtype=bool)
 
 
-def _numbers_of_objects(cells: np.ndarray) -> np.ndarray:
+def _numbers_of_cells(cells: np.ndarray) -> np.ndarray:
     """Return the numbers of objects, NaN where a cell is not a number; int64 or uint64 if all are
     whole, otherwise float64.  (N,)"""
     import pandas as pd
@@ -359,7 +361,7 @@ def _stored_column(column: Any, is_number: bool) -> np.ndarray:
         if kind in "iu" and not column.hasnans:
             return column.to_numpy("u8" if kind == "u" else "i8")
         return column.to_numpy(np.float64, na_value=np.nan)
-    numbers = _numbers_of_objects(column.astype(object).to_numpy())
+    numbers = _numbers_of_cells(column.astype(object).to_numpy())
     if numbers.dtype.kind in "iu":
         return numbers
     values = numbers.astype(np.float64)

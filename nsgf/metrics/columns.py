@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nsgf.data import Data
 from nsgf.metrics.distances import column_distances
-from nsgf.metrics.measures import COLUMNS, Pairs, compute, measures_in
+from nsgf.metrics.measures import WORST_COLUMNS, Pairs, compute, measures_in
 from nsgf.run.progress import count_progress
 from nsgf.system.files import Plain
 from nsgf.system.seeding import make_generator
@@ -24,8 +24,8 @@ ROWS = 2048
 FEW_ROWS = 256
 FLOORS = 3, 10
 """Number of floors, and for fewer than FEW_ROWS rows, where floors differ more and cost less."""
-STEP_ROWS = 2**16
-"""Largest number of rows that are read for the step of a column."""
+STEP_ROWS = 4096
+"""Largest number of rows that are read for the step of a column, spread over all rows."""
 WORST = 3
 """Number of columns that are reported."""
 
@@ -52,7 +52,7 @@ class RealRows:
         """Number of rows that samples are compared with."""
         self.low, second_low = self.rows.topk(2, 0, largest=False).values
         self.high, second_high = self.rows.topk(2, 0).values
-        self.step = typical_step(self.rows[:STEP_ROWS])
+        self.step = typical_step(self.rows[:: -(-len(self.rows) // STEP_ROWS)])
         """Step of the values of each column. Samples need not be rounded as the rows are."""
         reach = self.step / 2
         self.is_alone = (self.rows < second_low - reach) | (self.rows > second_high + reach)
@@ -89,9 +89,10 @@ class RealRows:
 
 def typical_step(points: Tensor) -> Tensor:
     """Return the median difference of successive values of each column, equal ones left out: 1 for
-    whole numbers, and almost 0 for many values that are not rounded.  (M, D) -> (D,)"""
+    whole numbers, almost 0 for many values that are not rounded, and 0 for equal values.
+    (M, D) -> (D,)"""
     gaps = points.double().sort(0).values.diff(dim=0)
-    return gaps.where(gaps > 0, torch.nan).nanmedian(0).values
+    return gaps.where(gaps > 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
 
 
 def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed: int) -> Plain:
@@ -108,41 +109,43 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
     floors = []
     column_floors = []
     for draw in range(FLOORS[real.count < FEW_ROWS]):
-        rows, rest = (
+        rows, other_rows = (
             real.blurred(part, "floor", draw, number)
             for number, part in enumerate(real.divided(draw))
         )
-        floors.append(compute(measures, {"classifier": (rest, rows), "columns": (rest, rows)}))
-        column_floors.append(column_distances(rest, rows))
-    other_rows = len(rest)  # as many samples, so that KS distances can be compared with the floor
+        distances = column_distances(other_rows, rows)
+        pairs: Pairs = {"classifier": (other_rows, rows), "columns": (distances, None)}
+        floors.append(compute(measures, pairs))
+        column_floors.append(distances)
+    compared = len(other_rows)  # as many samples, for KS distances that are comparable to the floor
     # samples
     values = []
     columns = []
     outside = []
     for draw, x in enumerate(count_progress(samples, "classifier and columns", "repeat")):
         rows = real.blurred(real.compared(draw), "rows", draw)
-        many = real.blurred(x[:ROWS], "samples", draw)
-        few = many[:other_rows]
-        pairs: Pairs = {"classifier": (many, rows), "columns": (few, rows)}
+        blurred = real.blurred(x[:ROWS], "samples", draw)
+        distances = column_distances(blurred[:compared], rows)
+        pairs = {"classifier": (blurred, rows), "columns": (distances, None)}
         outside.append(real.is_outside(x))
         is_outside = outside[-1].any(1).double().mean()
         values.append(compute(measures, pairs) | {"outside_range": float(is_outside)})
-        columns.append(column_distances(few, rows))
-    found: Plain = {}
+        columns.append(distances)
+    measured_values: Plain = {}
     for key in values[0]:
-        found |= mean_and_spread(key, [value[key] for value in values])
+        measured_values |= mean_and_spread(key, [value[key] for value in values])
         if key in floors[0]:
-            found |= mean_and_spread(f"{key}_floor", [floor[key] for floor in floors])
-    found["outside_range_floor"] = float(real.is_alone.any(1).double().mean())
-    found["classifier_samples"] = min(len(samples[0]), ROWS)
-    found["classifier_rows"] = real.count
+            measured_values |= mean_and_spread(f"{key}_floor", [floor[key] for floor in floors])
+    measured_values["outside_range_floor"] = float(real.is_alone.any(1).double().mean())
+    measured_values["classifier_samples"] = min(len(samples[0]), ROWS)
+    measured_values["classifier_rows"] = real.count
     # columns
     ks = np.mean(columns, axis=0)
     ks_floor = np.mean(column_floors, axis=0)
     share = torch.cat(outside).double().mean(0).numpy()
     share_floor = real.is_alone.double().mean(0).numpy()
     worst = np.argsort(-np.maximum(ks - ks_floor, share - share_floor), kind="stable")[:WORST]
-    found[COLUMNS] = [
+    measured_values[WORST_COLUMNS] = [
         {
             "column": data.axes[number] if data.axes else f"x{number + 1}",
             "ks": float(ks[number]),
@@ -154,7 +157,7 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
         }
         for number in worst
     ]
-    return found
+    return measured_values
 
 
 def mean_and_spread(key: str, scores: Sequence[float]) -> Plain:

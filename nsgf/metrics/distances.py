@@ -39,7 +39,7 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
         x.flatten(1).double() - middle,
         y.flatten(1).double() - middle,
         torch.cdist,
-        lambda rows: torch.zeros(len(rows)),
+        lambda rows: torch.zeros(len(rows), dtype=torch.float32),
     )
 
 

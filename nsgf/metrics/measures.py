@@ -13,7 +13,6 @@ from typing import Any, Literal
 from nsgf.metrics.distances import (
     LEAST_ROWS,
     classifier_auc,
-    column_distances,
     energy_distance,
     frechet_distance,
     inception_score,
@@ -80,7 +79,7 @@ MEASURES = [
     Measure(
         {"ks_worst": "largest KS distance of a column ↓"},
         "columns",
-        lambda x, y: float(column_distances(x, y).max()),
+        lambda distances, _: float(distances.max()),
     ),
     Measure(
         {"imagenet_frechet": "Fréchet distance, ImageNet features ↓"}, "imagenet", frechet_distance
@@ -190,7 +189,7 @@ def is_measure(key: str) -> bool:
     return name_of(key).endswith(("↓", "↑")) or key in FLOORS
 
 
-COLUMNS = "worst_columns"
+WORST_COLUMNS = "worst_columns"
 """Key of the list of columns that differ most from the real rows."""
 COLUMN = {"column": str} | dict.fromkeys(
     ("ks", "ks_floor", "outside", "outside_floor", "min", "max"), float
@@ -206,7 +205,7 @@ def describe(metrics: Plain) -> list[tuple[str, str, str]]:
     """Return each line of ``metrics.json`` as text: key, value, and floor (empty if there is none).
     Values and floors include the spread over draws."""
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
-    beside = {COLUMNS, *floors.values(), *(f"{key}_noise" for key in floors)}
+    beside = {WORST_COLUMNS, *floors.values(), *(f"{key}_noise" for key in floors)}
     beside |= {f"{key}_std" for key in [*floors, *floors.values()]}
     lines = []
     for key in metrics:
@@ -220,7 +219,7 @@ def describe(metrics: Plain) -> list[tuple[str, str, str]]:
 
 def describe_columns(metrics: Plain) -> list[tuple[str, str, str]]:
     """Return each of the worst columns as text: name, values and floors. Skip damaged records."""
-    records = metrics.get(COLUMNS)
+    records = metrics.get(WORST_COLUMNS)
     lines = []
     for record in records if isinstance(records, list) else ():
         try:

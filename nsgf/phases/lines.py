@@ -28,7 +28,6 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import wrong_setting
 from nsgf.system.hardware import available_bytes
 from nsgf.system.output import format_bytes
-from nsgf.system.process import exact_products
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import supported_precision
 from nsgf.training.task import Batch, Drawn, Session, Task
@@ -264,7 +263,6 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Tr
         session.log.write,
     )
 
-    @exact_products()
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:
         return nsgf_steps(lambda x, t: network(x, t, *labels), x, steps, h, None)

@@ -20,7 +20,7 @@ from nsgf.config.schema import Names
 from nsgf.data.images import to_bytes, to_colour
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import replacing
-from nsgf.system.process import LOCK
+from nsgf.system.process import FIGURES
 
 MAX_PATHS = 256
 ROWS = 8
@@ -46,7 +46,7 @@ def figure_defaults() -> Iterator[None]:
     at a time, because matplotlib has one style for the whole process."""
     import matplotlib
 
-    with LOCK, matplotlib.rc_context():
+    with FIGURES, matplotlib.rc_context():
         matplotlib.rcdefaults()
         yield
 

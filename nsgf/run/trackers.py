@@ -23,7 +23,7 @@ from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import Plain, write_text
 from nsgf.system.output import Log
-from nsgf.system.process import LOCK
+from nsgf.system.process import TRACKERS
 
 INIT_SECONDS = 15.0
 """Longest wait for the W&B server."""
@@ -173,7 +173,7 @@ def _unchanged_process(wandb: Any) -> Iterator[None]:
     """Context for the start of a W&B run, which asks for no key and prints nothing. At its end,
     what W&B changes for the whole process is as before: W&B's output, ``sys.exit``,
     ``sys.excepthook``, and the address of W&B's service, which child processes would use."""
-    with LOCK:
+    with TRACKERS:
         exits = sys.exit, sys.excepthook
         address = os.environ.get(SERVICE)
         service = wandb.setup()  # reads the user's settings, unless the caller's script has

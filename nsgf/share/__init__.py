@@ -35,7 +35,7 @@ from nsgf.config.settings import (
 from nsgf.config.values import expand_path
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import changed_sampling
-from nsgf.metrics.measures import COLUMNS, is_measure, name_of, report
+from nsgf.metrics.measures import WORST_COLUMNS, is_measure, name_of, report
 from nsgf.phases import Phase, find_unused, find_way, get_phases
 from nsgf.phases.base import load_network
 from nsgf.report import render
@@ -278,7 +278,7 @@ def card(
             for key, value in measures.items()
             if is_measure(key) and isinstance(value, float)
         ],
-        measures=report({key: measures[key] for key in measures if key != COLUMNS}),
+        measures=report({key: measures[key] for key in measures if key != WORST_COLUMNS}),
         version=__version__,
     )
     return shorten_paths(printable(text))

@@ -130,7 +130,7 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False, most: int 
     """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
     > 0 from Python, numpy or torch; a whole number must be at most ``most``."""
     number = math.nan
-    with suppress(ValueError, OverflowError):  # of texts, nan and inf
+    with suppress(ValueError, OverflowError, TypeError):  # of texts, nan, inf and None
         number = int(value) if is_whole else float(value)
     if number != value or not 0 < number < math.inf or (is_whole and number > most):
         kind = f"a whole number <= {most} and" if is_whole else "a number"

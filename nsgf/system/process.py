@@ -12,10 +12,17 @@ from typing import Any
 import torch
 
 LOCK = threading.RLock()
-"""Held while such a state is changed: the settings below, the global generators of torch and NumPy,
-and matplotlib's rcParams. Their libraries keep one for all threads and offer no other way. Without
-the lock, a thread would save as the caller's what another thread has set. One lock for all cannot
-deadlock; it is never held while the package waits for another thread."""
+"""Held while one of the settings below is read or written, which is short."""
+GENERATORS = threading.RLock()
+"""Held while a thread draws from the global generators of torch and NumPy in place of the caller:
+while a network is made, and in an update of a network that draws."""
+FIGURES = threading.RLock()
+"""Held while a figure is drawn in a style of its own, because matplotlib has one style."""
+TRACKERS = threading.RLock()
+"""Held while a tracker starts, because W&B changes the process. Libraries keep these states for all
+threads and offer no other way. Without a lock, a thread would save as the caller's what another
+thread has set. A thread takes these locks only in the order FIGURES, GENERATORS, LOCK, so they
+cannot deadlock."""
 UNCHANGED = object()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from nsgf.system.errors import naming
-from nsgf.system.process import LOCK
+from nsgf.system.process import GENERATORS
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
@@ -29,7 +29,7 @@ def keep_random_numbers(cards: Sequence[int | torch.device] = ()) -> Iterator[No
     Use it only around short work, such as making a network, whose layers draw from the global
     generators: it holds the lock of the process, and other threads that draw meanwhile get numbers
     of this thread."""
-    with LOCK:
+    with GENERATORS:
         state = np.random.get_state()  # noqa: NPY002
         try:
             with torch.random.fork_rng(cards):

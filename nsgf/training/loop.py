@@ -211,7 +211,8 @@ class PhaseLoop:
         caller sees the exception itself."""
         try:
             self._settle(pending, progress)
-            self._save_once()
+            if self.state.step:  # a network without an update would be sampled from
+                self._save_once()
         except Exception as error:
             self.log(f"no checkpoint at step {self.state.step} ({one_line(error)})")
 

@@ -17,7 +17,7 @@ from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.files import Plain
 from nsgf.system.output import Log, show
-from nsgf.system.process import LOCK
+from nsgf.system.process import GENERATORS
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Precision, precision_context
 from nsgf.training.task import Batch, Task
@@ -180,7 +180,7 @@ class TrainState:
         generators = [torch.default_generator]
         if self.device.type == "cuda":
             generators.append(torch.cuda.default_generators[self.device.index or 0])
-        with LOCK:
+        with GENERATORS:
             before = [generator.get_state() for generator in generators]
             try:
                 for generator in generators:  # torch.manual_seed takes longer than a small update

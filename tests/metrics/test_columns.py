@@ -187,3 +187,10 @@ def test_lines_page_and_card_have_the_measures_of_points(small, small_run):
 def test_images_have_no_columns(digits_run):
     config, run = digits_run
     assert "auc" not in evaluate_run(config, run)[1]
+
+
+def test_a_column_that_is_constant_in_the_first_rows_has_a_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "STEP_ROWS", 20)
+    rows = np.stack([np.linspace(0, 1, 200), np.arange(200) >= 100], axis=1)
+    assert RealRows(*table(tmp_path, rows), 100, 0).step[1] == 1
+    assert typical_step(torch.ones(9, 1)) == 0

@@ -18,7 +18,7 @@ import nsgf
 from nsgf.plots.samples import figure_defaults
 from nsgf.run.checkpoint import load
 from nsgf.run.stop import SIGNALS
-from nsgf.system.process import LOCK, PRODUCTS, SharedSetting
+from nsgf.system.process import FIGURES, GENERATORS, PRODUCTS, SharedSetting
 from tests.conftest import STYLE
 from tests.test_api import SMALL
 
@@ -171,14 +171,27 @@ def test_a_caller_of_the_open_sampler_counts_only_its_own_calls(tmp_path, monkey
     assert found[0].nfe == alone.nfe
 
 
-@pytest.mark.parametrize("work", [figure_defaults, nsgf.system.seeding.keep_random_numbers])
-def test_one_thread_at_a_time_changes_what_the_process_has_once(work):
+@pytest.mark.parametrize(
+    ("work", "lock"),
+    [(figure_defaults, FIGURES), (nsgf.system.seeding.keep_random_numbers, GENERATORS)],
+)
+def test_one_thread_at_a_time_changes_what_the_process_has_once(work, lock):
     found = []
     with work(), work():  # the same thread may need it again
-        other = Thread(target=lambda: found.append(LOCK.acquire(blocking=False)))
+        other = Thread(target=lambda: found.append(lock.acquire(blocking=False)))
         other.start()
         finish(other)
     assert found == [False]
+
+
+def test_a_thread_samples_while_another_one_draws_figures(small_run):
+    run = nsgf.load(small_run.path)
+    samples = []
+    with figure_defaults():
+        other = Thread(target=lambda: samples.append(run.sample(4)))
+        other.start()
+        finish(other)
+    assert len(samples[0]) == 4
 
 
 @pytest.fixture

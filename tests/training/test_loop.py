@@ -204,6 +204,19 @@ def test_exception_of_the_callers_code_leaves_a_checkpoint_that_resumes_identica
     assert records(run) == records(whole)
 
 
+def test_exception_before_the_first_update_leaves_no_checkpoint(tiny):
+    """A network without an update would be sampled from."""
+    run, task = RunFolder.create(tiny), Quadratic()
+
+    def fails(*_):
+        raise ValueError("mine")
+
+    task.model.fault = fails
+    with pytest.raises(ValueError, match="mine"):
+        run_fit(tiny, task, run, iterations=12)
+    assert not run.has_checkpoint("nsgf")
+
+
 def test_exception_stays_if_no_checkpoint_can_be_written(tiny, monkeypatch):
     def fails(*_):
         monkeypatch.setattr(checkpoint, "save", full)
