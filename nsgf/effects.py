@@ -48,11 +48,14 @@ def accepts(command: str, key: str) -> bool:
     return is_used(command, key) or key.partition(".")[0] in SAVES.get(command, "").split()
 
 
-def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list[str]:
+def check_effects(
+    command: str, layer: Layer, configs: Sequence[Config], *, only_file: bool = False
+) -> list[str]:
     """Check that the settings that the user gives have an effect on a command.
 
     Args:
         layer: the settings of flags or arguments.
+        only_file: whether ``sample`` writes only a file of samples, without a picture.
         configs: the settings that hold, or those of each method of a comparison, of which one must
             use the setting.
 
@@ -71,8 +74,8 @@ def check_effects(command: str, layer: Layer, configs: Sequence[Config]) -> list
         absent = [find_absent_part(config, key) for config in configs]
         if not accepts(command, key):
             unused[f"on {command}"].append(key)
-        elif command == "sample" and (reader := find_unread_place(configs[0], key)):
-            unused[reader].append(key)
+        elif command == "sample" and is_unread(configs[0], key, only_file):
+            unused["on sample, which reads no data here"].append(key)
         elif all(absent):
             unused[f"with {absent[0]}"].append(key)
         elif all(obstacles := [find_obstacle(config, key) for config in configs]):
@@ -104,12 +107,13 @@ def find_ineffective(command: str, keys: Collection[str], configs: Sequence[Conf
     ]
 
 
-def find_unread_place(config: Config, key: str) -> str:
-    """Return why sampling does not read the data at a place; empty if it does."""
+def is_unread(config: Config, key: str, only_file: bool) -> bool:
+    """Whether a setting names a place of data that sampling does not read: it reads points for a
+    picture beside the samples, and never images."""
     from nsgf.data import is_image_set  # loads torch
 
     is_place = key in ("data.root", "data.download", "data.path")
-    return "on sample, which reads no images" if is_place and is_image_set(config.data) else ""
+    return is_place and (only_file or is_image_set(config.data))
 
 
 def find_obstacle(config: Config, key: str) -> str:

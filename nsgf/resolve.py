@@ -200,7 +200,8 @@ def resolve(
         notes += [line for line in lines if line.startswith("method ") and line not in notes]
     # settings without effect
     if command in USES and not options.get("compare"):
-        notes += check_effects(command, flags, methods or [config])
+        only_file = "out" in options
+        notes += check_effects(command, flags, methods or [config], only_file=only_file)
         keys = [key for key, value in on_top.items() if value != SETTINGS[key].default]
         if names := find_ineffective(command, keys, methods or [config]):
             notes.append(f"config: without effect on this {command}: {list_names(names)}")

@@ -60,7 +60,7 @@ def check_output(out: str, config: Config) -> tuple[Path, str]:
     Raise UserError if the file exists, or its kind does not suit the data or needs a package that
     is missing."""
     path = expand_path("out", out)
-    suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix
+    suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix.lower()
     is_images = is_image_set(config.data)
     suffixes = [*ARRAYS, *(() if is_images else TABLES)]
     suffixes += MOVING if data_shape(config.data) != (1,) else ()

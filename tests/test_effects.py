@@ -148,6 +148,13 @@ def test_sampling_of_images_reads_none(key):
     assert check_effects("evaluate", {key: "x"}, [config]) == []
 
 
+def test_a_file_of_samples_needs_no_points():
+    config = shipped("2d")
+    (line,) = check_effects("sample", {"data.path": "x"}, [config], only_file=True)
+    assert "data.path" in line
+    assert check_effects("sample", {"data.path": "x"}, [config]) == []
+
+
 def test_python_refuses_settings_of_training_for_a_trained_run(tiny_run):
     with pytest.raises(UserError, match=r"sinkhorn\.blur"):
         nsgf.load(tiny_run.path, overrides={"sinkhorn.blur": 0.9})

@@ -119,7 +119,9 @@ class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         stray = message.removeprefix("unrecognized arguments: ")
         if stray != message:
-            raise UserError(f"{stray}: must follow a flag, as in --exp 2d; lists have commas: 5,10")
+            raise UserError(
+                f"{stray}: must follow a flag, as in --exp 2d or --run DIR; lists have commas: 5,10"
+            )
         raise UserError(message.removeprefix("argument "))
 
 

@@ -59,7 +59,10 @@ USUAL_SIDE = 32
 """Side in pixels to which other images are scaled."""
 PARTS = (
     ("training|train", "validation|valid|val|dev", "testing|test|evaluation|eval"),
-    ("JPEGImages|images?|imgs?", "Segmentation(?:Class|Object)|annotations?|masks?|labels?|gt"),
+    (
+        "JPEGImages|images?|imgs?|inputs?|LR",
+        "Segmentation(?:Class|Object|s)?|annotations?|masks?|labels?|gt|targets?|HR",
+    ),
 )
 """Words for the parts of a data set in names of folders. Of each row, one part is trained on, and
 those on its left before those on its right."""
