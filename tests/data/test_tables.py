@@ -107,7 +107,7 @@ def test_an_index_is_a_column_until_it_is_left_out(tmp_path):
         assert names == ("coordinate 1", "height", "weight")
         assert np.array_equal(values[:, 0], range(20))
         (line,) = [note for note in notes_of(file) if "counts the rows" in note]
-        assert "data.columns='height, weight'" in line
+        assert "data.columns='height,weight'" in line
         assert np.array_equal(read(file, columns="height, weight")[0], FRAME)
     again = written(tmp_path / "again.csv", pd.read_csv(tmp_path / "x.csv"))
     assert read(again)[1] == ("Unnamed: 0", "height", "weight")
@@ -382,7 +382,7 @@ def test_all_columns_that_count_the_rows_are_named_in_a_line(tmp_path):
     lines = notes_of(written(tmp_path / "x.csv", frame.rename(columns={"height": "a, b"})))
     (line,) = [line for line in lines if "the rows" in line]
     assert "first, second count" in line
-    assert line.endswith("""data.columns='"a, b", weight'""")
+    assert line.endswith("""data.columns='"a, b",weight'""")
 
 
 def with_cell(value, column=1, frame=FRAME):
