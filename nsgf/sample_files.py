@@ -25,7 +25,7 @@ from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
 from nsgf.system.files import ensure_writable, replacing, replacing_folder
 
-ARRAYS = ".npz", ".npy"
+ARRAY_FILES = ".npz", ".npy"
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TABLES = *DELIMITERS, ".parquet"
 MOVING = ".gif", ".webp"
@@ -62,7 +62,7 @@ def check_output(out: str, config: Config) -> tuple[Path, str]:
     path = expand_path("out", out)
     suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix.lower()
     is_images = is_image_set(config.data)
-    suffixes = [*ARRAYS, *(() if is_images else TABLES)]
+    suffixes = [*ARRAY_FILES, *(() if is_images else TABLES)]
     suffixes += MOVING if data_shape(config.data) != (1,) else ()
     kinds = [f"FILE{each}" for each in suffixes] + ["DIR/"] * is_images
     if (f"FILE{suffix}" if suffix else "DIR/") not in kinds:

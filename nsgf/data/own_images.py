@@ -57,7 +57,7 @@ MOST_SIDE = 64
 """Largest side in pixels of images in a folder that keep their size."""
 USUAL_SIDE = 32
 """Side in pixels to which other images are scaled."""
-PARTS = (
+DATA_PARTS = (
     ("training|train", "validation|valid|val|dev", "testing|test|evaluation|eval"),
     (
         "JPEGImages|images?|imgs?|inputs?|LR",
@@ -116,7 +116,7 @@ def find_parts(files: list[Path]) -> list[Path]:
     Names of parts differ only in that word: seg_train and seg_test, train2017 and val2017."""
     innermost = {file.parent for file in files}
     folders = innermost.union(*(folder.parents for folder in innermost))
-    for words in PARTS:
+    for words in DATA_PARTS:
         alike = defaultdict[tuple[Path, str], dict[int, Path]](dict)
         for folder in sorted(folders, key=lambda folder: (len(folder.parts), folder)):
             for number, word in enumerate(words):

@@ -17,8 +17,8 @@ import numpy as np
 
 from nsgf.system.errors import list_names, one_line, suggest
 
-Cells = Any
-"""Cells of a table, (N, D): an array of numbers, or a pandas DataFrame of any types."""
+RawCells = Any
+"""RawCells of a table, (N, D): an array of numbers, or a pandas DataFrame of any types."""
 FINE = 1e-6
 """Largest error of rounding to float64, as a part of a column's range."""
 TEXT_LENGTH = 64
@@ -56,7 +56,7 @@ REASONS = (
 class RawTable(NamedTuple):
     """A table before its columns are chosen."""
 
-    cells: Cells
+    cells: RawCells
     names: list[str]
     """Names of the D columns."""
     place: Callable[[int], str] = "row {}".format
@@ -246,7 +246,7 @@ def with_index(frame: Any) -> tuple[Any, str]:
     return frame, f"data: {'; '.join(parts)}"
 
 
-def to_numbers(cells: Cells) -> np.ndarray:
+def to_numbers(cells: RawCells) -> np.ndarray:
     """Return the values of cells, NaN where a cell is not a number.  float64, (N, D)"""
     if isinstance(cells, np.ndarray):
         return cells.astype(np.float64)
@@ -282,7 +282,7 @@ def _numbers_of_cells(cells: np.ndarray) -> np.ndarray:
     return pd.to_numeric(pd.Series(numbers, dtype=object), errors="coerce").to_numpy()
 
 
-def rounded_columns(cells: Cells, values: np.ndarray) -> list[int]:
+def rounded_columns(cells: RawCells, values: np.ndarray) -> list[int]:
     """Return the columns of finite numbers whose differences float64 rounds by more than FINE of
     the column's range. Such are whole numbers beyond 2^53 that differ little."""
     columns = []

@@ -19,10 +19,10 @@ from nsgf.run.progress import count_progress
 from nsgf.system.files import Plain
 from nsgf.system.seeding import make_generator
 
-ROWS = 2048
+MOST_ROWS = 2048
 """Largest number of samples, and of real rows, that are compared."""
 FEW_ROWS = 256
-FLOORS = 3, 10
+FLOOR_DRAWS = 3, 10
 """Number of floors, and for fewer than FEW_ROWS rows, where floors differ more and cost less."""
 STEP_ROWS = 4096
 """Largest number of rows that are read for the step of a column, spread over all rows."""
@@ -40,7 +40,7 @@ class RealRows:
         self._data = data
         self._measured = measured
         if data.points is None:  # a distribution
-            self.rows = data.reference("columns").sample(max(n, ROWS))
+            self.rows = data.reference("columns").sample(max(n, MOST_ROWS))
             count = n
         elif measured is data or measured.points is None:
             self.rows = data.points
@@ -48,7 +48,7 @@ class RealRows:
         else:
             self.rows = torch.cat([data.points, measured.points])
             count = len(measured.points)
-        self.count = min(count, ROWS)
+        self.count = min(count, MOST_ROWS)
         """Number of rows that samples are compared with."""
         self.low, second_low = self.rows.topk(2, 0, largest=False).values
         self.high, second_high = self.rows.topk(2, 0).values
@@ -63,13 +63,14 @@ class RealRows:
         return self._measured.reference("columns", str(draw)).sample(self.count)
 
     def divided(self, draw: int) -> tuple[Tensor, Tensor]:
-        """Return ``count`` rows of a random division of all rows, and at most ROWS of the rest."""
+        """Return ``count`` rows of a random division of all rows, and at most MOST_ROWS of the
+        rest."""
         if self._data.points is None:
             rows = self._data.reference("columns floor", str(draw)).sample(2 * self.count)
         else:
             generator = make_generator(self._seed, "columns floor", draw)
             order = torch.randperm(len(self.rows), generator=generator)
-            rows = self.rows[order[: self.count + ROWS]]
+            rows = self.rows[order[: self.count + MOST_ROWS]]
         return rows[: self.count], rows[self.count :]
 
     def is_outside(self, samples: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
     # floors
     floors = []
     column_floors = []
-    for draw in range(FLOORS[real.count < FEW_ROWS]):
+    for draw in range(FLOOR_DRAWS[real.count < FEW_ROWS]):
         rows, other_rows = (
             real.blurred(part, "floor", draw, number)
             for number, part in enumerate(real.divided(draw))
@@ -124,7 +125,7 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
     outside = []
     for draw, x in enumerate(count_progress(samples, "classifier and columns", "repeat")):
         rows = real.blurred(real.compared(draw), "rows", draw)
-        blurred = real.blurred(x[:ROWS], "samples", draw)
+        blurred = real.blurred(x[:MOST_ROWS], "samples", draw)
         distances = column_distances(blurred[:compared], rows)
         pairs = {"classifier": (blurred, rows), "columns": (distances, None)}
         outside.append(real.is_outside(x))
@@ -137,7 +138,7 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
         if key in floors[0]:
             measured_values |= mean_and_spread(f"{key}_floor", [floor[key] for floor in floors])
     measured_values["outside_range_floor"] = float(real.is_alone.any(1).double().mean())
-    measured_values["classifier_samples"] = min(len(samples[0]), ROWS)
+    measured_values["classifier_samples"] = min(len(samples[0]), MOST_ROWS)
     measured_values["classifier_rows"] = real.count
     # columns
     ks = np.mean(columns, axis=0)

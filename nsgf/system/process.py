@@ -109,7 +109,7 @@ def _products_are(choice: str) -> bool:
 
 PRODUCTS = SharedSetting(("highest", "high"), _read_products, _write_products, _products_are)
 """Precision of float32 matrix products, as in ``torch.set_float32_matmul_precision``."""
-SEARCH = SharedSetting(
+CONVOLUTIONS = SharedSetting(
     (True,),
     lambda: torch.backends.cudnn.benchmark,
     lambda value: setattr(torch.backends.cudnn, "benchmark", value),
@@ -130,6 +130,6 @@ def fast_layers(device: torch.device) -> Iterator[None]:
     thread needs exact products, and searches for fast convolutions. A CPU computes exactly."""
     with ExitStack() as held:
         if device.type == "cuda":
-            held.enter_context(SEARCH.request(True))
+            held.enter_context(CONVOLUTIONS.request(True))
         held.enter_context(PRODUCTS.request("high" if device.type == "cuda" else "highest"))
         yield

@@ -30,7 +30,7 @@ def table(folder, rows, *flags):
 @pytest.fixture
 def few_trees(monkeypatch):
     monkeypatch.setattr(distances, "TREES", (5, 20))
-    monkeypatch.setattr(columns, "FLOORS", (2, 3))
+    monkeypatch.setattr(columns, "FLOOR_DRAWS", (2, 3))
 
 
 @pytest.mark.usefixtures("few_trees")
