@@ -33,7 +33,7 @@ from nsgf.config.settings import (
     spread_optim,
 )
 from nsgf.config.values import expand_path, format_layer, format_value
-from nsgf.effects import USES, check_effects, find_ineffective
+from nsgf.effects import check_effects, find_ineffective
 from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def resolve(
             raise UserError(f"{error} (method {name})") from error
         notes += [line for line in lines if line.startswith("method ") and line not in notes]
     # settings without effect
-    if command in USES and not options.get("compare"):
+    if "compare" not in options:  # the page of a comparison takes no settings
         only_file = "out" in options
         notes += check_effects(command, flags, methods or [config], only_file=only_file)
         keys = [key for key, value in on_top.items() if value != SETTINGS[key].default]

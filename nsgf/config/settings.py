@@ -200,8 +200,9 @@ def find_contradictions(
         if before == value or key == f"{running}.iterations":
             continue
         if key == EDITION:
-            sets = " or ".join({*CHANGED_SETS} & {config.data.name, config.data.source})
-            texts.append(f"{sets} had another distribution in its version; train a new run")
+            names = (config.data.name, config.data.source)
+            changed = " and ".join(name for name in CHANGED_SETS if name in names)
+            texts.append(f"{changed}: an earlier version had another distribution; train a new run")
         else:
             texts.append(f"{key}: the checkpoint has {before}, this command {value}")
     return texts

@@ -102,7 +102,7 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
 
     Values are means over the draws of ``samples``, (N, D) each, in the units of the data. Floors
     compare ``count`` real rows with the rest, in random divisions of all rows. The floor of the
-    share is that of rows outside of the range of the other rows.
+    share counts each row that is outside of the range of all other rows.
     """
     real = RealRows(data, measured, len(samples[0]), seed)
     measures = measures_in("classifier", "columns")

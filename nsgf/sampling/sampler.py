@@ -318,7 +318,7 @@ class FlowSampler:
         return samples
 
     def _device(self, x: Tensor) -> torch.device:
-        """Return the device of the networks, or that of x for functions without weights."""
+        """Return the device of the networks, or of x if there are no weights."""
         networks = [leg.network for leg in self.legs if isinstance(leg.network, nn.Module)]
         weights = [part for network in networks for part in network.parameters()]
         return weights[0].device if weights else x.device

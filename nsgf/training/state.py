@@ -171,8 +171,8 @@ class TrainState:
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Context in which dropout draws the numbers of this update from torch's global generators,
-        which it cannot do without. A network that draws nothing leaves them alone."""
+        """Context that seeds torch's global generators for this update, because dropout draws only
+        from them, and then restores them. For a network that draws nothing, it changes nothing."""
         if not self._draws:
             yield
             return

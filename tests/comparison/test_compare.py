@@ -120,6 +120,8 @@ def test_floor_belongs_to_its_seed_draw_and_sample_counts(tmp_path):
         assert work.finish(first_trial(variant))
         floors += [tuple(row.values.values()) for row in work.rows() if row.method == "floor"]
     assert len(set(floors)) == 8
+    lines = (variant.folder / "moons" / "floors.jsonl").read_text().splitlines()
+    assert {json.loads(line)["key"]["edition"] for line in lines} == {2}
 
 
 def test_a_new_measure_is_computed_and_the_others_are_not_again(finished, monkeypatch):

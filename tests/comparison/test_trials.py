@@ -1,10 +1,11 @@
+import json
 import re
 from dataclasses import replace
 
 import pytest
 
 from nsgf.cli.arguments import parse
-from nsgf.comparison.trials import Comparison, Trial, count_updates, measure_key
+from nsgf.comparison.trials import Comparison, Trial, count_updates, edition_key, measure_key
 from nsgf.config.files import from_arguments
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons
@@ -186,6 +187,18 @@ def test_updates_of_each_method_are_shared_among_its_networks(updates, shares, p
 def test_updates_that_fit_no_method_are_refused(wrong):
     with pytest.raises(UserError, match=r"compare\.updates"):
         compared("2d", "--compare.methods=[nsgf++,otcfm,1rf]", f"--compare.updates={wrong}")
+
+
+@pytest.mark.parametrize(
+    ("target", "has_changed"),
+    [("8gaussians", True), ("moons", True), ("8gaussians_moons", True), ("checkerboard", False)],
+)
+def test_measures_to_an_earlier_distribution_are_not_used(target, has_changed):
+    """Rows of the sets that have not changed keep their keys."""
+    flags = ("--methods=nsgf", "--device=cpu", f"--compare.targets=[{target}]")
+    keys = compared("2d", *flags).trials[0].keys.values()
+    assert [bool(json.loads(key).get("edition")) for key in keys] == [has_changed] * 2
+    assert edition_key(target) == ({"edition": 2} if has_changed else {})
 
 
 @pytest.mark.parametrize(("flags", "steps"), [("", 250), ("--optim.warmup_steps=900", 900)])
