@@ -3,7 +3,8 @@
     positions = run_flow(flow, x, y, step_sizes(steps, eta))     Algorithm 1: the flow
     x, v, t   = flow_pairs(positions, particle, step, h)         v_theta(x, t) learns v
     x, u      = line_pairs(x0, x1, t)                            u_delta(x, t) learns u, t_phi(x) t
-    x         = sample(x, v_theta, steps, h, u_delta, t_phi)     Algorithms 2 and 4
+    x         = nsgf_steps(v_theta, x, steps, h)                 Algorithm 2: samples of NSGF
+    x         = straight_steps(u_delta, x, t_phi(x), steps)      Algorithm 4: then of NSGF++
 
 Phases, pool and sampler call these functions; nsgf.sinkhorn.base states the conventions of flows.
 Shapes: B batch, N particles, M targets, T steps of a flow, *shape one sample.
@@ -12,6 +13,7 @@ Shapes: B batch, N particles, M targets, T steps of a flow, *shape one sample.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +29,10 @@ from nsgf.sinkhorn.base import (
 )
 from nsgf.system.errors import UserError
 
-MOST_STEPS = 100_000  # as for flow.steps: more steps change no flow
+LARGEST_T = 100_000  # more steps change no flow
 Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
 Observer = Callable[[Tensor], None] | None  # called with the states after each step
+Step = Callable[[Velocity, Tensor, Tensor, Any], Tensor]  # as euler_step
 
 
 def step_sizes(steps: int, eta: float | None) -> list[float]:
@@ -97,12 +100,18 @@ def pad_t_like_x(t: Tensor, x: Tensor) -> Tensor:
     return t.view(-1, *[1] * (x.ndim - 1))
 
 
+def euler_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
+    """Return x + h u(x, t) for states x (B, *shape) and times t (B,). The step size h is a number,
+    or a tensor (B, 1, ..., 1) with as many dimensions as x."""
+    return x + h * velocity(x, t)
+
+
 def nsgf_steps(velocity: Velocity, x: Tensor, steps: int, h: float, observe: Observer) -> Tensor:
     """Algorithm 2: x <- x + h v_theta(x, s/S), s = 0 .. S-1, for samples x of mu0 (B, *shape); h
     is :func:`time_step` if S = T. ``observe`` is called with the states after each step."""
     for step in range(steps):
         t = torch.full((len(x),), step / steps, dtype=torch.float32, device=x.device)
-        x = x + h * velocity(x, t)
+        x = euler_step(velocity, x, t, h)
         if observe:
             observe(x)
     return x
@@ -119,25 +128,21 @@ def straight_times(tau: Tensor, steps: int, power: float) -> Iterator[tuple[Tens
         yield t, torch.minimum((end - begin) * size, 1 - t)
 
 
-@torch.no_grad()
-def sample(
-    x: Tensor,
+def straight_steps(
     velocity: Velocity,
+    x: Tensor,
+    tau: Tensor,
     steps: int,
-    h: float,
-    straight: Velocity | None = None,
-    predictor: Callable[[Tensor], Tensor] | None = None,
-    straight_steps: int = 10,
-    spacing: float = 1.0,
+    power: float,
+    observe: Observer,
+    advance: Step = euler_step,
 ) -> Tensor:
-    """Move x (B, *shape) from mu0 to mu* by Algorithm 2; with u_delta as ``straight``, by Algorithm
-    4. ``predictor`` t_phi maps x to entry times (B,) in [0, 1); None: 0. ``spacing``: p."""
-    x = nsgf_steps(velocity, x, steps, h, None)
-    if straight is not None:
-        start = torch.zeros(len(x), dtype=torch.float32, device=x.device)
-        tau = predictor(x) if predictor else start
-        for t, size in straight_times(tau, straight_steps, spacing):
-            x = x + pad_t_like_x(size, x) * straight(x, t)
+    """Algorithm 4: x <- x + h u_delta(x, t) from the entry times tau (B,) in [0, 1] to 1, for the
+    ends x of NSGF steps (B, *shape); times and sizes of the steps are :func:`straight_times`."""
+    for t, size in straight_times(tau, steps, power):
+        x = advance(velocity, x, t, pad_t_like_x(size, x))
+        if observe:
+            observe(x)
     return x
 
 
@@ -148,9 +153,7 @@ class SinkhornFlowMatcher:
     def __init__(self, blur: float = 0.5, steps: int = 5, eta: float | None = None) -> None:
         eta = None if eta is None else positive_number("eta", eta)
         self._flow = BatchedSolver(positive_number("blur", blur))
-        self._etas = step_sizes(
-            positive_number("steps", steps, is_whole=True, most=MOST_STEPS), eta
-        )
+        self._etas = step_sizes(positive_number("steps", steps, is_whole=True, most=LARGEST_T), eta)
 
     def sample_location_and_conditional_flow(
         self, x0: Array, x1: Array

@@ -14,10 +14,10 @@ def versions() -> dict[str, str]:
     """Return the versions of all packages that affect results; every checkpoint stores them."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"nsgf": __version__, "python": platform.python_version()}
+    numbers = {"nsgf": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            numbers[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "missing"
-    return found
+            numbers[package] = "missing"
+    return numbers

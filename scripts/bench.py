@@ -25,7 +25,7 @@ import torch
 
 from nsgf.cli.arguments import parse
 from nsgf.comparison import Row, read_rows
-from nsgf.comparison.page import draw_quality
+from nsgf.comparison.figures import draw_quality
 from nsgf.comparison.tables import all_tables, tables_text
 from nsgf.config.schema import Config
 from nsgf.plots.samples import save_figure

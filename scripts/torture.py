@@ -126,7 +126,12 @@ def _get_ready_to_fork() -> None:
     """Import now what takes most of a small command's time. Nothing here may start a thread or
     train: torch cannot train in a child of a process that did."""
     for module in (
-        *("nsgf.experiment", "nsgf.metrics.evaluate", "nsgf.comparison.compare", "torch._dynamo"),
+        *(
+            "nsgf.commands.train",
+            "nsgf.metrics.yardstick",
+            "nsgf.commands.compare",
+            "torch._dynamo",
+        ),
         *("torch.testing", "sklearn.datasets", "ot", "matplotlib.backends.backend_agg"),
         *("matplotlib.figure", "PIL.PngImagePlugin"),
     ):

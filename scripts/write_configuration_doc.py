@@ -4,11 +4,11 @@ from pathlib import Path
 
 from nsgf.cli.arguments import OF_SAMPLING, SHORT_FLAGS
 from nsgf.cli.help import setting_docs
+from nsgf.config.layers import KEYS
 from nsgf.config.schema import MANY, OF_PHASES
-from nsgf.config.settings import KEYS
 from nsgf.config.values import describe_type, format_value
-from nsgf.phases import get_phases
-from nsgf.resolve import SMOKE
+from nsgf.phases import PHASES
+from nsgf.settings.resolve import SMOKE
 
 FILE = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD_END = "| Flag | Sets |\n"
@@ -47,7 +47,7 @@ def _row(key: str, meaning: str) -> str:
 def _on_resume(key: str) -> str:
     """Whether a setting may change when a run is resumed."""
     section, _, name = key.partition(".")
-    fixed = {own for phase in get_phases(OF_PHASES) for own in phase.follows}
+    fixed = {name for phase in PHASES.values() for name in phase.follows}
     if not KEYS[key].is_free and {section, key} & fixed:  # samples or a network follow from it
         return "no"
     if section in ("optim", *OF_PHASES) and name != "iterations":

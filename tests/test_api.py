@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 
 import nsgf
-from nsgf import UserError, experiment
+from nsgf import UserError
+from nsgf.commands.sample import sample_run
+from nsgf.commands.train import train
 from nsgf.data.images import to_bytes
-from nsgf.samples import sample_run
+from nsgf.experiment import Experiment
 from tests.conftest import CPU
 
 SMALL = {
@@ -38,7 +40,7 @@ def test_every_name_that_is_offered_is_there():
 
 
 def test_samples_are_those_of_the_command_and_new_unless_seeded(small, small_run):
-    sample_run(replace(small, seed=5), small_run)
+    sample_run(Experiment(replace(small, seed=5)), small_run)
     saved = np.load(small_run.samples / "samples-seed5.npz", allow_pickle=False)["x"]
     run = nsgf.load(small_run.path)
     assert np.array_equal(run.sample(20, seed=5).numpy(), saved)
@@ -95,6 +97,9 @@ def test_calls_are_shared_as_in_the_comparison(small_run, nfe, steps, straight):
 
 
 def test_networks_can_be_called(small_run):
+    """Past mistake: The wrapper around a network in eval mode was itself in training mode, so
+    `network.training` was wrong.
+    """
     run = nsgf.load(small_run.path)
     assert set(run.networks) == {"nsgf", "nsf", "predictor"}
     assert run.progress == dict.fromkeys(run.networks, "12 of 12")
@@ -107,6 +112,9 @@ def test_networks_can_be_called(small_run):
 
 
 def test_a_run_does_what_the_commands_do(small_run, tmp_path, monkeypatch):
+    """Past mistake: A shorter check of types dropped the conversion of numpy's whole numbers:
+    "nfe = 9: must be a whole number".
+    """
     run = nsgf.load(small_run.path)
     assert run.evaluate()["w2"] == json.loads((run.path / "metrics.json").read_text())["w2"]
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -179,14 +187,14 @@ def test_an_open_run_brings_the_network_of_the_caller(tmp_path):
 
 @pytest.mark.parametrize("minutes", [0.5, "0.5", np.float32(0.5), torch.tensor(0.5)])
 def test_minutes_may_be_any_number(minutes, tmp_path, monkeypatch):
-    class Trained(Exception):
+    class Begun(Exception):
         pass
 
-    def train(*_, minutes, **__):
-        raise Trained(repr(minutes))
+    def fit_minutes(_, minutes, *__, **___):
+        raise Begun(repr(minutes))
 
-    monkeypatch.setattr(experiment, "train", train)
-    with pytest.raises(Trained, match=r"^0\.5$"):
+    monkeypatch.setattr("nsgf.api.train.fit_minutes", fit_minutes)
+    with pytest.raises(Begun, match=r"^0\.5$"):
         nsgf.train("2d", minutes=minutes, out_dir=tmp_path, quiet=True)
 
 
@@ -253,13 +261,16 @@ def test_training_in_bf16_is_that_of_the_command(network, tmp_path):
     how = {"network": network, "overrides": settings, "quiet": True}
     run = nsgf.train("2d", out_dir=tmp_path / "a", **how)
     config = replace(run.config, out_dir=str(tmp_path / "b"))
-    folder = experiment.train(config, network=network)
+    folder = train(Experiment(config), network=network)
     losses = [(path / "metrics.jsonl").read_bytes() for path in (run.path, folder.path)]
     assert losses[0] == losses[1]
 
 
 def test_open_run_does_not_depend_on_the_working_directory(small_run, tmp_path, monkeypatch):
-    """As a notebook changes it, or a callback."""
+    """As a notebook changes it, or a callback.
+
+    Past mistake: An open run kept a relative path, and nothing worked after `os.chdir`.
+    """
     monkeypatch.chdir(small_run.path.parent)
     run = nsgf.load(small_run.path.name)
     (elsewhere := tmp_path / "elsewhere").mkdir()

@@ -9,18 +9,18 @@ import torch
 import nsgf
 from nsgf import UserError
 from nsgf.cli import main
-from nsgf.comparison import compare as engine
+from nsgf.commands import compare as engine
 from nsgf.comparison import read_rows
 from nsgf.comparison.trials import FunctionLeg
 from nsgf.data import build_source
-from nsgf.metrics import evaluate
-from nsgf.metrics.evaluate import Yardstick
+from nsgf.experiment import Experiment
 from nsgf.metrics.measures import CLASS_KID, name_of
+from nsgf.metrics.yardstick import Yardstick
 from nsgf.sampling.sampler import Samples
-from tests.conftest import shipped
-from tests.data.own_files import own_points
+from nsgf.user_data import load_data
+from tests.conftest import CPU, shipped
 from tests.metrics.test_features import Pixels
-from tests.pool.conftest import CPU
+from tests.user_data.user_files import own_points
 
 SMALL = {
     "smoke": True,
@@ -54,7 +54,7 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
     assert torch.equal(torch.get_rng_state(), before)
     assert capsys.readouterr() == ("", "")
     config = shipped("2d", "--dataset=moons", "--num-samples=32", "--evaluation.w2_samples=16")
-    noise = build_source(config.data, 0, "compare", "0").sample(32)
+    noise = build_source(config.data.source, (2,), 0, "compare", "0").sample(32)
     assert [nfe for _, nfe in asked[:4]] == [2, 2, 3, 3]
     assert torch.equal(torch.cat([x for x, _ in asked[:2]]), noise)
     own = {row["nfe"]: row for row in found.rows if row["method"] == "mine"}
@@ -64,7 +64,7 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(engine, "train", None)
     again = compare(tmp_path, lambda noise, _: noise)
     (row, *_) = again.rows
-    yardstick = Yardstick(config, CPU, print)
+    yardstick = Yardstick(load_data(config.data, 0), config.evaluation, tmp_path, CPU, print)
     expected = yardstick.measure(yardstick.compared, noise, 0, 0)
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert row["w2"] != own[2]["w2"]
@@ -78,7 +78,7 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
 def test_classes_are_compared_from_the_same_labels(tmp_path, monkeypatch):
     """Table.csv has each class, the table their mean; guidance is refused."""
     told, drawn, real = [], [], engine.generate
-    monkeypatch.setattr(evaluate, "ImageNet", Pixels)
+    monkeypatch.setattr("nsgf.metrics.yardstick.ImageNet", Pixels)
     monkeypatch.setattr(engine, "save_pictures", lambda *_: [])
     monkeypatch.setattr(engine, "generate", lambda *how: drawn.append(made := real(*how)) or made)
 
@@ -116,7 +116,11 @@ def test_own_method_is_compared_on_several_targets(tmp_path):
 
 
 def test_measures_of_own_methods_stay_in_later_tables(tmp_path, monkeypatch):
-    """Of calls and commands with the same numbers of samples, behind the methods of these."""
+    """Of calls and commands with the same numbers of samples, behind the methods of these.
+
+    Past mistake: Measures of a caller's changed function were added to those of the earlier one,
+    so one row showed two functions.
+    """
     first = compare(tmp_path, lambda noise, _: noise, against=["nsgf"])
     monkeypatch.setattr(engine, "train", None)
     second = compare(tmp_path, lambda noise, _: 2 * noise, "other", against=["nsgf"], nfe=[2])
@@ -137,7 +141,14 @@ def test_measures_of_own_methods_stay_in_later_tables(tmp_path, monkeypatch):
 
 
 def test_methods_are_compared_on_tensors(tmp_path, monkeypatch):
-    """Each data have their own measures, of one folder too."""
+    """Each data have their own measures, of one folder too.
+
+    Past mistake: Floors were stored without the checksum of the data, so a second data set used
+    the floors of the first.
+
+    Past mistake: A caller's function had to answer in the program's units, and a perfect model
+    had a W2 of 2,029.
+    """
     data = torch.from_numpy(own_points(40, 3))
     how = {"nfe": [2], "out_dir": tmp_path, "overrides": SMALL, "quiet": True}
 
@@ -175,7 +186,7 @@ def test_names_of_methods_mean_those_of_the_package(methods, tmp_path, monkeypat
     def begin(comparison, _):
         raise Begun(comparison)
 
-    monkeypatch.setattr(engine, "compare", begin)
+    monkeypatch.setattr("nsgf.api.compare.compare_methods", begin)
     how = {"columns": [3, 1], "held_out": 0.4, "blur": 0.3, "out_dir": tmp_path, "quiet": True}
     with pytest.raises(Begun) as begun:
         nsgf.compare(own_points(40, 3), methods=methods, **how)
@@ -183,7 +194,7 @@ def test_names_of_methods_mean_those_of_the_package(methods, tmp_path, monkeypat
     assert [*comparison.methods] == ["nsgf", "1rf"]
     assert not comparison.functions
     config = comparison.methods["nsgf"]
-    assert config.data.found["names"] == ["coordinate 3", "coordinate 1"]
+    assert config.data.found.names == ["coordinate 3", "coordinate 1"]
     assert (config.data.held_out, config.sinkhorn.blur) == (0.4, 0.3)
 
 
@@ -211,9 +222,12 @@ def test_wrong_names_of_methods_are_refused(how, words, tmp_path, monkeypatch):
 
 
 def test_images_are_drawn_as_bytes_or_as_floats():
+    config = shipped("digits")
+    target = Experiment(config).target
     noise = torch.zeros(2, 1, 8, 8)
     for drawn in (torch.full_like(noise, 204, dtype=torch.uint8), torch.full_like(noise, 0.6)):
-        leg = FunctionLeg(shipped("digits"), "mine", lambda *_, drawn=drawn: drawn, 3)
+        draw = lambda *_, drawn=drawn: drawn  # noqa: E731
+        leg = FunctionLeg("mine", draw, 3, target, config.sampling, config.flow)
         leg.carry(samples := Samples(noise, 0), None)
         assert torch.allclose(samples.x, torch.full_like(noise, 0.6))
 

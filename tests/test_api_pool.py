@@ -12,13 +12,13 @@ from torch import nn
 import nsgf
 from nsgf import SinkhornPool, UserError
 from nsgf.api import pool as api_pool
-from nsgf.data import Data
 from nsgf.data.points import moons
 from nsgf.pool import build_pool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.training.task import Session
-from tests.conftest import shipped
+from nsgf.user_data import load_data
+from tests.conftest import new_phase, shipped
 from tests.pool.conftest import CPU, HalfWay
 
 SMALL = {"num_batches": 3, "batch_size": 8, "steps": 4, "device": "cpu"}
@@ -36,9 +36,10 @@ def test_pairs_are_those_of_a_run(tmp_path, schedule):
     flow = [f"--flow.schedule={schedule}", "--sinkhorn.target_batch=6"]
     flow += ["--flow.eta=0.3"] if schedule == "constant" else []
     config = shipped("2d", *flags, *flow, "--sinkhorn.blur=0.4", "--device=cpu")
-    data = Data(config.data, 5)
-    session = Session(config, RunFolder(tmp_path), RunLog(tmp_path, quiet=True), CPU)
-    run = build_pool(session, data.source("pool"), data.target("pool"))
+    phase = new_phase("nsgf", config)
+    data = load_data(config.data, 5)
+    session = Session(config, phase.target, RunFolder(tmp_path), RunLog(tmp_path, quiet=True), CPU)
+    run = build_pool(session, phase.pool_settings, data.source("pool"), data.target("pool"))
     settings = {**SMALL, "schedule": schedule, "eta": 0.3, "target_batch": 6, "seed": 5}
     own = SinkhornPool(noise, moons, 0.4, **settings)
     assert torch.equal(own._pool._positions, run._positions)

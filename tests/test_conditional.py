@@ -7,14 +7,15 @@ import pytest
 import torch
 
 import nsgf
-from nsgf import UserError, samples
+from nsgf import UserError
 from nsgf.cli.arguments import parse
-from nsgf.experiment import train
-from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import load_sampler
-from nsgf.samples import sample_run
+from nsgf.commands.evaluate import evaluate_run
+from nsgf.commands.sample import sample_run
+from nsgf.commands.train import train
+from nsgf.experiment import Experiment
+from nsgf.plots.samples import draw_rows
 from nsgf.sampling.generate import generate
-from tests.conftest import CPU, shipped
+from tests.conftest import shipped
 
 
 def sampled(config, **changes):
@@ -24,9 +25,10 @@ def sampled(config, **changes):
 def test_samples_come_class_by_class_with_their_labels(told_run, monkeypatch):
     config, run = told_run
     shown = []
-    draw = samples.draw_rows
-    monkeypatch.setattr(samples, "draw_rows", lambda *how: shown.append(how) or draw(*how))
-    sample_run(config, run)
+    monkeypatch.setattr(
+        "nsgf.commands.sample.draw_rows", lambda *how: shown.append(how) or draw_rows(*how)
+    )
+    sample_run(Experiment(config), run)
     saved = np.load(run.samples / "samples.npz")
     assert saved["labels"].tolist() == [i % 10 for i in range(23)]
     assert saved["class_names"].tolist() == [*"0123456789"]
@@ -40,10 +42,10 @@ def test_samples_come_class_by_class_with_their_labels(told_run, monkeypatch):
 def test_label_of_a_command_line_is_that_of_all_samples(told_run, small_run, tmp_path):
     config, run = told_run
     asked = parse(["sample", "--run", str(run.path), "--label", "7"]).config
-    sample_run(asked, run)
+    sample_run(Experiment(asked), run)
     saved = np.load(run.samples / "samples-label7.npz")
     assert saved["labels"].tolist() == [7] * 23
-    sample_run(asked, run, out=str(tmp_path / "pictures"))
+    sample_run(Experiment(asked), run, out=str(tmp_path / "pictures"))
     assert (tmp_path / "pictures" / "000022-7.png").is_file()
     opened = nsgf.load(run.path)
     sevens = opened.sample(23, label="7", seed=config.seed)
@@ -67,13 +69,13 @@ def test_measures_have_all_classes(told_run, monkeypatch):
         drawn.append(draw(*how, **named))
         return drawn[-1]
 
-    monkeypatch.setattr("nsgf.metrics.evaluate.generate", spy)
-    _, measures = evaluate_run(sampled(config, guidance=2.0), run)
+    monkeypatch.setattr("nsgf.commands.evaluate.generate", spy)
+    _, measures = evaluate_run(Experiment(sampled(config, guidance=2.0)), run)
     assert drawn[0].labels.tolist() == [i % 10 for i in range(24)]  # in batches of 8
     assert measures["nfe"] == measures["expected_nfe"] == 2
     assert measures["sampling"]["guidance"] == 2
     with pytest.raises(UserError, match=r"^sampling\.label = 3: "):
-        evaluate_run(sampled(config, label=3), run)
+        evaluate_run(Experiment(sampled(config, label=3)), run)
 
 
 @pytest.mark.e2e
@@ -83,15 +85,15 @@ def test_all_phases_learn_classes(source, tmp_path):
     flags += ["--nsf.starts=20"] if source == "nsgf" else []
     config = shipped("digits/nsgf++", *flags, "--sampling.guidance=2", "--sampling.batch_size=3")
     config = replace(config, out_dir=str(tmp_path))
-    run = train(config)
+    run = train(Experiment(config))
     assert all(
         (run.samples / f"phase{n}_{name}.png").is_file()
         for n, name in enumerate(("nsgf", "nsf", "predictor"), start=1)
     )
-    sampler, _ = load_sampler(config, run, CPU)
+    sampler, _ = Experiment(config).load_sampler(run)
     found = sampler(torch.randn(3, 1, 8, 8))
     assert found.nfe == sampler.expected_nfe == 2 * config.flow.steps + 1 + 2 * 2
-    assert f"NFE {found.nfe:g}" in sample_run(config, run)[0]
+    assert f"NFE {found.nfe:g}" in sample_run(Experiment(config), run)[0]
 
 
 def test_settings_are_fitted_to_classes_that_a_file_asks_for(tmp_path):
@@ -101,6 +103,9 @@ def test_settings_are_fitted_to_classes_that_a_file_asks_for(tmp_path):
 
 
 def test_comparison_tells_what_it_chose_for_each_method():
+    """Past mistake: A comparison printed the note about settings chosen for classes for its first
+    method only.
+    """
     words = ["compare", "--exp", "digits", "--data.conditional", "true"]
     notes = parse([*words, "--compare.methods=[nsgf++h,2rf,icfm]"]).notes
     assert [note.partition(" 10 ")[0] for note in notes] == [

@@ -8,19 +8,19 @@ import torch
 
 from nsgf import UserError
 from nsgf.config.schema import Config, FlowConfig, PoolConfig, SinkhornConfig
-from nsgf.data import Data
 from nsgf.method import (
     SinkhornFlowMatcher,
     line_pairs,
     nsgf_steps,
     run_flow,
-    sample,
     step_sizes,
+    straight_steps,
     straight_times,
     time_step,
 )
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import BatchedSolver
+from nsgf.user_data import load_data
 from tests.pool.conftest import build
 
 HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
@@ -87,23 +87,29 @@ def test_samples_of_three_functions():
     x = torch.rand(5, 2)
     ones = lambda x, t: torch.ones_like(x)  # noqa: E731
     growing = lambda x, t: 2 * t.view(-1, 1) * x  # noqa: E731
-    torch.testing.assert_close(sample(x, ones, 4, 0.25), x + 1)
+    states = []
+    x = nsgf_steps(ones, x, 4, 0.25, states.append)
+    torch.testing.assert_close(x, states[0] + 0.75)
     tau = torch.tensor([0.0, 0.3, 0.5, 0.9, 0.99])
-    found = sample(x, ones, 4, 0.25, growing, lambda _: tau, 4000)
-    torch.testing.assert_close(found, (x + 1) * (1 - tau**2).exp().view(-1, 1), rtol=1e-3, atol=0)
-    found = sample(x, ones, 4, 0.25, growing, None, 2, spacing=2)  # at times 0 and 3/4
-    torch.testing.assert_close(found, (x + 1) * (1 + 2 * 0.75 / 4))
+    end = straight_steps(growing, x, tau, 4000, 1.0, None)
+    torch.testing.assert_close(end, x * (1 - tau**2).exp().view(-1, 1), rtol=1e-3, atol=0)
+    states.clear()
+    end = straight_steps(growing, x, 0 * tau, 2, 2.0, states.append)  # at times 0 and 3/4
+    torch.testing.assert_close(end, x * (1 + 2 * 0.75 / 4))
+    assert len(states) == 2
 
 
 def test_harmonic_pool_and_sampler_use_one_clock():
     """A sampler that follows a flow's own velocities ends where the flow does."""
     one = {"sinkhorn": SinkhornConfig(batch_size=1), "pool": PoolConfig(num_batches=1)}
     config = Config(phases=["nsgf"], flow=HARMONIC, **one)
-    data = Data(config.data, 0)
+    data = load_data(config.data, 0)
     start, end = data.source("p").at(range(1)), data.target("p").at(range(1))
     pairs = build(config).pairs(torch.arange(4))
     assert torch.allclose(pairs.v, (end - start).expand(4, 2), atol=1e-4)
-    sampler = FlowSampler([NSGFSteps(config, lambda x, t: pairs.v[:1].expand_as(x))])
+    velocity = lambda x, t: pairs.v[:1].expand_as(x)  # noqa: E731
+    leg = NSGFSteps(velocity, config.sampling, config.flow)
+    sampler = FlowSampler([leg], data.record)
     assert torch.allclose(sampler(start).x, end, atol=1e-4)
 
 

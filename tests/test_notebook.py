@@ -1,4 +1,8 @@
-"""The notebook as a hosted machine runs it, all cells in order, in two sessions."""
+"""The notebook as a hosted machine runs it, all cells in order, in two sessions.
+
+Past mistake: A page said that a `!` cell prints lines. It was tried in a pipe, but the kernel
+gives a terminal, and the notebook filled with bars.
+"""
 
 import os
 import shutil
@@ -25,6 +29,9 @@ def printed(folder):
 @pytest.mark.e2e
 @pytest.mark.timeout(600)  # two sessions of six commands each
 def test_notebook_trains_and_goes_on_from_a_read_only_input(tmp_path, monkeypatch):
+    """Past mistake: The notebook looked for folders `EXP-*`, which includes smoke runs. After
+    `--smoke` nothing was trained.
+    """
     for name, value in {
         "NSGF_EXP": "digits",
         "NSGF_FLAGS": "--smoke --device cpu",

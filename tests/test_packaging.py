@@ -71,7 +71,10 @@ def test_import_help_and_typos_load_nothing_that_takes_long(statement, more):
 
 @pytest.mark.e2e
 def test_training_code_loads_libraries_where_they_are_used():
-    everything = "import nsgf.experiment, nsgf.comparison.compare, nsgf.samples"
+    """Past mistake: Importing the package chose matplotlib's backend, and a notebook showed no
+    inline plots.
+    """
+    everything = "import nsgf.commands.train, nsgf.commands.compare, nsgf.commands.sample"
     assert not loaded_after(everything) & set(LATE)
 
 

@@ -29,15 +29,15 @@ CHECKS = {
     "A 2D target": """
         import torch
         from nsgf.config.schema import DataConfig
-        from nsgf.data import Data
-        points = Data(DataConfig(name="ring"), 0).target("x").sample(2000)
+        from nsgf.user_data import load_data
+        points = load_data(DataConfig(name="ring"), 0).target("x").sample(2000)
         torch.testing.assert_close(points.T.cov(), 4.5 * torch.eye(2), rtol=0, atol=0.4)
     """,
     "An image set": """
         import numpy as np
         from nsgf.config.schema import DataConfig
-        from nsgf.data import Data
-        images = Data(DataConfig(name="glyphs", root="."), 0).images
+        from nsgf.user_data import load_data
+        images = load_data(DataConfig(name="glyphs", root="."), 0).images
         assert np.array_equal(images, np.load("glyphs.npz")["images"])
     """,
     "A loss": """
@@ -212,6 +212,12 @@ RECIPES = read_recipes()
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("recipe", [one for one in RECIPES if one.edits], ids=lambda one: one.title)
 def test_recipe_works(recipe, tmp_path):
+    """Past mistake: The page's recipe for a phase was refused, because recipes were read and
+    never run.
+
+    Past mistake: The test looked only at the exit code, and the solver of a recipe was never
+    called.
+    """
     for folder in ("nsgf", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name, code in recipe.edits:

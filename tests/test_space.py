@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import pytest
 
-from nsgf import experiment
-from nsgf.experiment import check_space, training_plan
-from nsgf.phases import PHASES
-from nsgf.phases.base import outline
+from nsgf.commands import train
+from nsgf.commands.train import check_space, training_plan
+from nsgf.experiment import Experiment
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
-from tests.pool.conftest import CPU
+from tests.conftest import new_phase, shipped
 
 
 def test_a_checkpoint_has_about_the_bytes_that_are_asked_for(tiny, tiny_run):
-    expected = experiment.WEIGHT_BYTES * sum(
-        part.numel() for part in outline(PHASES["nsgf"], tiny).parameters()
-    )
+    """Past mistake: The UNet entered `torch.autocast` on the meta device, which has none, and no
+    run on images could begin.
+    """
+    parameters = new_phase("nsgf", tiny).outline().parameters()
+    expected = train.WEIGHT_BYTES * sum(part.numel() for part in parameters)
     assert expected < tiny_run.checkpoint_file("nsgf").stat().st_size < expected + 20_000
 
 
@@ -29,7 +29,7 @@ def fits(monkeypatch):
     """``check_space`` where that many bytes are free."""
 
     def check(available, *values):
-        monkeypatch.setattr(experiment, "free_disk_bytes", lambda _: available)
+        monkeypatch.setattr(train, "free_disk_bytes", lambda _: available)
         check_space(*values)
 
     return check
@@ -58,13 +58,14 @@ def test_checkpoints_that_are_there_need_no_more_room(tmp_path, fits):
 def test_plan_refuses_fp16_on_a_cpu(tiny):
     half = replace(tiny, train=replace(tiny.train, precision="fp16"))
     with pytest.raises(UserError, match=r"train\.precision"):
-        training_plan(half, ["nsgf"], CPU)
-    training_plan(half, [], CPU)  # it can be measured
+        training_plan(Experiment(half), ["nsgf"])
+    training_plan(Experiment(half), [])  # it can be measured
 
 
 def test_plan_keeps_compiled_code_outside_of_runs(tiny, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    training_plan(replace(tiny, train=replace(tiny.train, compile=True)), ["nsgf"], CPU)
+    compiled = replace(tiny, train=replace(tiny.train, compile=True))
+    training_plan(Experiment(compiled), ["nsgf"])
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"].endswith("nsgf/compiled")
 
 
@@ -77,7 +78,7 @@ def test_plan_keeps_compiled_code_outside_of_runs(tiny, monkeypatch):
     ],
 )
 def test_process_without_work_is_refused(phase, flags, most):
-    config = shipped("2d", *flags)
-    training_plan(config, [phase], CPU, world=World(0, most))
+    experiment = Experiment(shipped("2d", "--device=cpu", *flags))
+    training_plan(experiment, [phase], world=World(0, most))
     with pytest.raises(UserError, match="processes"):
-        training_plan(config, [phase], CPU, world=World(0, most + 1))
+        training_plan(experiment, [phase], world=World(0, most + 1))

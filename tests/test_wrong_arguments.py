@@ -69,7 +69,7 @@ def begin(*_, **__):
 def call(request, tmp_path, monkeypatch):
     """A function that calls a public function up to the beginning of its work."""
     monkeypatch.chdir(tmp_path)
-    for work in ("train.experiment.train", "run.report_run", "compare.comparing.compare"):
+    for work in ("train.train_phases", "run.report_run", "compare.compare_methods"):
         monkeypatch.setattr(f"nsgf.api.{work}", begin)
     (tmp_path / "file").touch()
     objects = {"SinkhornPool.sample": lambda: nsgf.SinkhornPool(X, Y, **SIZES)}

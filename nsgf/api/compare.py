@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsgf.api.train import Samples, columns_text, request_with_data, split_data
-from nsgf.comparison import COLUMNS, TABLE, read_rows
-from nsgf.comparison import compare as comparing
-from nsgf.comparison.page import report_comparison
-from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
+from nsgf.api.train import UserSamples, columns_text, request_with_data, split_data
+from nsgf.commands.compare import compare as compare_methods
+from nsgf.commands.report_comparison import report_comparison
+from nsgf.comparison import TABLE, TABLE_COLUMNS, read_rows
+from nsgf.comparison.trials import NAME, NAME_RULE, Comparison, DrawSamples, method_title
 from nsgf.config.files import from_arguments
 from nsgf.config.values import Place, to_plain
 from nsgf.run.stop import stop_of_caller
@@ -29,7 +29,7 @@ class Compared(NamedTuple):
     """All measures, as in ``table.csv``: a row for each method, target, seed, draw and NFE."""
 
 
-_NAMES = {
+_COMPARE_ARGUMENTS = {
     "data.name": "dataset",
     "data.path": "data",
     "compare.methods": "against",
@@ -41,14 +41,14 @@ _NAMES = {
 }
 
 
-@from_python(_NAMES)
+@from_python(_COMPARE_ARGUMENTS)
 def compare(
-    exp: str | Samples | None = None,
+    exp: str | UserSamples | None = None,
     *,
-    data: Samples | None = None,
+    data: UserSamples | None = None,
     columns: Sequence[str | int] | str | None = None,
     held_out: float | None = None,
-    methods: Mapping[str, Draw] | Sequence[str] | str | None = None,
+    methods: Mapping[str, DrawSamples] | Sequence[str] | str | None = None,
     against: Sequence[str] | str | None = None,
     dataset: str | None = None,
     nfe: Sequence[int] | None = None,
@@ -104,33 +104,33 @@ def compare(
         "data.columns": columns_text(columns),
         "data.held_out": held_out,
     }
-    functions: Mapping[str, Draw] = {}
-    names = dict(_NAMES)
+    functions: Mapping[str, DrawSamples] = {}
+    names = dict(_COMPARE_ARGUMENTS)
     if isinstance(methods, Mapping):
         functions = methods
     elif methods is not None:
         named["compare.methods"] = _package_methods(methods, against)
         names["compare.methods"] = "methods"
     with naming(names):
-        wanted = request_with_data("compare", data, None, {}, from_arguments(named, overrides))
-        comparison = Comparison.of(wanted.config, wanted.methods, wanted.fixed)
+        request = request_with_data("compare", data, None, {}, from_arguments(named, overrides))
+        comparison = Comparison.of(request.config, request.methods, request.fixed)
     taken = [*comparison.methods, *map(method_title, comparison.methods)]
     for name, draw in functions.items():
         if not callable(draw) or not NAME.fullmatch(name) or name in taken:
             raise UserError(
-                f'methods["{name}"]: must be a function draw(noise, nfe), its name {NAMES}, none '
-                f"of {taken}"
+                f'methods["{name}"]: must be a function draw(noise, nfe), its name {NAME_RULE}, '
+                f"none of {taken}"
             )
     with (
         silence(quiet),
-        stop_of_caller(wanted.config.train.max_hours, lambda _: "the same call continues") as stop,
+        stop_of_caller(request.config.train.max_hours, lambda _: "the same call continues") as stop,
     ):
-        for note in wanted.notes:
+        for note in request.notes:
             show(note)
-        files = comparing.compare(replace(comparison, functions=functions), stop)
-        report_comparison(comparison.folder, wanted.config.out_dir)
+        files = compare_methods(replace(comparison, functions=functions), stop)
+        report_comparison(comparison.folder, request.config.out_dir)
     rows = [
-        dict(zip(COLUMNS, row, strict=False)) | dict(row.values)
+        dict(zip(TABLE_COLUMNS, row, strict=False)) | dict(row.values)
         for row in read_rows(comparison.folder / TABLE)
     ]
     return Compared(comparison.folder, files[0].read_text("utf-8"), rows)

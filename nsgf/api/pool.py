@@ -1,4 +1,4 @@
-"""The trajectory pool for your own training loop. Shapes: N points, *shape one point."""
+"""The trajectory pool for a training loop that you write. Shapes: N points, *shape one point."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from nsgf.checks import check
 from nsgf.config.files import from_arguments
-from nsgf.config.settings import build
+from nsgf.config.layers import build
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
+from nsgf.experiment import Experiment
 from nsgf.method import time_step
-from nsgf.pool import flow_groups, plan_pool, simulate
+from nsgf.pool import plan_pool, simulate
+from nsgf.pool.settings import PoolSettings
 from nsgf.pool.trajectories import PoolBatch, TrajectoryPool
+from nsgf.settings.checks import check
 from nsgf.sinkhorn import build_flow
-from nsgf.sinkhorn.base import Array, box_diameter, positive_number, to_tensor
+from nsgf.sinkhorn.base import Array, Flow, box_diameter, positive_number, to_tensor
 from nsgf.system.errors import UserError, naming
-from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import derive_seed, make_generator, torch_defaults
 
-Draw = Callable[[int, torch.Generator], Array]
+DrawPoints = Callable[[int, torch.Generator], Array]
 ROUNDING = 1e-3
 """Largest rounding error of a stored position, relative to the extent of the points. Velocities
 are differences of positions, so their error is larger."""
@@ -63,8 +64,8 @@ class SinkhornPool:
 
     def __init__(
         self,
-        source: Array | Draw,
-        target: Array | Draw,
+        source: Array | DrawPoints,
+        target: Array | DrawPoints,
         blur: float = 0.5,
         steps: int = 5,
         *,
@@ -88,33 +89,41 @@ class SinkhornPool:
             "device": device and str(device),
         }
         with naming({key: key.rpartition(".")[2] for key in settings}):
-            config = build(from_arguments({}, settings))
-            check(config)
-            n = config.sinkhorn.batch_size
-            steps = config.flow.steps
-            self.device = pick_device(config.device)
+            experiment = Experiment(build(from_arguments({}, settings)))
+            check(experiment)
+            config = experiment.config
+            self.device = experiment.device
+            self.batch_size = config.sinkhorn.batch_size
+            self.time_step = time_step(config.flow.steps, config.flow.step_size)
+            solver = build_flow(config.flow.kind, config.sinkhorn)
             with torch_defaults():
                 mu0 = _sampler("source", source, config.seed)
                 mu1 = _sampler("target", target, config.seed)
-                if (shape := mu0.shape) != mu1.shape:
+                if mu0.shape != mu1.shape:
                     raise UserError(
-                        f"source has points of shape {shape}, target {mu1.shape}: must be equal"
+                        f"source has points of shape {mu0.shape}, target {mu1.shape}: must be equal"
                     )
-                dtype = getattr(torch, plan_pool(config, shape, self.device).dtype)
-                _check_origin(mu0, mu1, n, dtype)
-                positions = torch.empty(
-                    (config.pool.num_batches * n, steps + 1, *shape), dtype=dtype
-                )
-                self.time_step = time_step(steps, config.flow.step_size)
-                self._pool = TrajectoryPool(positions, self.time_step)
-                solver = build_flow(config)
-                for numbers in flow_groups(config, shape, self.device):
-                    self._pool.append(simulate(config, mu0, mu1, solver, self.device, numbers))
+                pool = PoolSettings(config.sinkhorn, config.flow, config.pool, mu0.shape)
+                plan = plan_pool(pool, self.device, config.out_path)
+                self._pool = self._simulate(pool, plan.dtype, mu0, mu1, solver)
         if (report := solver.report).unconverged:
             warnings.warn(
                 f"{report}; a larger blur needs fewer updates", RuntimeWarning, stacklevel=2
             )
-        self.batch_size = n
+
+    def _simulate(
+        self, pool: PoolSettings, dtype_name: str, mu0: Sampler, mu1: Sampler, solver: Flow
+    ) -> TrajectoryPool:
+        """Return the trajectories of all flows. Raise UserError if the points are too far from the
+        origin."""
+        dtype = getattr(torch, dtype_name)
+        _check_origin(mu0, mu1, self.batch_size, dtype)
+        count = pool.pool.num_batches * self.batch_size
+        positions = torch.empty((count, pool.flow.steps + 1, *pool.shape), dtype=dtype)
+        trajectories = TrajectoryPool(positions, self.time_step)
+        for numbers in pool.groups(self.device):
+            trajectories.append(simulate(pool, mu0, mu1, solver, self.device, numbers))
+        return trajectories
 
     def __len__(self) -> int:
         return len(self._pool) // self.batch_size
@@ -135,13 +144,15 @@ class SinkhornPool:
         return PoolBatch(*(part.to(self.device) for part in self._pool.pairs(indices)))
 
 
-def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:
+def _sampler(name: str, points: Array | DrawPoints, seed: int) -> Sampler:
+    """Return a sampler of the points of an argument with this name. Raise UserError if they are not
+    finite or of wrong shape."""
     seed = derive_seed(seed, name, "pool")  # as in a run
     if not callable(points):
-        return RowSampler(_checked(name, points), seed)
+        return RowSampler(_check_points(name, points), seed)
 
     def draw(n: int, generator: torch.Generator) -> Tensor:
-        return _checked(name, points(n, generator), n)
+        return _check_points(name, points(n, generator), n)
 
     shape = tuple(draw(1, make_generator(seed)).shape[1:])
     return PointSampler(PointSet(name, draw, shape=shape), seed)
@@ -160,7 +171,7 @@ def _check_origin(mu0: Sampler, mu1: Sampler, n: int, dtype: torch.dtype) -> Non
         )
 
 
-def _checked(name: str, points: Array, n: int | None = None) -> Tensor:
+def _check_points(name: str, points: Array, n: int | None = None) -> Tensor:
     """Return points in float32. Raise UserError unless they are finite and (n, *shape)."""
     x = to_tensor(name, points).detach()
     is_shape = x.ndim > 1 and x.numel() > 0 and n in (None, len(x))

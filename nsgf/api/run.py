@@ -14,29 +14,29 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from nsgf.checks import check
+from nsgf.commands.evaluate import evaluate_run
+from nsgf.commands.export import export_run
+from nsgf.commands.report import report_run
 from nsgf.config.files import from_arguments
+from nsgf.config.layers import Layer
 from nsgf.config.schema import Config, PhaseName
-from nsgf.config.settings import Layer, change
 from nsgf.config.values import Place, expand_path, read_value, to_plain
-from nsgf.data import build_source, data_classes, data_shape, in_units, target_set
+from nsgf.data import Target
 from nsgf.data.images import data_root, to_unit_range
-from nsgf.data.own_images import image_bytes
-from nsgf.effects import refuse_training
-from nsgf.metrics.evaluate import evaluate_run
-from nsgf.models import OwnNetwork, make_own
-from nsgf.phases import find_way, load_sampler
-from nsgf.plots.samples import draw_samples, save_grid, to_pictures
-from nsgf.report.page import report_run
-from nsgf.resolve import resolve
+from nsgf.experiment import Experiment
+from nsgf.models import UserNetwork, make_network
+from nsgf.plots.samples import draw_notebook_image, save_grid, to_pictures
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
-from nsgf.share import export_run, find_folder, open_run
+from nsgf.settings.checks import check
+from nsgf.settings.effects import refuse_training
+from nsgf.settings.resolve import resolve
+from nsgf.share import find_folder, open_run
 from nsgf.sinkhorn.base import to_array
 from nsgf.system.errors import UserError, one_line, wrong_setting
-from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
+from nsgf.user_data.images import image_bytes
 
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
 """If the first argument of a network has such a name, the network takes the time before x."""
@@ -69,7 +69,11 @@ class Run:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
-        return data_shape(self.config.data)
+        return self._experiment.target.shape
+
+    @property
+    def _experiment(self) -> Experiment:
+        return Experiment(self.config)
 
     @from_python(
         {
@@ -105,7 +109,8 @@ class Run:
             raw: whether images keep values outside of [-1, 1] instead of being clamped.
 
         Returns:
-            ``(n, *shape)``, float32, on the CPU. Own points are float64 in the units of their file.
+            ``(n, *shape)``, float32, on the CPU. The user's points are float64 in the units of
+            their file.
 
         Raises:
             UserError: an argument is out of its range, or the card's memory is full.
@@ -116,19 +121,20 @@ class Run:
             "sampling.label": label,
             "sampling.batch_size": batch_size,
         }
-        config = change(self.config, from_arguments(changes))
-        check(config)
+        experiment = self._experiment.change(from_arguments(changes))
+        check(experiment)
         if nfe is not None:
-            way = find_way(config, self.networks.__contains__)
-            config = way.choose_calls(config, read_value("nfe", int, to_plain(nfe)))
+            method = experiment.trained_method(self.networks.__contains__)
+            experiment = experiment.choose_calls(method, read_value("nfe", int, to_plain(nfe)))
         samples = generate(
-            self.sampler.with_settings(config),
-            build_source(config.data, config.seed, "sample"),
-            config.sampling.num_samples,
+            self.sampler.with_settings(experiment.config.sampling),
+            experiment.source("sample"),
+            experiment.config.sampling.num_samples,
             self.device,
             progress=False,
         )
-        return in_units(config.data, samples.x, raw=raw)
+        target = experiment.target
+        return samples.x if raw and target.is_images else target.in_units(samples.x)
 
     def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:
         """Draw images as ``sample`` does, and return a list of PIL images. Raise UserError for
@@ -142,26 +148,27 @@ class Run:
         of images, or a plot of points by their first two coordinates. By default, ``n`` is 64 for
         images and 2,000 for points."""
         n = (64 if len(self.shape) == 3 else 2000) if n is None else n
-        return draw_samples(self.sample(n, seed, **how), target_set(self.config.data).axes)
+        return draw_notebook_image(self.sample(n, seed, **how), self._experiment.target.axes)
 
     @from_python({})
     def to(self, device: str | torch.device) -> "Run":
         """Open the run again on another device, such as ``cuda:1``, with the same settings."""
-        config = change(self.config, from_arguments({"device": device and str(device)}))
-        check(config)
-        return _open(config, self.folder)
+        layer = from_arguments({"device": device and str(device)})
+        experiment = self._experiment.change(layer)
+        check(experiment)
+        return _open(experiment, self.folder)
 
     @from_python({})
     def evaluate(self) -> dict[str, Any]:
         """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``.
         Raise UserError for the same reasons as the command."""
-        return evaluate_run(self.config, self.folder)[1]
+        return evaluate_run(self._experiment, self.folder)[1]
 
     @from_python({"out": "file"})
     def report(self, file: Place) -> Path:
         """Write the page of ``nsgf report`` to a file, and return its path. Raise the errors of the
         command, and UserError if the file does not end in .html."""
-        page, *_ = report_run(self.config, self._checkpoints("report"), out=file)
+        page, *_ = report_run(self._experiment, self._checkpoints("report"), out=file)
         return Path(page)
 
     @from_python({})
@@ -169,7 +176,7 @@ class Run:
         """Write the folder of ``nsgf export``, which must be new or empty, and return its path.
         Raise the errors of the command."""
         folder = expand_path("to", to)
-        export_run(self.config, self._checkpoints("export"), folder)
+        export_run(self._experiment, self._checkpoints("export"), folder)
         return folder
 
     @from_python({})
@@ -199,7 +206,7 @@ def load(
     path: Place | Run,
     *,
     device: str | torch.device | None = None,
-    network: OwnNetwork | None = None,
+    network: UserNetwork | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open a trained run for sampling. Nothing is written, and no code of the folder runs.
@@ -209,8 +216,8 @@ def load(
             (``mnist``), ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``), or
             an open run, whose files are read again.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: the setting ``device``.
-        network: your own network, if the run was trained with one; its weights do not matter.
-        overrides: other settings by key, such as ``{"sampling.solver": "heun"}``.
+        network: your network, if the run was trained with one; its weights do not matter.
+        overrides: settings by key, such as ``{"sampling.solver": "heun"}``.
 
     Raises:
         UserError: there is no such run; its files are missing, damaged or of another run; a setting
@@ -221,30 +228,32 @@ def load(
     path, network = folder_and_network(path, network)
     run = open_run(find_folder(path))
     run.network = network
-    config = resolve("evaluate", {**settings, **class_name(network)}, {}, run=run).config
-    if "root" in target_set(config.data).uses:  # the caller may change the working directory
-        config = change(config, {"data.root": str(data_root(config.data).absolute())})
-    return _open(config, run)
+    layer = {**settings, **class_name(network)}
+    experiment = resolve("evaluate", layer, {}, run=run).experiment
+    if "root" in experiment.target.uses:  # the caller may change the working directory
+        root = data_root(experiment.config.data).absolute()
+        experiment = experiment.change({"data.root": str(root)})
+    return _open(experiment, run)
 
 
-def _open(config: Config, run: RunFolder) -> Run:
+def _open(experiment: Experiment, run: RunFolder) -> Run:
     """Load the networks of a run with these settings."""
-    place = pick_device(config.device)
-    way = find_way(config, run.has_checkpoint)
-    sampler, progress = load_sampler(config, run, place, way)
+    device = experiment.device
+    method = experiment.trained_method(run.has_checkpoint)
+    sampler, progress = experiment.load_sampler(run, method)
     if run.network is not None:
-        check_network(run.network, config, place, trains=False)
+        check_network(run.network, experiment.target, device, trains=False)
     networks = {
         phase.name: leg.network
-        for (_, phase), leg in zip(way.legs, sampler.legs, strict=True)
+        for (_, phase), leg in zip(method.legs, sampler.legs, strict=True)
         if isinstance(leg.network, InferenceNetwork)
     }
-    return Run(run.path, config, place, progress, sampler, networks, run)
+    return Run(run.path, experiment.config, device, progress, sampler, networks, run)
 
 
 def folder_and_network(
-    run: Place | Run, network: OwnNetwork | None
-) -> tuple[Place, OwnNetwork | None]:
+    run: Place | Run, network: UserNetwork | None
+) -> tuple[Place, UserNetwork | None]:
     """Return the folder of a run, and the caller's network. For an open run without a new network,
     it is the network that the run was opened with."""
     if not isinstance(run, Run):
@@ -252,14 +261,14 @@ def folder_and_network(
     return run.path, run.folder.network if network is None else network
 
 
-def class_name(network: OwnNetwork | None) -> Layer:
+def class_name(network: UserNetwork | None) -> Layer:
     """Return the class name of a caller's network as a fact; nothing without a network. Raise
     UserError unless it is a module, or a function that makes one."""
     if network is None:
         return {}
     try:
         with keep_random_numbers():
-            model = make_own(network)
+            model = make_network(network)
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"a call of it returns {type(model).__name__}")
     except Exception as error:  # functions and classes of a caller may raise any type
@@ -271,51 +280,75 @@ def class_name(network: OwnNetwork | None) -> Layer:
 
 
 def check_network(
-    network: OwnNetwork, config: Config, device: torch.device, *, trains: bool = True
+    network: UserNetwork, target: Target, device: torch.device, *, trains: bool = True
 ) -> None:
     """Raise UserError unless a caller's network returns x's shape, changes neither its inputs nor
-    its own state, and has a finite state. With ``trains``, it must also have gradients."""
-    classes = data_classes(config.data)
-    x = torch.randn(2, *data_shape(config.data), generator=make_generator(0), dtype=torch.float32)
+    its state, has a finite state, and computes the same when it is made again. With ``trains``, it
+    must also have gradients."""
+    classes = target.classes
+    x = torch.randn(2, *target.shape, generator=make_generator(0), dtype=torch.float32)
     inputs = [x.to(device), torch.tensor([0.25, 0.5], dtype=torch.float32, device=device)]
     if classes:  # a class and, as in training, `classes` for "no class"
         inputs.append(torch.tensor([0, classes], dtype=torch.int32, device=device))
     try:
         with keep_random_numbers([device] if device.type == "cuda" else []):
-            model = make_own(network).to(device)
+            model = make_network(network).to(device)
             if next(iter(inspect.signature(model.forward).parameters), "") in TIME_NAMES:
                 raise ValueError(
                     "forward(t, x) must be forward(x, t); wrap it in a module whose "
                     "forward(self, x, t) returns self.network(t, x)"
                 )
-            before = copy.deepcopy(model.state_dict())
-            for is_training in (True, False) if trains else (False,):
-                given = [part.clone() for part in inputs]
-                with torch.set_grad_enabled(is_training):
-                    answer = model.train(is_training)(*given)
-                if answer.shape != x.shape:
-                    raise ValueError(f"returns {list(answer.shape)}, must return x's shape")
-                if not all(map(torch.equal, given, inputs)):
-                    raise ValueError("a call changes its inputs; it must leave them as they are")
-                if is_training:
-                    weights = [part for part in model.parameters() if part.requires_grad]
-                    torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
-            for name, part in model.state_dict().items():  # as a checkpoint and an export hold it
-                if not part.isfinite().all():
-                    raise ValueError(f"{name} is not finite; register it with persistent=False")
-                if name not in before or not part.equal(before[name]):
-                    raise ValueError(f"a call changes {name}; use no BatchNorm nor lazy parts")
-            # later sessions make it anew; weights are moved, as a last layer may begin with zeros
-            moved = {name: part + part.is_floating_point() / 8 for name, part in before.items()}
-            torch.clear_autocast_cache()  # it keeps 16-bit copies of the earlier weights
-            again = make_own(network).to(device).eval()
-            for copied in (model, again):
-                copied.load_state_dict(moved)  # fails for expanded buffers
-            if not torch.allclose(model(*inputs), again(*inputs), equal_nan=True):
-                raise ValueError(
-                    "two of them differ with the same weights; keep random parts with "
-                    "register_buffer, and layers in nn.ModuleList"
-                )
-    except Exception as error:
-        shown = ", ".join(f"{list(part.shape)} {part.dtype}" for part in inputs)
-        raise UserError(f"network: fails with inputs {shown}: {one_line(error)}") from error
+            state = copy.deepcopy(model.state_dict())
+            _check_calls(model, inputs, trains)
+            _check_state(model, state)
+            _check_copy(model, make_network(network).to(device), state, inputs)
+    except Exception as error:  # a network of a caller may raise any type
+        shapes = ", ".join(f"{list(part.shape)} {part.dtype}" for part in inputs)
+        raise UserError(f"network: fails with inputs {shapes}: {one_line(error)}") from error
+
+
+def _check_calls(model: torch.nn.Module, inputs: list[Tensor], trains: bool) -> None:
+    """Raise ValueError unless a network returns x's shape and does not change its inputs. With
+    ``trains``, compute gradients too, which may raise any error."""
+    for is_training in (True, False) if trains else (False,):
+        copies = [part.clone() for part in inputs]
+        with torch.set_grad_enabled(is_training):
+            answer = model.train(is_training)(*copies)
+        if answer.shape != inputs[0].shape:
+            raise ValueError(f"returns {list(answer.shape)}, must return x's shape")
+        if not all(map(torch.equal, copies, inputs)):
+            raise ValueError("a call changes its inputs; it must leave them as they are")
+        if is_training:
+            weights = [part for part in model.parameters() if part.requires_grad]
+            torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
+
+
+def _check_state(model: torch.nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless the state of a network, as a checkpoint and an export hold it, is
+    finite and the same as ``before`` the calls."""
+    for name, part in model.state_dict().items():
+        if not part.isfinite().all():
+            raise ValueError(f"{name} is not finite; register it with persistent=False")
+        if name not in before or not part.equal(before[name]):
+            raise ValueError(f"a call changes {name}; use no BatchNorm nor lazy parts")
+
+
+def _check_copy(
+    model: torch.nn.Module,
+    again: torch.nn.Module,
+    state: Mapping[str, Tensor],
+    inputs: list[Tensor],
+) -> None:
+    """Raise ValueError unless a network that was made again computes the same as ``model`` with the
+    same weights. Later sessions make the network again."""
+    # weights are moved, because a last layer may begin with zeros
+    moved = {name: part + part.is_floating_point() / 8 for name, part in state.items()}
+    torch.clear_autocast_cache()  # it keeps 16-bit copies of the earlier weights
+    again.eval()
+    for network in (model, again):
+        network.load_state_dict(moved)  # fails for expanded buffers
+    if not torch.allclose(model(*inputs), again(*inputs), equal_nan=True):
+        raise ValueError(
+            "two of them differ with the same weights; keep random parts with "
+            "register_buffer, and layers in nn.ModuleList"
+        )

@@ -16,30 +16,31 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from nsgf import experiment
 from nsgf.api.run import Run, check_network, class_name, folder_and_network, load
-from nsgf.config.files import EXPERIMENTS, from_arguments, read_experiment
+from nsgf.commands.estimate import fit_minutes
+from nsgf.commands.train import train as train_phases
+from nsgf.config.files import EXPERIMENT_NAMES, from_arguments, read_recipe
+from nsgf.config.layers import Layer, change
 from nsgf.config.schema import Config, DataConfig
-from nsgf.config.settings import Layer, change
 from nsgf.config.values import Place, expand_path, read_value, to_plain
-from nsgf.data.choices import INSPECTORS
-from nsgf.data.own import ARRAYS, check_same_data, format_columns, load_arrays
-from nsgf.data.own_images import image_bytes
-from nsgf.data.tables import read_array, to_frame, to_records
-from nsgf.models import OwnNetwork
-from nsgf.resolve import Request, resolve
+from nsgf.models import UserNetwork
 from nsgf.run.log import RunLog
 from nsgf.run.stop import CALLBACK, Stopped, stop_of_caller
+from nsgf.settings.choices import INSPECTORS
+from nsgf.settings.resolve import Request, resolve
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.files import ensure_writable, replacing, sync_folder
-from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import from_python
+from nsgf.user_data.files import ARRAYS, check_same_data, load_arrays
+from nsgf.user_data.images import image_bytes
+from nsgf.user_data.points import format_columns
+from nsgf.user_data.tables import read_array, to_frame, to_records
 
-Samples = Tensor | ArrayLike | Dataset[Any] | Place
+UserSamples = Tensor | ArrayLike | Dataset[Any] | Place
 """Points or images, or the path of a file or folder with them."""
-_NAMES = {
+_TRAIN_ARGUMENTS = {
     "data.name": "dataset",
     "data.path": "data",
     "run": "resume",
@@ -65,15 +66,15 @@ class Update(NamedTuple):
     """Saves a checkpoint and opens the run like ``nsgf.load``, to sample with current weights."""
 
 
-@from_python(_NAMES)
+@from_python(_TRAIN_ARGUMENTS)
 def train(
-    exp: str | Samples | None = None,
+    exp: str | UserSamples | None = None,
     *,
-    data: Samples | None = None,
+    data: UserSamples | None = None,
     labels: ArrayLike | None = None,
     columns: Sequence[str | int] | str | None = None,
     held_out: float | None = None,
-    network: OwnNetwork | None = None,
+    network: UserNetwork | None = None,
     method: Place | None = None,
     iterations: int | None = None,
     batch_size: int | None = None,
@@ -90,8 +91,8 @@ def train(
     callback: Callable[[Update], object] | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Train on an experiment or your own data as ``nsgf train`` does, and return the run, ready for
-    sampling. Only the caller's own code changes the caller's random generators.
+    """Train on an experiment or on your data as ``nsgf train`` does, and return the run, ready for
+    sampling. Only the caller's code changes the caller's random generators.
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
@@ -123,7 +124,7 @@ def train(
         out_dir: folder for the run folders; None: ``runs``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: as in the experiment.
         seed: seed of all random numbers of the run; None: as in the experiment.
-        overrides: other settings by key, such as ``{"nsgf.iterations": 2000}``. ``optim.*`` sets
+        overrides: settings by key, such as ``{"nsgf.iterations": 2000}``. ``optim.*`` sets
             every phase.
         callback: function that gets an ``Update`` at each line of ``metrics.jsonl``: every
             ``train.log_every`` updates, more often in a short phase. It does not change results. If
@@ -156,47 +157,64 @@ def train(
     if resume is not None:
         resume, network = folder_and_network(resume, network)
     settings = from_arguments(named, overrides) | class_name(network)
-    given = {"run": resume, "config": config}
-    files = {key: expand_path(key, file) for key, file in given.items() if file is not None}
-    wanted = request_with_data("train", data, labels, files, settings)
+    paths = {"run": resume, "config": config}
+    files = {key: expand_path(key, path) for key, path in paths.items() if path is not None}
+    request = request_with_data("train", data, labels, files, settings)
+    with silence(quiet):
+        folder = _run_phases(request, network, minutes, callback)
+    return load(folder, device=request.experiment.device, network=network)
+
+
+def _run_phases(
+    request: Request,
+    network: UserNetwork | None,
+    minutes: float | None,
+    callback: Callable[[Update], object] | None,
+) -> Path:
+    """Train as :func:`train` does, and return the run folder."""
+    experiment = request.experiment
+    opened_on = experiment.device
 
     def call_back(phase: str, step: int, loss: float | None, save: Callable[[], Path]) -> object:
         assert callback is not None
         with silence(False):
             return callback(
-                Update(phase, step, loss, lambda: load(save(), device=place, network=network))
+                Update(phase, step, loss, lambda: load(save(), device=opened_on, network=network))
             )
 
-    place = pick_device(wanted.config.device)
     on_log = None if callback is None else call_back
 
     def continue_with(folder: Path | None) -> str:
-        own = "" if network is None else ", network=..."
-        return f"continue with nsgf.train(resume={str(folder)!r}{own})"
+        more = "" if network is None else ", network=..."
+        return f"continue with nsgf.train(resume={str(folder)!r}{more})"
 
-    with silence(quiet):
-        if network is not None:
-            check_network(network, wanted.config, place)
-        for note in wanted.notes:
-            show(note)
-        with stop_of_caller(wanted.config.train.max_hours, continue_with) as stop:
-            try:
-                folder = experiment.train(
-                    wanted.config,
-                    wanted.run,
-                    stop=stop,
-                    network=network,
-                    on_log=on_log,
-                    minutes=minutes,
-                ).path
-            except Stopped as stopped:
-                if stop.reason != CALLBACK or stopped.folder is None:
-                    raise
-                folder = stopped.folder
-                RunLog(folder).write(
-                    f"stopped ({CALLBACK}), all is saved ({stopped}); {continue_with(folder)}"
-                )
-    return load(folder, device=place, network=network)
+    if network is not None:
+        check_network(network, experiment.target, opened_on)
+    for note in request.notes:
+        show(note)
+    with stop_of_caller(experiment.config.train.max_hours, continue_with) as stop:
+        notes = []
+        if minutes is not None:
+            is_new = request.run is None
+            experiment, note = fit_minutes(experiment, minutes, stop, network, is_new=is_new)
+            notes.append(note)
+        try:
+            run = train_phases(
+                experiment,
+                request.run,
+                stop=stop,
+                network=network,
+                on_log=on_log,
+                notes=notes,
+            )
+        except Stopped as stopped:
+            if stop.reason != CALLBACK or stopped.folder is None:
+                raise
+            RunLog(stopped.folder).write(
+                f"stopped ({CALLBACK}), all is saved ({stopped}); {continue_with(stopped.folder)}"
+            )
+            return stopped.folder
+    return run.path
 
 
 def columns_text(columns: Any) -> str | None:
@@ -211,11 +229,11 @@ def columns_text(columns: Any) -> str | None:
     return format_columns(names)
 
 
-def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | None]:
+def split_data(exp: Any, data: UserSamples | None) -> tuple[str | None, UserSamples | None]:
     """Return the name of an experiment and the data; the first argument may be either. Text that
     looks like a path is the path of data, even if the data are missing."""
     is_name = isinstance(exp, str) and (
-        exp in EXPERIMENTS or (Path(exp).stem == exp and not os.path.exists(exp))
+        exp in EXPERIMENT_NAMES or (Path(exp).stem == exp and not os.path.exists(exp))
     )
     if exp is None or is_name:
         return exp, data
@@ -226,7 +244,7 @@ def split_data(exp: Any, data: Samples | None) -> tuple[str | None, Samples | No
 
 def request_with_data(
     command: str,
-    data: Samples | None,
+    data: UserSamples | None,
     labels: ArrayLike | None,
     files: dict[str, Path],
     settings: Layer,
@@ -237,47 +255,67 @@ def request_with_data(
         raise UserError("labels: belong to samples; the folder or file of data has the classes")
     if data is None:
         return resolve(command, settings, files)
-    base = read_experiment(files["config"]).settings if "config" in files else {}
+    base = read_recipe(files["config"]).settings if "config" in files else {}
     if isinstance(data, str | PathLike):
         path = expand_path("data", data)
         kind = settings.get("exp") or _kind_of_data(path, {**base, **settings}.get("data.key"))
-        own = {} if "run" in files else _own_layer(kind, files, settings)
-        return resolve(command, {**own, "data.path": str(path), **settings}, files)
+        layer = {} if "run" in files else _data_layer(kind, files, settings)
+        return resolve(command, {**layer, "data.path": str(path), **settings}, files)
     notes = []
     if hasattr(type(data), "columns"):  # a lazy frame would compute its columns
         data, note = _to_frame(data)
         notes = [note] if note else []
     arrays = _arrays(data, labels)
-    digest = hashlib.sha256()
-    for key, array in arrays.items():
-        digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    resumed = files.get("run")
+    out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
+    request = _request_with_arrays(command, arrays, out_dir, files, settings)
+    return replace(request, notes=[*notes, *request.notes])
+
+
+def _request_with_arrays(
+    command: str,
+    arrays: dict[str, np.ndarray],
+    out_dir: Place,
+    files: dict[str, Path],
+    settings: Layer,
+) -> Request:
+    """Return the request of a command, with the samples ``arrays`` in a file of
+    ``OUT_DIR/.data``."""
     name = next(iter(arrays))
     resumed = files.get("run")
-    own = _own_layer(name, files, settings)
-    own |= {"data.conditional": True} if "labels" in arrays and not resumed else {}
-    out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
+    layer = _data_layer(name, files, settings)
+    layer |= {"data.conditional": True} if "labels" in arrays and not resumed else {}
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
-    file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
+    file = folder / f"{name}-{_checksum(arrays)}.npz"
     with TemporaryDirectory(prefix=".", dir=folder) as private:  # other calls may use `file`
-        place = Path(private) / file.name
-        with replacing(place) as stream:
+        draft = Path(private) / file.name
+        with replacing(draft) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
-        wanted = resolve(command, {**own, "data.path": str(place), **settings}, files)
+        request = resolve(command, {**layer, "data.path": str(draft), **settings}, files)
         if resumed:
-            section = wanted.config.data
+            section = request.config.data
             check_same_data(section, INSPECTORS[name](section)[0].checksum)
-        place.replace(file)
+        draft.replace(file)
         sync_folder(folder)
     return replace(
-        wanted,
-        config=change(wanted.config, {"data.path": str(file)}),
-        methods=[change(own, {"data.path": str(file)}) for own in wanted.methods],
-        notes=[*notes, *(note.replace(str(place), str(file)) for note in wanted.notes)],
+        request,
+        config=change(request.config, {"data.path": str(file)}),
+        methods=[change(method, {"data.path": str(file)}) for method in request.methods],
+        notes=[note.replace(str(draft), str(file)) for note in request.notes],
     )
 
 
-def _own_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
-    """Return the settings for a kind of own data."""
+def _checksum(arrays: dict[str, np.ndarray]) -> str:
+    """Return a checksum of arrays and their names."""
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _data_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
+    """Return the settings for data of a caller, ``images`` or ``points``. Raise UserError if the
+    caller gives another experiment or data set too."""
     if settings.get("exp", name) != name or name not in INSPECTORS or "data.name" in settings:
         raise UserError("data: cannot be given beside another exp or dataset; leave one out")
     return {"data.name": name} | ({} if files else {"exp": name})
@@ -296,14 +334,15 @@ def _kind_of_data(path: Path, key: str | None) -> str:
 
 
 def _to_frame(data: Any) -> tuple[Any, str]:
-    """Return a table in memory as a DataFrame of pandas, and a line for the user."""
+    """Return a table in memory as a DataFrame of pandas, and a line for the user. Raise UserError
+    if it is no table."""
     try:
         return to_frame(data)
     except Exception as error:  # libraries of tables raise many types
         raise UserError(f"data: {one_line(error)}") from error
 
 
-def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
+def _arrays(data: UserSamples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
     """Return ``images``, perhaps with ``labels``, or ``points``, not checked further."""
     name = "data"
     try:
@@ -324,7 +363,7 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
         name = "labels"
         if not isinstance(labels, Tensor | np.ma.MaskedArray):  # pandas keeps names as objects
             objects = np.asarray(labels, dtype=object)
-            if len({isinstance(one, str) for one in objects.flat}) > 1:
+            if len({isinstance(label, str) for label in objects.flat}) > 1:
                 raise ValueError("numbers or gaps among names; all must be names, or all numbers")
             labels = objects.tolist()
         return {**arrays, "labels": to_array(labels)}
@@ -333,7 +372,8 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
 
 
 def _read_items(data: Dataset[Any], labels: ArrayLike | None) -> tuple[Any, Any]:
-    """Return the samples of a data set, and their labels; raise ValueError for other items."""
+    """Return the samples of a data set, and their labels. Raise ValueError if its items are neither
+    samples nor pairs (sample, label)."""
     items = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     refuse_masks(items)
     try:

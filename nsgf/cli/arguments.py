@@ -2,13 +2,14 @@
 
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from nsgf.config.files import PRETRAINED, refuse_unknown
-from nsgf.config.settings import KEYS, Layer
+from nsgf.config.layers import KEYS, Layer
 from nsgf.config.values import read_value
-from nsgf.effects import ON_RUNS, STRICT, USES, accepts, is_used
-from nsgf.resolve import ON_EXPORTS, WITHOUT_RUN, Request, resolve
+from nsgf.settings.effects import ON_RUNS, STRICT, USES, accepts, is_used
+from nsgf.settings.resolve import ON_EXPORTS, WITHOUT_RUN, Request, resolve
 from nsgf.system.errors import UserError, naming
 
 COMMANDS = {
@@ -117,11 +118,6 @@ class _Parser(ArgumentParser):
     """A parser that raises UserError, and returns only the flags on the command line."""
 
     def error(self, message: str) -> NoReturn:
-        stray = message.removeprefix("unrecognized arguments: ")
-        if stray != message:
-            raise UserError(
-                f"{stray}: must follow a flag, as in --exp 2d or --run DIR; lists have commas: 5,10"
-            )
         raise UserError(message.removeprefix("argument "))
 
 
@@ -131,45 +127,91 @@ def parse(argv: list[str]) -> Request:
 
     Raises:
         UserError: the command or a flag is unknown, a flag occurs twice, a value has a wrong type;
-            and the errors of :func:`nsgf.resolve.resolve`.
+            and the errors of :func:`nsgf.settings.resolve.resolve`.
     """
     command, *words = argv
     if command not in COMMANDS:
         raise UserError(f"unknown command {command!r}: must be one of {', '.join(COMMANDS)}")
+    texts = _read_flags(command, words)
+    values = _read_values(command, texts)
+    _check_flags(command, values)
+    return resolve(
+        command,
+        values.settings,
+        {**values.options, "words": words},
+        keeps_total="sinkhorn-batch" in texts,
+    )
+
+
+@dataclass
+class _FlagValues:
+    """Values of the flags of a command line."""
+
+    short: Layer = field(default_factory=Layer)
+    """Settings of short flags, by key."""
+    full: Layer = field(default_factory=Layer)
+    """Settings of flags that are the key of a setting, by key."""
+    options: Layer = field(default_factory=Layer)
+    """Values of flags that are not settings, by flag."""
+
+    @property
+    def settings(self) -> Layer:
+        """All settings by key. A short flag overrides ``--optim.KEY``, and ``--PHASE.KEY``
+        overrides both."""
+        common = {key: value for key, value in self.short.items() if key.startswith("optim.")}
+        return {**self.short, **self.full, **common}
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of settings, and flags that are not settings."""
+        return [*{**self.short, **self.full, **self.options}]
+
+
+def _read_flags(command: str, words: list[str]) -> dict[str, Any]:
+    """Return the text of each flag on a command line, True without a text. Raise UserError if a
+    flag is unknown or occurs twice, or if a word follows no flag."""
     flags = flags_of(command)
     parser = _Parser(allow_abbrev=False, argument_default=SUPPRESS, add_help=False)
-    given = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
-    for name in given:
+    names = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    for name in names:
         if name not in flags:
             owners = sorted(OPTIONS[name][0]) if name in OPTIONS else ()
             refuse_unknown(f"--{name}", used_flags(command), owners)
-        if given.count(name) > 1:
+        if names.count(name) > 1:
             raise UserError(f"--{name}: given twice")
         parser.add_argument(f"--{name}", dest=name, **form_of(name, flags[name]))
-    fanned = Layer()
-    settings = Layer()
-    options = Layer()
-    for name, text in vars(parser.parse_args(words)).items():
+    texts, stray = parser.parse_known_args(words)
+    if stray:
+        raise UserError(
+            f"{' '.join(stray)}: must follow a flag, as in --exp 2d or --run DIR; lists have "
+            "commas: 5,10"
+        )
+    return vars(texts)
+
+
+def _read_values(command: str, texts: dict[str, Any]) -> _FlagValues:
+    """Return the values of flags. Raise UserError if a value has a wrong type."""
+    values = _FlagValues()
+    flags = flags_of(command)
+    for name, text in texts.items():
         keys = flags[name]
         if keys:
             value = read_value(name, KEYS[keys[0]].kind, text)
-            layer = settings if name in KEYS else fanned
-            layer |= dict.fromkeys([key for key in keys if accepts(command, key)] or keys, value)
+            layer = values.full if name in KEYS else values.short
+            accepted = [key for key in keys if accepts(command, key)]
+            layer.update(dict.fromkeys(accepted or keys, value))
         else:
-            options[name] = read_value(name, OPTIONS[name][1], text)
-    for option, other in ONE_OF.items():
-        if {option, other} <= {*fanned, *settings, *options}:
-            raise UserError(f"--{option}: not allowed with --{other}")
-    name = "report --compare" if "compare" in options else command
-    for key in {**fanned, **settings, **options} if name in STRICT else ():
+            values.options[name] = read_value(name, OPTIONS[name][1], text)
+    return values
+
+
+def _check_flags(command: str, values: _FlagValues) -> None:
+    """Raise UserError if flags exclude each other, or if a strict command does not use a flag."""
+    for flag, option in ONE_OF.items():
+        if {flag, option} <= {*values.keys}:
+            raise UserError(f"--{flag}: not allowed with --{option}")
+    name = "report --compare" if "compare" in values.options else command
+    for key in values.keys if name in STRICT else ():
         if not is_used(name, key):
             takes = ", ".join(USES[name].split())
             raise UserError(f"{key}: has no effect on {name}, which takes only {takes}")
-    # a short flag overrides --optim.KEY, and --PHASE.KEY overrides both
-    common = {key: value for key, value in fanned.items() if key.startswith("optim.")}
-    return resolve(
-        command,
-        {**fanned, **settings, **common},
-        {**options, "words": words},
-        keeps_total="sinkhorn-batch" in given,
-    )

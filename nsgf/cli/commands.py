@@ -8,18 +8,15 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import pairwise
 
 from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, parse
+from nsgf.config.schema import PhaseName
 from nsgf.config.values import expand_path
-from nsgf.resolve import Request
+from nsgf.settings.resolve import Request
 from nsgf.system.errors import UserError, naming, wrong_setting
 from nsgf.system.output import (
-    format_bytes,
-    format_hours,
     is_launched,
     launched_rank,
     local_processes,
@@ -28,9 +25,6 @@ from nsgf.system.output import (
     silence,
 )
 from nsgf.version import __version__
-
-if TYPE_CHECKING:
-    from nsgf.run.folder import RunFolder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,11 +49,9 @@ def main(argv: list[str] | None = None) -> int:
                 raise UserError(
                     f"{request.command}: runs in one process; start it without torchrun"
                 )
-            says_no = False
-            for line in chain(request.notes, ACTIONS[request.command](request)):
-                show(line)
-                says_no |= line.startswith("NO ")
-            return int(says_no and request.command == "preflight")
+            for note in request.notes:
+                show(note)
+            return _show_lines(ACTIONS[request.command](request))
     except KeyboardInterrupt:
         show("nsgf: interrupted")
         return 130
@@ -74,8 +66,20 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
+def _show_lines(lines: Iterable[str]) -> int:
+    """Print lines one after the other. Return the exit code that a generator of lines returns, or
+    0."""
+    iterator = iter(lines)
+    while True:
+        try:
+            show(next(iterator))
+        except StopIteration as stop:
+            return stop.value or 0
+
+
 def _explains(words: list[str]) -> bool:
-    """Print help, the version or completions if the command line asks for them."""
+    """Print help, the version or completions if the command line asks for them, and return whether
+    it does."""
     command = words[0] if words else "--help"
     topics = [  # KEY of --help KEY or --help=KEY, empty without a key
         (word.partition("=")[2] or after).removeprefix("--")
@@ -102,52 +106,74 @@ def _explains(words: list[str]) -> bool:
 
 
 def _train(request: Request) -> Iterator[str]:
-    from nsgf.experiment import train
-    from nsgf.run.folder import IN_FOLDER
+    from nsgf.commands.estimate import fit_minutes
+    from nsgf.commands.train import train
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import join
 
     config = request.config
+    experiment = request.experiment
     run = request.run
-    first = None
-    number = request.options.get("resume-phase")
-    if number is not None:
-        if not 0 < number <= len(config.phases):
-            raise UserError(f"--resume-phase {number}: the run has phases {config.phases}")
-        first = config.phases[number - 1]
-    elif run and "resume" not in request.options:
-        raise wrong_setting("run", run.path, "use --resume or --resume-phase N to train it further")
+    first = _first_phase(request)
+    notes: list[str] = []
     stop = StopRequest(config.train.max_hours)
     with join(config.device) as world, stop.listening():
         try:
-            run = train(config, run, first, world, stop, minutes=request.options.get("minutes"))
+            if (minutes := request.options.get("minutes")) is not None:
+                is_new = run is None and world.size == 1
+                experiment, note = fit_minutes(experiment, minutes, stop, is_new=is_new)
+                notes.append(note)
+            run = train(experiment, run, first, world, stop, notes=notes)
         except Stopped as stopped:
             if world.is_main:
                 yield f"stopped ({stop.reason}), {stopped}; continue with:"
-                runner = "python -m nsgf"
-                if world.size > 1:  # the user replaces ... by the address where machines meet
-                    here = local_processes(world.size)
-                    nodes = f"--nnodes {world.size // here} ... " if world.size > here else ""
-                    # without -- torchrun reads --run as short for its --run-path
-                    runner = f"torchrun {nodes}--nproc-per-node {here} -m nsgf --"
-                command = f"{runner} train --run {shlex.quote(str(stopped.folder))} --resume"
                 tracker = config.tracking.tracker
-                if tracker not in IN_FOLDER:  # saved settings may not start a service
-                    command += f" --tracker {tracker}"
-                yield f"    {command}"
+                yield f"    {_resume_command(str(stopped.folder), world.size, tracker)}"
             return
         if world.is_main:
             for command in ("sample", "evaluate", "report"):
                 yield f"next: python -m nsgf {command} --run {shlex.quote(str(run.path))}"
 
 
+def _first_phase(request: Request) -> PhaseName | None:
+    """Return the phase of ``--resume-phase``; None: none is named. Raise UserError if there is no
+    such phase, or if no flag says how to continue a run."""
+    phases = request.config.phases
+    number = request.options.get("resume-phase")
+    if number is not None:
+        if not 0 < number <= len(phases):
+            raise UserError(f"--resume-phase {number}: the run has phases {phases}")
+        return phases[number - 1]
+    run = request.run
+    if run and "resume" not in request.options:
+        raise wrong_setting("run", run.path, "use --resume or --resume-phase N to train it further")
+    return None
+
+
+def _resume_command(folder: str, processes: int, tracker: str) -> str:
+    """Return the command line that continues the run in a folder with as many processes, and with
+    the same tracker."""
+    from nsgf.run.folder import IN_FOLDER
+
+    runner = "python -m nsgf"
+    if processes > 1:  # the user replaces ... by the address where machines meet
+        local = local_processes(processes)
+        nodes = f"--nnodes {processes // local} ... " if processes > local else ""
+        # without -- torchrun reads --run as short for its --run-path
+        runner = f"torchrun {nodes}--nproc-per-node {local} -m nsgf --"
+    command = f"{runner} train --run {shlex.quote(folder)} --resume"
+    if tracker not in IN_FOLDER:  # saved settings may not start a service
+        command += f" --tracker {tracker}"
+    return command
+
+
 def _sample(request: Request) -> Iterator[str]:
-    from nsgf.samples import sample_run
+    from nsgf.commands.sample import sample_run
     from nsgf.system.distributed import join
 
     with join(request.config.device) as world:
         yield from sample_run(
-            request.config,
+            request.experiment,
             request.opened,
             world,
             nfe=request.options.get("nfe"),
@@ -156,88 +182,39 @@ def _sample(request: Request) -> Iterator[str]:
 
 
 def _evaluate(request: Request) -> Iterator[str]:
-    from nsgf.metrics.evaluate import evaluate_run
+    from nsgf.commands.evaluate import evaluate_run
     from nsgf.metrics.measures import report
     from nsgf.system.distributed import join
 
     with join(request.config.device) as world:
-        file, metrics = evaluate_run(request.config, request.opened, world=world)
+        file, metrics = evaluate_run(request.experiment, request.opened, world=world)
         if world.is_main:
             yield from [*report(metrics), str(file)]
 
 
 def _report(request: Request) -> list[str]:
-    from nsgf.comparison.page import report_comparison
-    from nsgf.report.page import report_run
+    from nsgf.commands.report import report_run
+    from nsgf.commands.report_comparison import report_comparison
 
-    config = request.config
-    how = request.options.get("figures", "png"), request.options.get("out")
-    if "compare" in request.options:
-        page, *others = report_comparison(request.options["compare"], config.out_dir, *how)
+    options = request.options
+    figures = options.get("figures", "png")
+    out = options.get("out")
+    if "compare" in options:
+        out_dir = request.config.out_dir
+        page, *files = report_comparison(options["compare"], out_dir, figures, out)
     else:
-        page, *others = report_run(config, request.opened, *how)
-    return [*others, page]
+        page, *files = report_run(request.experiment, request.opened, figures, out)
+    return [*files, page]
 
 
-def run_table(folder: Path) -> list[str]:
-    """Return lines about runs and comparisons, newest first. Raise UserError if there are none."""
-    from nsgf.comparison import SETTINGS
-    from nsgf.run.folder import RunFolder
+def _list(request: Request) -> list[str]:
+    from nsgf.commands.list_runs import run_table
 
-    files = [file for name in ("config.yaml", SETTINGS) for file in folder.glob(f"*/{name}")]
-    runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
-    if not runs:
-        raise wrong_setting("out_dir", folder, "holds no run; train one, or name another folder")
-    head = ("run", "data", "method", "progress", "last loss", "time", "size")
-    rows = [head, *map(_row, map(RunFolder, runs))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def _row(run: "RunFolder") -> tuple[str, ...]:
-    """Return the cells of a run or a comparison, or the reason why it cannot be read."""
-    from nsgf.comparison import SETTINGS, TABLE, read_rows
-    from nsgf.config.settings import build
-    from nsgf.report import curves, progress_of
-    from nsgf.run.folder import check_links
-    from nsgf.run.lock import is_locked
-    from nsgf.run.log import read_costs
-    from nsgf.system.errors import cause
-
-    path = run.path
-    try:
-        check_links(path)
-        if (path / SETTINGS).exists():
-            from nsgf.comparison.trials import Comparison  # loads torch
-
-            comparison = Comparison.stored(path)
-            trials = {
-                (trial.target, trial.method, trial.seed) for trial in comparison.trials if trial.nfe
-            }
-            rows = read_rows(path / TABLE)
-            done = {(row.target, row.method, row.seed) for row in rows} & trials
-            targets = dict.fromkeys(trial.target for trial in comparison.trials)
-            progress = f"comparison, {len(done)} of {len(trials)} trials"
-            about = (",".join(targets), ",".join(comparison.methods), progress, "", "")
-        else:
-            config = build(run.read_settings())
-            found = curves(run)
-            losses = [loss for name in config.phases for _, loss, _ in found.get(name, ())]
-            taken = sum(cost.seconds for cost in read_costs(path).values())
-            is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(path)
-            progress = progress_of(run, config) if is_begun else "aborted: no checkpoint"
-            time = format_hours(taken) if taken else ""
-            shown = f"{losses[-1]:.4g}" if losses else ""
-            about = (config.data.name, config.method, progress, shown, time)
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        return (path.name, *about, format_bytes(size))
-    except Exception as error:  # a foreign folder must not hide the others
-        problem = f"cannot be read: {cause(error).removeprefix(f'{path}: ')}"
-        return (path.name, "", "", problem, "", "", "")
+    return run_table(expand_path("out_dir", request.config.out_dir))
 
 
 def _compare(request: Request) -> Iterator[str]:
-    from nsgf.comparison.compare import compare
+    from nsgf.commands.compare import compare
     from nsgf.comparison.trials import Comparison
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import take_card
@@ -259,18 +236,24 @@ def _compare(request: Request) -> Iterator[str]:
 
 
 def _export(request: Request) -> list[str]:
-    from nsgf.share import export_run
+    from nsgf.commands.export import export_run
 
     options = request.options
-    return export_run(request.config, request.opened, options["to"], options.get("half", False))
+    return export_run(request.experiment, request.opened, options["to"], options.get("half", False))
 
 
-def _preflight(request: Request) -> Iterator[str]:
-    from nsgf.preflight import preflight
+def _preflight(request: Request) -> Generator[str, None, int]:
+    """Yield lines, and return 1 if one of them names a problem."""
+    from nsgf.commands.preflight import preflight
 
     words = shlex.join(["python", "-m", "nsgf", "train", *request.options["words"]])
     command = re.sub(r" --(session-hours|max-hours|train\.max_hours)[ =]\S+", "", words)
-    return preflight(request.config, request.options.get("session-hours", 12.0), command)
+    hours = request.options.get("session-hours", 12.0)
+    has_problem = False
+    for finding in preflight(request.experiment, hours, command):
+        has_problem |= finding.is_problem
+        yield str(finding)
+    return int(has_problem)
 
 
 ACTIONS: dict[str, Callable[[Request], Iterable[str]]] = {
@@ -278,7 +261,7 @@ ACTIONS: dict[str, Callable[[Request], Iterable[str]]] = {
     "sample": _sample,
     "evaluate": _evaluate,
     "report": _report,
-    "list": lambda request: run_table(expand_path("out_dir", request.config.out_dir)),
+    "list": _list,
     "compare": _compare,
     "export": _export,
     "preflight": _preflight,

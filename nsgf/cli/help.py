@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from nsgf.cli.arguments import COMMANDS, OPTIONS, Keys, flags_of, form_of, used_flags
 from nsgf.config import schema
-from nsgf.config.files import EXPERIMENTS, METHODS, refuse_unknown
-from nsgf.config.settings import KEYS, SECTIONS, is_inherited
+from nsgf.config.files import EXPERIMENT_NAMES, METHOD_NAMES, refuse_unknown
+from nsgf.config.layers import KEYS, SECTIONS, is_inherited
 from nsgf.config.values import describe_type, format_value
-from nsgf.effects import ON_RUNS
+from nsgf.settings.effects import ON_RUNS
 from nsgf.system.errors import UserError
 
 ON_TRAINING = (
@@ -26,7 +26,7 @@ ON_TRAINED_RUN = (
     "inception-weights data-root seed device out out-dir"
 )
 """The most used flags of commands on a trained run."""
-CHOICES = {"exp": EXPERIMENTS, "method": METHODS, "methods": METHODS}
+CHOICES = {"exp": EXPERIMENT_NAMES, "method": METHOD_NAMES, "methods": METHOD_NAMES}
 """Choices for flags whose value is text."""
 METAVARS = {"an integer": "N", "a number": "X", "true or false": "BOOL", "a list": "LIST"}
 """Placeholders for values, by the beginning of the description of their type."""
@@ -50,23 +50,23 @@ def help_parser(command: str, topic: str) -> ArgumentParser:
     words = ON_TRAINED_RUN if command in (*ON_RUNS, "export") else ON_TRAINING
     # compare has --method and --methods; show the second
     first = [name for name in words.split() if name in flags and f"{name}s" not in flags]
-    about: dict[str, Any] = {"description": COMMANDS[command], "usage": f"nsgf {command} [flags]"}
-    about["epilog"] = "--help all lists every setting, and --help KEY explains one."
+    texts: dict[str, Any] = {"description": COMMANDS[command], "usage": f"nsgf {command} [flags]"}
+    texts["epilog"] = "--help all lists every setting, and --help KEY explains one."
     if topic in ("", "all"):
-        others = [name for name in flags if name not in first and (topic or "." not in name)]
-        shown = first + [name for name in others if not is_inherited(name)]
+        further = [name for name in flags if name not in first and (topic or "." not in name)]
+        listed = first + [name for name in further if not is_inherited(name)]
     else:
-        about = {"usage": SUPPRESS}
+        texts = {"usage": SUPPRESS}
         first = []
         flags = flags_of(command)
         begin = f"{topic}."
-        shown = [name for name in flags if topic in (name, *flags[name]) or name.startswith(begin)]
-        if not shown:
+        listed = [name for name in flags if topic in (name, *flags[name]) or name.startswith(begin)]
+        if not listed:
             refuse_unknown(f"--{topic}", flags)
     form = partial(_Formatter, max_help_position=30)
-    parser = ArgumentParser(prog="", formatter_class=form, add_help=False, **about)
+    parser = ArgumentParser(prog="", formatter_class=form, add_help=False, **texts)
     groups = {}
-    for name in shown:
+    for name in listed:
         title = "most used flags" if name in first else name.rpartition(".")[0]
         title = title or ("other flags" if first else "")
         if title not in groups:
@@ -97,7 +97,7 @@ def _explain(name: str, keys: Keys, docs: dict[str, str], is_full: bool) -> dict
     else:
         _, kind, metavar, text = OPTIONS[name]
     names = get_args(kind) if get_origin(kind) is Literal else tuple(CHOICES.get(name, ()))
-    if any(each not in text for each in names):
+    if any(name not in text for name in names):
         text += f" Choices: {', '.join(names)}."
     form = {**form_of(name, keys), "help": text.replace("%", "%%")}
     return form if "action" in form else {**form, "metavar": metavar, "choices": names or None}
@@ -134,13 +134,13 @@ def setting_docs() -> dict[str, str]:
         for node in ast.parse(inspect.getsource(schema)).body
         if isinstance(node, ast.ClassDef)
     }
-    found = {}
+    docs = {}
     for section, kind in SECTIONS.items():
         if kind is schema.OptimConfig and section != "optim":
-            found[section] = "The keys of optim, for this phase only."
+            docs[section] = "The keys of optim, for this phase only."
             continue
-        found[section] = inspect.cleandoc(kind.__doc__ or "").replace("\n", " ")
+        docs[section] = inspect.cleandoc(kind.__doc__ or "").replace("\n", " ")
         for name, text in below[kind.__name__].items():
             if (key := f"{section}.{name}".lstrip(".")) in KEYS:
-                found[key] = text
-    return found
+                docs[key] = text
+    return docs

@@ -37,10 +37,10 @@ class Row(NamedTuple):
 
 
 Rows = Sequence[Row]
-SETTINGS = "comparison.yaml"
+COMPARISON_FILE = "comparison.yaml"
 TABLE = "table.csv"
 """Files in the folder of a comparison: the settings of its command, and its measures."""
-COLUMNS = Row._fields[:-1]
+TABLE_COLUMNS = Row._fields[:-1]
 """First columns of ``table.csv``. The other columns are measures."""
 KINDS: list[Callable[[str], Any]] = [
     str,
@@ -53,14 +53,14 @@ KINDS: list[Callable[[str], Any]] = [
     float,
     float,
 ]
-"""Functions that read the values of COLUMNS."""
+"""Functions that read the values of TABLE_COLUMNS."""
 
 
 def table_csv(rows: Rows) -> str:
     """Return the text of ``table.csv``."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*COLUMNS, *rows[0].values])
+    writer.writerow([*TABLE_COLUMNS, *rows[0].values])
     writer.writerows([*facts, *values.values()] for *facts, values in rows)
     return stream.getvalue()
 
@@ -69,13 +69,13 @@ def read_rows(file: Path) -> list[Row]:
     """Return the rows of a ``table.csv``. Raise UserError if it has another format."""
     try:
         head, *lines = csv.reader(io.StringIO(file.read_text("utf-8")))
-        names = head[len(COLUMNS) :]
-        if head != [*COLUMNS, *names] or not names:
-            raise ValueError(f"its columns must be {','.join(COLUMNS)} and measures")
+        names = head[len(TABLE_COLUMNS) :]
+        if head != [*TABLE_COLUMNS, *names] or not names:
+            raise ValueError(f"its columns must be {','.join(TABLE_COLUMNS)} and measures")
         rows = []
         for line in lines:
             facts = [kind(text) for kind, text in zip(KINDS, line, strict=False)]
-            values = dict(zip(names, map(float, line[len(COLUMNS) :]), strict=True))
+            values = dict(zip(names, map(float, line[len(TABLE_COLUMNS) :]), strict=True))
             rows.append(Row._make([*facts, values]))
         return rows
     except (OSError, ValueError, csv.Error) as error:
@@ -93,15 +93,15 @@ class Measured(NamedTuple):
 def read_measures(file: Path) -> dict[str, Measured]:
     """Return the measures in a file by key (:func:`nsgf.comparison.trials.measure_key`). Damaged
     lines are skipped. A later line adds to the values of an earlier line with the same key."""
-    found: dict[str, Measured] = {}
+    stored: dict[str, Measured] = {}
     lines = read_lines(file, key=dict, calls=float, seconds=float, values=dict)
     for key, calls, seconds, values in lines:
-        own = {name: math.inf if value is None else value for name, value in values.items()}
-        if all(type(value) is float for value in own.values()):
+        finite = {name: math.inf if value is None else value for name, value in values.items()}
+        if all(type(value) is float for value in finite.values()):
             text = json.dumps(key, sort_keys=True)
-            before = found[text].values if text in found else {}
-            found[text] = Measured(calls, seconds, before | own)
-    return found
+            before = stored[text].values if text in stored else {}
+            stored[text] = Measured(calls, seconds, before | finite)
+    return stored
 
 
 def add_measure(file: Path, key: str, measured: Measured) -> None:

@@ -10,16 +10,16 @@ from statistics import mean, stdev
 
 import torch
 
-from nsgf.comparison import SETTINGS, TABLE, Row, Rows, table_csv
+from nsgf.comparison import COMPARISON_FILE, TABLE, Row, Rows, table_csv
 from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
 from nsgf.comparison.tuning import SEARCH, ranking, selecting_measure
-from nsgf.data import Data
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
 from nsgf.report import render
 from nsgf.run.folder import write_facts
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import write_text
+from nsgf.user_data import load_data
 
 LEGENDS = (
     # means and differences
@@ -53,9 +53,9 @@ IMAGES = 36
 """Number of samples of each method in a picture, of points and of images."""
 
 Cells = Mapping[tuple[str, int | None, str], list[Row]]
-Table = list[list[str]]
+TextTable = list[list[str]]
 """Lines of cells. The first line is the header. The best mean is written as ``**mean**``."""
-Tables = tuple[list[Table], list[Table], list[Table]]
+Tables = tuple[list[TextTable], list[TextTable], list[TextTable]]
 """Tables of means, and of differences, for each measure; of costs, and in a search settings."""
 
 
@@ -98,41 +98,43 @@ def by_draw(cell: Rows, metric: str) -> dict[tuple[int, int], float]:
     return {(row.seed, row.draw): row.values[metric] for row in cell}
 
 
-def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
+def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
     """Return the mean over the draws of each seed; for a single seed, return its draws. Draws of
     one network share its errors, so they are not independent runs."""
     draws = defaultdict(list)
-    for (seed, _), value in sorted(found.items()):
+    for (seed, _), value in sorted(values.items()):
         draws[seed].append(value)
-    return list(found.values()) if len(draws) < 2 else [*map(mean, draws.values())]
+    return list(values.values()) if len(draws) < 2 else [*map(mean, draws.values())]
 
 
-def measure_table(rows: Rows, metric: str) -> Table:
+def measure_table(rows: Rows, metric: str) -> TextTable:
     """Return the means of a measure. Rows: methods, floors, and for images pure noise. Columns:
     targets and NFE."""
     methods = methods_of(rows)
     cells = cells_of(rows)
-    others = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
+    references = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
     best_of = max if is_better_higher(metric) else min
-    lines = {method: [method_title(method)] for method in methods + others}
+    lines = {method: [method_title(method)] for method in methods + references}
     for target, nfe in columns_of(rows):
-        found = {method: by_seed(by_draw(cells[target, nfe, method], metric)) for method in methods}
-        means = [mean(own) for own in found.values() if own]
+        values = {
+            method: by_seed(by_draw(cells[target, nfe, method], metric)) for method in methods
+        }
+        means = [mean(seeds) for seeds in values.values() if seeds]
         best = best_of(filter(math.isfinite, means), default=None)
-        places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
-        for method, own in found.items():
-            text = spread(own)
+        draws = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
+        for method, seeds in values.items():
+            text = spread(seeds)
             cell = cells[target, nfe, method]
             remarks = []
-            if 0 < len(cell) < len(places):
-                remarks.append(f"{len(cell)} of {len(places)} measures")
+            if 0 < len(cell) < len(draws):
+                remarks.append(f"{len(cell)} of {len(draws)} measures")
             calls = calls_of(cell, nfe)
             if abs(calls - nfe) > 0.05:
                 remarks.append(f"NFE {calls:.3g}")
             if remarks:
                 text += f" ({', '.join(remarks)})"
-            lines[method].append(f"**{text}**" if own and mean(own) == best else text)
-        for name in others:
+            lines[method].append(f"**{text}**" if seeds and mean(seeds) == best else text)
+        for name in references:
             lines[name].append(spread(by_seed(by_draw(cells[target, None, name], metric))))
     return [_head(name_of(metric), rows), *lines.values()]
 
@@ -141,26 +143,26 @@ def _head(title: str, rows: Rows) -> list[str]:
     return [title, *(f"{target}, NFE {nfe}" for target, nfe in columns_of(rows))]
 
 
-def spread(found: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
     """Return mean and standard deviation as text."""
-    if not all(map(math.isfinite, found)):
+    if not all(map(math.isfinite, values)):
         return "diverged"
-    if len(set(found)) < 2:
-        return f"{found[0]:.3f}" if found else "-"
-    return f"{mean(found):.3f} ± {stdev(found):.3f}"
+    if len(set(values)) < 2:
+        return f"{values[0]:.3f}" if values else "-"
+    return f"{mean(values):.3f} ± {stdev(values):.3f}"
 
 
-def difference_table(rows: Rows, metric: str) -> Table:
+def difference_table(rows: Rows, metric: str) -> TextTable:
     """Return the paired differences between the first method and the others."""
-    first, *others = methods_of(rows)
+    first, *rivals = methods_of(rows)
     cells = cells_of(rows)
     table = [_head(f"{method_title(first)} minus, {name_of(metric)}", rows)]
-    for other in others:
-        table.append([method_title(other)])
+    for rival in rivals:
+        table.append([method_title(rival)])
         for target, nfe in columns_of(rows):
-            own = by_draw(cells[target, nfe, first], metric)
-            theirs = by_draw(cells[target, nfe, other], metric)
-            both = {key: own[key] - theirs[key] for key in sorted(own.keys() & theirs.keys())}
+            ours = by_draw(cells[target, nfe, first], metric)
+            theirs = by_draw(cells[target, nfe, rival], metric)
+            both = {key: ours[key] - theirs[key] for key in sorted(ours.keys() & theirs.keys())}
             table[-1].append(verdict(by_seed(both), metric))
     return table
 
@@ -184,30 +186,30 @@ def verdict(differences: Sequence[float], metric: str) -> str:
     return f"{middle:+.3f} ± {error:.3f} {word}"
 
 
-def cost_table(rows: Rows) -> Table:
+def cost_table(rows: Rows) -> TextTable:
     """Return updates, mean training time and mean sampling times of each method."""
     counts = counts_of(rows)
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
     table = [head + [f"sampling at NFE {nfe}, s" for nfe in counts]]
-    own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
+    rows_of = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
     times = {
         method: mean(seconds)
-        for method, found in own.items()
-        if (seconds := [row.train_seconds for row in found if row.train_seconds])
+        for method, measured in rows_of.items()
+        if (seconds := [row.train_seconds for row in measured if row.train_seconds])
     }
-    for method, found in own.items():
-        updates = found[0].updates
+    for method, measured in rows_of.items():
+        updates = measured[0].updates
         line = [method_title(method), str(updates), "-", "-"]
         if time := times.get(method):
             line[2:] = [f"{time:.0f}", f"{updates * max(times.values()) / time:.0f}"]
         for nfe in counts:
-            seconds = [row.sample_seconds for row in found if row.nfe == nfe]
+            seconds = [row.sample_seconds for row in measured if row.nfe == nfe]
             line.append(f"{mean(seconds):.2f}" if seconds else "-")
         table.append(line)
     return table
 
 
-def search_table(rows: Rows, tried: Rows) -> Table:
+def search_table(rows: Rows, tried: Rows) -> TextTable:
     """Return the settings that the search selected, and the number of combinations that it tried.
     Rows: methods. Columns: targets."""
     ranked = ranking(tried)
@@ -229,19 +231,19 @@ def all_tables(rows: Rows, tried: Rows = ()) -> Tables:
     means = [measure_table(rows, metric) for metric in metrics]
     differences = [difference_table(rows, metric) for metric in metrics]
     # a single method has no differences
-    others = [cost_table(rows), *([search_table(rows, tried)] if tried else [])]
-    return means, [table for table in differences if len(table) > 1], others
+    further = [cost_table(rows), *([search_table(rows, tried)] if tried else [])]
+    return means, [table for table in differences if len(table) > 1], further
 
 
 def tables_text(name: str, tables: Tables) -> str:
     """Return all tables as the text of ``table.md`` (Markdown) or ``table.tex`` (with booktabs)."""
-    means, differences, others = tables
+    means, differences, further = tables
     return render(
         f"comparison/{name}.j2",
         means=means,
         differences=differences,
-        others=others,
-        legends=LEGENDS[: 1 + len(others)],
+        others=further,
+        legends=LEGENDS[: 1 + len(further)],
         cell=_latex_cell,
     )
 
@@ -256,7 +258,7 @@ def write_report(comparison: Comparison, rows: Rows, tried: Rows = ()) -> list[P
     """Write tables, settings and the rows ``tried`` of a search, and return the table files."""
     folder = comparison.folder
     write_facts(folder, comparison.config)
-    write_text(folder / SETTINGS, comparison.settings_text)
+    write_text(folder / COMPARISON_FILE, comparison.settings_text)
     tables = all_tables(rows, tried)
     texts = {
         "table.md": tables_text("table.md", tables),
@@ -277,18 +279,22 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
     for the first seed. Return the files."""
     seed = comparison.config.seed
-    every = comparison.trials_of(comparison.functions) + comparison.trials
+    all_trials = comparison.trials_of(comparison.functions) + comparison.trials
     files = []
     for target in dict.fromkeys(trial.target for trial in comparison.trials):
-        trials = [one for one in every if one.target == target and one.seed == seed and one.nfe]
-        data = Data(trials[0].config.data, seed)
-        count, what = (POINTS, "source") if data.images is None else (IMAGES, "noise")
+        trials = [
+            trial
+            for trial in all_trials
+            if trial.target == target and trial.seed == seed and trial.nfe
+        ]
+        data = load_data(trials[0].experiment.config.data, seed)
+        count, what = (IMAGES, "noise") if data.is_images else (POINTS, "source")
         noise = data.source("picture").sample(count).to(device)
         drawn = dict[str, dict[int, Samples]]()
         for trial in trials:
             paths = drawn.setdefault(method_title(trial.label), {})
             for nfe in trial.nfe:
-                samples = trial.sampler(nfe, device)(noise, keep_path=True)
+                samples = trial.sampler(nfe)(noise, keep_path=True)
                 path = [data.in_units(state) for state in samples.path]
                 paths[nfe] = replace(samples, x=path[-1], path=path)
         title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"

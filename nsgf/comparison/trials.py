@@ -16,24 +16,30 @@ from typing import Any
 
 import torch
 
-from nsgf.checks import check
-from nsgf.comparison import SETTINGS
+from nsgf.comparison import COMPARISON_FILE
 from nsgf.comparison.tuning import AS_GIVEN, SEED_OFFSET, Choice, choices_of
-from nsgf.config.files import method_layers, read_experiment, stored_facts
-from nsgf.config.schema import Config, PhaseName, edition_of
-from nsgf.config.settings import build, change, fixed_values, sections_of, shorter_warmups
+from nsgf.config.files import method_layers, read_recipe, stored_facts
+from nsgf.config.layers import Layer, build, fixed_values, sections_of, shorter_warmups
+from nsgf.config.schema import (
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    FlowConfig,
+    PhaseName,
+    SamplingConfig,
+    edition_of,
+)
 from nsgf.config.values import dump_yaml, format_value
-from nsgf.data import DATA_SETS, NOISE, target_set
+from nsgf.data import DATA_SETS, STANDARD, Target
+from nsgf.experiment import Experiment
 from nsgf.method import Observer
 from nsgf.metrics.features import SIDE
-from nsgf.phases import find_way, find_ways, load_sampler
 from nsgf.run.folder import RunFolder, folder_stem
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples
+from nsgf.settings.checks import check
 from nsgf.sinkhorn.base import Array, to_tensor
 from nsgf.system.errors import UserError, one_line, suggest, wrong_setting
 from nsgf.system.files import Plain
-from nsgf.system.hardware import pick_device
-from nsgf.training.precision import pick_precision
 
 TITLES = {
     "nsgf": "NSGF",
@@ -54,22 +60,25 @@ TITLES = {
 FLOOR = "floor"
 NOISE_ROW = "pure noise"
 SHARED = "rf"
-"""Names in place of a method, in rows of floors and noise, and in the folder of rectified flows."""
+"""Names in place of a method: in rows of floors and noise, and in the folder of rectified flows."""
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches allowed names of methods, which are valid in folders and tables."""
-NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
-FORMAT = 5
+NAME_RULE = (
+    f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
+)
+MEASURE_FORMAT = 5
 """Version of the measures. Increase it when the computation of a measure changes."""
-EQUAL = ("seed", "data", "model", "evaluation", "compare.tune", "compare.tune_nfe")
+EQUAL_TERMS = ("seed", "data", "model", "evaluation", "compare.tune", "compare.tune_nfe")
 """Sections and settings that must agree for all methods."""
 
-Draw = Callable[..., Array]
+DrawSamples = Callable[..., Array]
 """(noise, nfe) or, with classes, (noise, nfe, labels) -> samples in the units of the data. Noise
 and samples are (B, *shape), labels int64 (B,)."""
 
 
 def method_title(method: str) -> str:
-    """Return the title of a method, or the name of a user's own. ``: SETTINGS`` may follow."""
+    """Return the title of a shipped method, or the name of a user's method. ``: SETTINGS`` may
+    follow."""
     name, colon, settings = method.partition(":")
     return TITLES.get(name, name) + colon + settings
 
@@ -79,11 +88,11 @@ class Comparison:
     """Settings of a comparison, and of each method that it trains."""
 
     config: Config
-    """Settings of the experiment, with its own method."""
+    """Settings of the experiment, with its method."""
     methods: Mapping[str, Config]
     """Settings of each method by name, with equal numbers of updates."""
-    functions: Mapping[str, Draw] = field(default_factory=dict)
-    """A caller's own methods by name. They are measured but not trained."""
+    functions: Mapping[str, DrawSamples] = field(default_factory=dict)
+    """A caller's functions by name. They are measured but not trained."""
     chosen: Mapping[tuple[str, str], Choice] = field(default_factory=dict)
     """Settings that the search of ``compare.tune`` selected, by target and method."""
 
@@ -91,82 +100,35 @@ class Comparison:
     def of(
         cls, config: Config, methods: Sequence[Config], fixed: Collection[str] = ()
     ) -> "Comparison":
-        """Return the comparison of these methods, with the number of updates of each, and warm-ups
+        """Return the comparison of ``methods``, with the number of updates of each, and warm-ups
         in proportion unless they are ``fixed`` settings.
 
         Raises:
             UserError: two methods have one name or title, a name is not allowed, methods differ in
                 data, networks or evaluation, or one has too few updates for its networks.
         """
-        # equal terms
-        names = [own.method for own in methods]
-        if len(set(map(method_title, names))) < len(names):
-            raise wrong_setting("compare.methods", names, "names must differ; rename a file")
-        terms = fixed_values(methods[0], EQUAL)
-        for own in methods:
-            if not NAME.fullmatch(own.method):
-                raise wrong_setting(
-                    "compare.methods", repr(own.method), f"must be {NAMES}; rename the file"
-                )
-            for key, value in fixed_values(own, EQUAL).items():
-                if value != terms[key]:
-                    raise wrong_setting(
-                        key,
-                        format_value(value),
-                        f"must be {format_value(terms[key])} as for "
-                        f"{names[0]}, on equal terms (method {own.method})",
-                    )
-        # updates of all networks together, divided in proportion to their iterations
-        given = config.compare.updates
-        if len(given) not in (0, 1, len(methods)):
-            raise wrong_setting("compare.updates", given, "must be one number, or one per method")
-        totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(methods)
+        _check_equal_terms(methods)
         trained = {}
-        for own, total in zip(methods, totals, strict=True):
-            if not find_ways(own):  # other methods have no tau
-                own = change(own, {"sampling.tau": None})
-            counts = updates_of(own)
-            if find_way(own).adds_updates and not own.compare.updates:  # 2-RF: its own, after 1-RF
-                shares = [total, *counts[1:]]
-            else:
-                shares = [round(count * total / sum(counts)) for count in counts[:-1]]
-                shares.append(total - sum(shares))
-            if min(shares) < 1:
-                raise UserError(
-                    f"compare.updates: {total} are too few for the networks of {own.method}"
-                )
-            layer = {
-                f"{phase}.iterations": share
-                for phase, share in zip(own.phases, shares, strict=True)
-            }
-            shared = change(own, layer)
-            trained[own.method] = change(shared, shorter_warmups(own, shared, fixed))
-        # phases that are trained once
-        first: dict[PhaseName, Config] = {}
-        for own in filter(_shares_training, trained.values()):
-            for phase in own.phases:
-                other = first.setdefault(phase, own)
-                if getattr(own, phase) != getattr(other, phase):
-                    raise wrong_setting(
-                        "compare.methods",
-                        [other.method, own.method],
-                        "share "
-                        f"phase {phase}, so its settings must be equal; or use "
-                        f"{suggest('compare.updates', 'N')}",
-                    )
+        for method, total in zip(
+            methods,
+            _total_updates(config.compare.updates, sum(config.updates), len(methods)),
+            strict=True,
+        ):
+            trained[method.method] = _with_updates(method, total, fixed)
+        _check_shared_phases(trained.values())
         return cls(config, trained)
 
     @classmethod
     def stored(cls, folder: Path) -> "Comparison":
         """Return the comparison that wrote the table in a folder. Raise UserError if its settings
         cannot be read."""
-        stored = read_experiment(folder / SETTINGS)
+        stored = read_recipe(folder / COMPARISON_FILE)
         names = stored.settings.get("compare.methods")
         if not names:
-            raise wrong_setting("compare", folder, f"its {SETTINGS} has no methods")
+            raise wrong_setting("compare", folder, f"its {COMPARISON_FILE} has no methods")
         layers = [method_layers(stored, name) for name in names]
         facts = stored_facts(folder)
-        methods = [build({**below, **own, **facts}) for below, own in layers]
+        methods = [build({**method, **settings, **facts}) for method, settings in layers]
         return cls(methods[0], {method.method: method for method in methods})
 
     @property
@@ -179,9 +141,9 @@ class Comparison:
     def settings_text(self) -> str:
         """The comparison as an experiment's file, with all settings of each method in a section."""
         settings = sections_of(self.config)
-        del settings["phases"]  # each method has its own
+        del settings["phases"]  # each method has different phases
         settings["compare"]["methods"] = [*self.methods]
-        settings["methods"] = {name: sections_of(own) for name, own in self.methods.items()}
+        settings["methods"] = {name: sections_of(method) for name, method in self.methods.items()}
         return dump_yaml(settings)
 
     @cached_property
@@ -195,10 +157,10 @@ class Comparison:
         method with a single combination needs no search."""
         seed = self.config.seed + SEED_OFFSET
         trials = []
-        for one in self.trials_of(self.methods, [seed]):
-            choices = choices_of(self.methods[one.method])
-            if len(choices) > 1 and one.nfe:
-                trials += [replace(one, choice=own, is_tuning=True) for own in choices]
+        for trial in self.trials_of(self.methods, [seed]):
+            choices = choices_of(self.methods[trial.method])
+            if len(choices) > 1 and trial.nfe:
+                trials += [replace(trial, choice=choice, is_tuning=True) for choice in choices]
         return trials
 
     def trials_of(
@@ -208,11 +170,11 @@ class Comparison:
         caller's function, the seed determines the noise."""
         data = self.config.data
         compare = self.config.compare
-        own: Any = data.name if data.source == NOISE else f"{data.source}_{data.name}"
+        target: Any = data.name if data.source == STANDARD else f"{data.source}_{data.name}"
         seeds = seeds or range(self.config.seed, self.config.seed + compare.seeds)
         return [
             Trial(self, target, method, seed, self.chosen.get((target, method), AS_GIVEN))
-            for seed, target, method in product(seeds, compare.targets or [own], methods)
+            for seed, target, method in product(seeds, compare.targets or [target], methods)
         ]
 
 
@@ -241,18 +203,20 @@ class Trial:
         return self.method in self.comparison.methods
 
     @cached_property
-    def _settings(self) -> Config:
-        own = self.comparison.methods.get(self.method, self.comparison.config)
-        return change(own, self.choice.settings)
+    def _recipe(self) -> Experiment:
+        """The method with the settings of the choice, for the comparison's first target."""
+        config = self.comparison.methods.get(self.method, self.comparison.config)
+        return Experiment(config).change(self.choice.settings)
 
     @cached_property
     def nfe(self) -> list[int]:
-        """Those values of ``compare.nfe`` that are possible for the trial. In the search: only the
-        largest possible one up to ``compare.tune_nfe``, or else the smallest."""
+        """Values of ``compare.nfe`` that are possible for the trial. In the search: only the
+        largest possible value up to ``compare.tune_nfe``, or else the smallest."""
         compare = self.comparison.config.compare
         if not self.is_trained:
             return compare.nfe
-        least, most = find_way(self._settings).possible_calls(self._settings)
+        recipe = self._recipe
+        least, most = recipe.method.possible_calls(recipe.config.sampling)
         if not self.is_tuning:
             return [nfe for nfe in compare.nfe if least <= nfe <= most]
         limit = compare.tune_nfe or max(compare.nfe)
@@ -263,15 +227,15 @@ class Trial:
     @cached_property
     def run(self) -> RunFolder:
         """The run folder of the trial. Rectified flows share a folder, because 2-RF continues after
-        1-RF, unless each has its own number of updates."""
-        name = SHARED if _shares_training(self._settings) else self.method
+        1-RF, unless their numbers of updates differ."""
+        name = SHARED if _shares_training(self._recipe.config) else self.method
         if self.is_tuning:  # trials that differ only in sampling share a folder
             name = f"{name}, {self.choice.trained}"
         return RunFolder(self.comparison.folder / self.target / f"{name}-seed{self.seed}")
 
     @cached_property
-    def config(self) -> Config:
-        """Settings of training, with the precision that ``auto`` selects. Raise UserError if they
+    def experiment(self) -> Experiment:
+        """The experiment, with the precision that ``auto`` selects. Raise UserError if its settings
         are not valid for this target."""
         source, name = split_target(self.target)
         layer = {
@@ -280,22 +244,23 @@ class Trial:
             "data.source": source,
             "train.preview": False,
         }
-        config = change(self._settings, layer)
-        precision = pick_precision(config, pick_device(config.device))
-        config = change(config, {"train.precision": precision})
-        check(config)
-        return config
+        experiment = self._recipe.change(layer)
+        experiment = experiment.change({"train.precision": experiment.precision})
+        check(experiment)
+        return experiment
 
-    def sampler(self, nfe: int, device: torch.device) -> FlowSampler:
-        """Return a sampler of the trained networks, or of the function, with ``nfe`` calls."""
+    def sampler(self, nfe: int) -> FlowSampler:
+        """Return a sampler with ``nfe`` calls of the trained networks, or of the function."""
         if draw := self.comparison.functions.get(self.method):
-            return FlowSampler([FunctionLeg(self.config, self.method, draw, nfe)])
-        config = find_way(self.config).limit_calls(self.config, nfe)
-        return load_sampler(config, self.run, device)[0]
+            config = self.experiment.config
+            target = self.experiment.target
+            leg = FunctionLeg(self.method, draw, nfe, target, config.sampling, config.flow)
+            return FlowSampler([leg], target)
+        return self.experiment.limit_calls(nfe).load_sampler(self.run)[0]
 
     @property
     def measures(self) -> Path:
-        """File of the trial's measures. 1-RF and 2-RF share one, as do all functions of a
+        """File of the trial's measures. 1-RF and 2-RF share a file, and so do all functions of a
         target."""
         if not self.is_trained:
             return self.comparison.folder / self.target / "functions.jsonl"
@@ -308,19 +273,20 @@ class Trial:
         config = self.comparison.config
         keys = {}
         for nfe in self.nfe:
-            own = {"method": self.method, "nfe": nfe, "seed": self.seed}
-            own |= edition_key(self.target)
+            settings = {"method": self.method, "nfe": nfe, "seed": self.seed}
+            settings |= edition_key(self.target)
             if self.is_trained:
-                own["updates"] = updates_of(self.config)
-                own["precision"] = self.config.train.precision
-                sampling = asdict(find_way(self.config).limit_calls(self.config, nfe).sampling)
+                trained = self.experiment.limit_calls(nfe).config
+                settings["updates"] = trained.updates
+                settings["precision"] = trained.train.precision
+                sampling = asdict(trained.sampling)
                 for unused in ("num_samples", "label", "guidance"):
                     del sampling[unused]
                 if sampling["spacing"] == 1:
                     del sampling["spacing"]  # rows of earlier versions have none
-                own["sampling"] = sampling
+                settings["sampling"] = sampling
             for draw in range(config.compare.draws):
-                keys[nfe, draw] = measure_key(config, draw=draw, **own)
+                keys[nfe, draw] = measure_key(config.evaluation, config.data, draw=draw, **settings)
         return keys
 
 
@@ -334,25 +300,83 @@ def split_target(target: str) -> tuple[str, str]:
     """Return ``data.source`` and ``data.name`` of a target such as ``8gaussians_moons``."""
     source, _, name = target.rpartition("_")
     if target in DATA_SETS or not source:  # a name may have an underscore
-        return NOISE, target
+        return STANDARD, target
     return source, name
 
 
-def measure_key(config: Config, **own: Any) -> str:
-    """Return the key of a measure: the numbers of samples, and the settings ``own``."""
+def measure_key(evaluation: EvaluationConfig, data: DataConfig, **settings: Any) -> str:
+    """Return the key of a measure: the numbers of samples, and the settings of the measure."""
     counts = {
-        "num_samples": config.evaluation.num_samples,
-        "w2_samples": config.evaluation.w2_samples,
+        "num_samples": evaluation.num_samples,
+        "w2_samples": evaluation.w2_samples,
     }
-    if found := config.data.found:
-        own["data"] = found["checksum"]
-        if max(found["shape"][1:], default=0) > SIDE:
-            own["is_antialiased"] = True  # earlier versions resized without antialiasing
-    if config.data.held_out:
-        own["held_out"] = config.data.held_out
-    if "updates" not in own:  # a floor or a function; checkpoints have the data of trained methods
-        own |= {"fake": config.data.fake, "size": config.data.size}
-    return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)
+    if facts := data.found:
+        settings["data"] = facts.checksum
+        if max(facts.shape[1:], default=0) > SIDE:
+            settings["is_antialiased"] = True  # earlier versions resized without antialiasing
+    if data.held_out:
+        settings["held_out"] = data.held_out
+    if "updates" not in settings:  # a floor or a function: checkpoints have the data of methods
+        settings |= {"fake": data.fake, "size": data.size}
+    return json.dumps({"format": MEASURE_FORMAT, **counts, **settings}, sort_keys=True)
+
+
+def _check_equal_terms(methods: Sequence[Config]) -> None:
+    """Raise UserError if two methods have one name or title, a name is not allowed, or settings
+    differ that must be equal."""
+    names = [method.method for method in methods]
+    if len(set(map(method_title, names))) < len(names):
+        raise wrong_setting("compare.methods", names, "names must differ; rename a file")
+    terms = fixed_values(methods[0], EQUAL_TERMS)
+    for method in methods:
+        if not NAME.fullmatch(method.method):
+            raise wrong_setting(
+                "compare.methods", repr(method.method), f"must be {NAME_RULE}; rename the file"
+            )
+        for key, value in fixed_values(method, EQUAL_TERMS).items():
+            if value != terms[key]:
+                raise wrong_setting(
+                    key,
+                    format_value(value),
+                    f"must be {format_value(terms[key])} as for "
+                    f"{names[0]}, on equal terms (method {method.method})",
+                )
+
+
+def _total_updates(updates: list[int], default: int, count: int) -> list[int]:
+    """Return the number of updates of each of ``count`` methods, all networks together: those of
+    ``compare.updates``, or else the ``default``. Raise UserError for a wrong number of values."""
+    if len(updates) not in (0, 1, count):
+        raise wrong_setting("compare.updates", updates, "must be one number, or one per method")
+    if len(updates) < 2:
+        return (updates or [default]) * count
+    return updates
+
+
+def _with_updates(method: Config, total: int, fixed: Collection[str]) -> Config:
+    """Return the settings of a method whose networks have ``total`` updates together, in proportion
+    to their iterations. Warm-ups change in proportion unless they are ``fixed`` settings."""
+    experiment = Experiment(method)
+    if not experiment.methods:  # only NSGF++ has tau
+        experiment = experiment.change({"sampling.tau": None})
+    fitted = experiment.change(_share_updates(experiment, total))
+    return fitted.change(shorter_warmups(experiment.config, fitted.config, fixed)).config
+
+
+def _check_shared_phases(methods: Iterable[Config]) -> None:
+    """Raise UserError if methods share the training of a phase, but differ in its settings."""
+    first: dict[PhaseName, Config] = {}
+    for method in filter(_shares_training, methods):
+        for phase in method.phases:
+            sharing = first.setdefault(phase, method)
+            if method.of_phase(phase) != sharing.of_phase(phase):
+                raise wrong_setting(
+                    "compare.methods",
+                    [sharing.method, method.method],
+                    "share "
+                    f"phase {phase}, so its settings must be equal; or use "
+                    f"{suggest('compare.updates', 'N')}",
+                )
 
 
 def _shares_training(config: Config) -> bool:
@@ -362,21 +386,37 @@ def _shares_training(config: Config) -> bool:
     return is_rectified and not (compare.updates or compare.tune)
 
 
-def updates_of(config: Config) -> list[int]:
-    """Return the number of optimizer updates of each phase."""
-    return [getattr(config, phase).iterations for phase in config.phases]
-
-
-def count_updates(config: Config) -> int:
-    """Return the number of optimizer updates of all phases."""
-    return sum(updates_of(config))
+def _share_updates(experiment: Experiment, total: int) -> Layer:
+    """Return the number of updates of each phase, in proportion to its iterations. Their sum is
+    ``total``. For 2-RF, the updates after 1-RF are added to it, unless ``compare.updates`` is set.
+    Raise UserError if a phase would have none."""
+    config = experiment.config
+    counts = config.updates
+    if experiment.method.adds_updates and not config.compare.updates:
+        shares = [total, *counts[1:]]
+    else:
+        shares = [round(count * total / sum(counts)) for count in counts[:-1]]
+        shares.append(total - sum(shares))
+    if min(shares) < 1:
+        raise UserError(f"compare.updates: {total} are too few for the networks of {config.method}")
+    phases = zip(config.phases, shares, strict=True)
+    return {f"{phase}.iterations": share for phase, share in phases}
 
 
 class FunctionLeg(Leg):
     """A caller's function that makes samples from noise. Its number of calls is not checked."""
 
-    def __init__(self, config: Config, name: str, draw: Draw, nfe: int) -> None:
-        super().__init__(config, torch.nn.Identity())
+    def __init__(
+        self,
+        name: str,
+        draw: DrawSamples,
+        nfe: int,
+        target: Target,
+        sampling: SamplingConfig,
+        flow: FlowConfig,
+    ) -> None:
+        super().__init__(torch.nn.Identity(), sampling, flow, target.classes)
+        self._target = target
         self._name = f'methods["{name}"]'
         self._draw = draw
         self._nfe = nfe
@@ -394,7 +434,7 @@ class FunctionLeg(Leg):
                 f"{self._name}: returned {tuple(x.shape)} at nfe = {self._nfe}: must be finite "
                 f"numbers in the noise's shape {tuple(noise.shape)}"
             )
-        samples.x = target_set(self.config.data).from_units(x).to(noise)
+        samples.x = self._target.from_units(x).to(noise)
         self.evaluations += self._nfe * len(x)
         if observe:
             observe(samples.x)

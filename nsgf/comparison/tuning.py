@@ -1,17 +1,18 @@
 """The search of ``compare.tune``: the settings to try for a method, and their ranking."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import product
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsgf.comparison import Row
 from nsgf.config.files import refuse_unknown
-from nsgf.config.schema import OF_PHASES, Config
-from nsgf.config.settings import KEYS, Layer, change
+from nsgf.config.layers import KEYS, Layer
+from nsgf.config.schema import OF_PHASES, Config, PhaseName
 from nsgf.config.values import format_value, read_value
-from nsgf.effects import find_obstacle
+from nsgf.experiment import Experiment
+from nsgf.settings.effects import find_obstacle
 from nsgf.system.errors import wrong_setting
 
 SEARCH = "search.csv"
@@ -19,9 +20,10 @@ SEARCH = "search.csv"
 SEED_OFFSET = 1000
 """The search uses ``seed + SEED_OFFSET`` as its seed. Tables have at most SEED_OFFSET seeds."""
 SELECTING = ("1000 energy_standardised", "1000 energy")
-"""The first of these measures that exists selects settings; for features of images, the first
-measure does. W2 of a finite sample depends mostly on how many points each part has by chance."""
-SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool")
+"""Keys of measures, of which the first that exists selects settings. For features of images, the
+first measure of the row selects. W2 of a finite sample depends mostly on how many points each part
+has by chance."""
+SEARCHED_SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool")
 """Sections whose settings can be searched, because methods may differ in them."""
 TERMS = ("iterations", "batch_size", "method", "source")
 """Settings of a phase that must be equal for all methods, or that define the method."""
@@ -36,6 +38,8 @@ class Choice(NamedTuple):
     """Text such as ``lr 0.003, peer.sigma 0``, with the names of ``compare.tune``."""
     trained: str = ""
     """The part of the title that training depends on."""
+    names: tuple[str, ...] = ()
+    """The names in the title."""
 
 
 AS_GIVEN = Choice({})
@@ -45,42 +49,73 @@ AS_GIVEN = Choice({})
 def choices_of(config: Config) -> list[Choice]:
     """Return each combination of the values in ``compare.tune`` for the settings that a method
     uses; one empty combination if it uses none. Raise UserError if a key or a value is wrong."""
-    grid = []
     keys_of = {name: name if name in KEYS else f"optim.{name}" for name in config.compare.tune}
-    # settings of optim first, so that those of single phases override them
-    for name, key in sorted(keys_of.items(), key=lambda item: not item[1].startswith("optim.")):
-        if key not in KEYS:
-            refuse_unknown(name, KEYS)
-        section, _, last = key.rpartition(".")
-        is_term = last in TERMS and section in (*OF_PHASES, "optim")
-        if key != "sampling.spacing" and (section not in SECTIONS or is_term or KEYS[key].is_free):
-            raise wrong_setting(
-                "compare.tune",
-                name,
-                "must be sampling.spacing, or a setting of "
-                f"{', '.join(SECTIONS)} that changes results, but none of {', '.join(TERMS)}",
-            )
-        typed = [
-            read_value(f"compare.tune.{name}", KEYS[key].kind, value)
-            for value in config.compare.tune[name]
-        ]
-        if len({*map(str, typed)}) < max(2, len(typed)):
-            raise wrong_setting("compare.tune", name, "must have two different values or more")
-        owners = config.phases if section == "optim" else [section]
-        keys = [f"{owner}.{last}" for owner in owners]
-        grid.append([(f"{name} {format_value(it)}", dict.fromkeys(keys, it)) for it in typed])
-    found = {}
+    # settings of optim first, so that settings of single phases override them
+    names = sorted(keys_of.items(), key=lambda item: not item[1].startswith("optim."))
+    grid = [_values_of(name, key, config.compare.tune[name], config.phases) for name, key in names]
+    choices = {}
     for combination in product(*grid):
-        whole = {key: value for _, layer in combination for key, value in layer.items()}
-        tried = change(config, whole)
+        experiment = Experiment(config).change(_settings_of(combination))
         used = [
-            part for part in combination if not all(find_obstacle(tried, key) for key in part[1])
+            choice
+            for choice in combination
+            if not all(find_obstacle(experiment, key) for key in choice.settings)
         ]
-        settings = {key: value for _, layer in used for key, value in layer.items()}
-        texts = [text for text, _ in used]
-        trained = [text for text in texts if not text.startswith("sampling.")]
-        found[", ".join(texts)] = Choice(settings, ", ".join(texts), ", ".join(trained))
-    return [*found.values()]
+        choice = _combine(used)
+        choices[choice.title] = choice
+    return [*choices.values()]
+
+
+def _values_of(
+    name: str, key: str, values: Sequence[Any], phases: Sequence[PhaseName]
+) -> list[Choice]:
+    """Return a choice for each of the ``values`` of a setting in ``compare.tune``, for a method
+    with these phases. Raise UserError if the setting cannot be searched or a value is wrong.
+
+    ``name``: name in ``compare.tune``; ``key``: key of the setting."""
+    if key not in KEYS:
+        refuse_unknown(name, KEYS)
+    section, _, last = key.rpartition(".")
+    is_term = last in TERMS and section in (*OF_PHASES, "optim")
+    if key != "sampling.spacing" and (
+        section not in SEARCHED_SECTIONS or is_term or KEYS[key].is_free
+    ):
+        raise wrong_setting(
+            "compare.tune",
+            name,
+            "must be sampling.spacing, or a setting of "
+            f"{', '.join(SEARCHED_SECTIONS)} that changes results, but none of "
+            f"{', '.join(TERMS)}",
+        )
+    typed = [read_value(f"compare.tune.{name}", KEYS[key].kind, value) for value in values]
+    if len({*map(str, typed)}) < max(2, len(typed)):
+        raise wrong_setting("compare.tune", name, "must have two different values or more")
+    owners = phases if section == "optim" else [section]
+    keys = [f"{owner}.{last}" for owner in owners]
+    return [
+        Choice(
+            settings=dict.fromkeys(keys, value),
+            title=f"{name} {format_value(value)}",
+            names=(name,),
+        )
+        for value in typed
+    ]
+
+
+def _combine(choices: Sequence[Choice]) -> Choice:
+    """Return choices, each of one setting, as one choice."""
+    trained = [choice for choice in choices if not choice.names[0].startswith("sampling.")]
+    return Choice(
+        settings=_settings_of(choices),
+        title=", ".join(choice.title for choice in choices),
+        trained=", ".join(choice.title for choice in trained),
+        names=tuple(choice.names[0] for choice in choices),
+    )
+
+
+def _settings_of(choices: Sequence[Choice]) -> Layer:
+    """Return the settings of all choices. Later choices override earlier ones."""
+    return {key: value for choice in choices for key, value in choice.settings.items()}
 
 
 def selecting_measure(row: Row) -> str:
@@ -95,7 +130,7 @@ def ranking(rows: Iterable[Row]) -> dict[tuple[str, str], list[str]]:
     for row in rows:
         losses[row.target, row.method].append(row.values[selecting_measure(row)])
     ranked = defaultdict(list)
-    for target, label in sorted(losses, key=lambda place: mean(losses[place])):
+    for target, label in sorted(losses, key=lambda trial: mean(losses[trial])):
         method, _, settings = label.partition(": ")
         ranked[target, method].append(settings)
     return ranked

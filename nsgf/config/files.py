@@ -5,11 +5,21 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 import yaml
 
-from nsgf.config.settings import EDITION, FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
+from nsgf.config.layers import (
+    EDITION,
+    FACTS,
+    FACTS_OF_DATA,
+    KEYS,
+    Layer,
+    is_inherited,
+    look_up,
+    spread_optim,
+)
+from nsgf.config.schema import DataFacts
 from nsgf.config.values import load_yaml, read_value, to_plain
 from nsgf.system.errors import UserError, cause, suggest, wrong_setting
 from nsgf.system.files import Plain, parse_object
@@ -20,8 +30,8 @@ CONFIGS = PACKAGE / "configs"
 """Folder of the shipped YAML files: inside an installed wheel, else beside the package."""
 if not CONFIGS.is_dir():
     CONFIGS = PACKAGE.parent / "configs"
-EXPERIMENTS = sorted(file.stem for file in CONFIGS.glob("*.yaml"))
-METHODS = sorted(file.stem for file in CONFIGS.glob("methods/*.yaml"))
+EXPERIMENT_NAMES = sorted(file.stem for file in CONFIGS.glob("*.yaml"))
+METHOD_NAMES = sorted(file.stem for file in CONFIGS.glob("methods/*.yaml"))
 """Names of the shipped experiments and methods."""
 PRETRAINED = {
     file.parent.name: file.parent for file in sorted(PACKAGE.glob("pretrained/*/config.json"))
@@ -29,7 +39,7 @@ PRETRAINED = {
 """Folders of the exported runs that the package ships, by name."""
 
 
-class Experiment(NamedTuple):
+class Recipe(NamedTuple):
     """The settings of an experiment's file."""
 
     settings: Layer
@@ -37,7 +47,7 @@ class Experiment(NamedTuple):
     """Settings for single methods, which override the others."""
 
 
-def read_experiment(file: Path) -> Experiment:
+def read_recipe(file: Path) -> Recipe:
     """Return the settings of an experiment's file, or of a run.
 
     Raises:
@@ -46,15 +56,15 @@ def read_experiment(file: Path) -> Experiment:
     plain = read_plain(file)
     sections = plain.pop("methods", {})
     settings = read_layer(plain)
-    own = {}
+    methods = {}
     if not isinstance(sections, dict) or {*map(type, sections.values())} - {dict}:
         raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
     for name, section in sections.items():
         try:
-            own[str(name)] = spread_optim(read_layer(section))
+            methods[str(name)] = spread_optim(read_layer(section))
         except UserError as error:
             raise UserError(f"methods.{name}.{error}") from error
-    return Experiment(settings, own)
+    return Recipe(settings, methods)
 
 
 def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
@@ -90,42 +100,50 @@ def stored_facts(folder: Path) -> Layer:
 def read_facts(sections: Plain) -> Layer:
     """Return the facts in the nested sections of a file of facts or of an exported run. Raise
     UserError if they are damaged."""
-    facts = {}
-    for key, item in FACTS.items():
-        facts[key] = look_up(sections, key, item.default)
-        if not isinstance(facts[key], item.kind):
-            raise UserError(f"{key}: damaged; train a new run")
-    return facts
+    facts = look_up(sections, FACTS_OF_DATA)
+    network = look_up(sections, "model.network")
+    if not isinstance(network, str | None):
+        raise UserError("model.network: damaged; train a new run")
+    if not facts:
+        return {FACTS_OF_DATA: None, "model.network": network}
+    kinds = get_type_hints(DataFacts)
+    try:
+        values = {name: read_value(name, kinds[name], value) for name, value in facts.items()}
+        return {FACTS_OF_DATA: DataFacts(**values), "model.network": network}
+    except (AttributeError, KeyError, TypeError, UserError) as error:
+        raise UserError(f"{FACTS_OF_DATA}: damaged; train a new run") from error
 
 
-def method_layers(experiment: Experiment, method: str | None) -> tuple[Layer, Layer]:
-    """Return two layers: the settings of a method, and the settings of an experiment for it.
+def method_layers(recipe: Recipe, method: str | None) -> tuple[Layer, Layer]:
+    """Return two layers: the settings of a method, and the settings of a recipe for it.
 
     The second layer wins over the first. In both, ``optim`` is already copied to each phase.
-    ``method`` is a shipped method, a YAML file, or a section of the experiment; None: the method
-    that the experiment names, if any.
+    ``method`` is a shipped method, a YAML file, or a section of the recipe; None: the method that
+    the recipe names, if any.
 
     Raises:
         UserError: the method does not exist, or the settings are complete and name another method.
     """
-    settings = experiment.settings
-    wanted = method or settings.get("method")
-    if not wanted:
+    settings = recipe.settings
+    chosen = method or settings.get("method")
+    if not chosen:
         return {}, spread_optim(settings)
-    is_file = wanted.endswith((".yaml", ".yml"))
-    name = Path(wanted).stem if is_file else wanted
+    is_file = chosen.endswith((".yaml", ".yml"))
+    name = Path(chosen).stem if is_file else chosen
     if "phases" in settings and method and name != settings.get("method"):
         raise wrong_setting(
             "method",
             method,
             f"must be {settings.get('method', 'no method')}, the method of these settings",
         )
-    base = {**settings, **experiment.methods.get(name, {}), "method": name}
-    if not is_file and name not in METHODS:
+    base = {**settings, **recipe.methods.get(name, {}), "method": name}
+    if not is_file and name not in METHOD_NAMES:
         if "phases" in base:
             return {}, spread_optim(base)
-        raise wrong_setting("method", name, f"must be one of {', '.join(METHODS)}, or a YAML file")
-    file = Path(wanted).expanduser() if is_file else CONFIGS / "methods" / f"{name}.yaml"
+        raise wrong_setting(
+            "method", name, f"must be one of {', '.join(METHOD_NAMES)}, or a YAML file"
+        )
+    file = Path(chosen).expanduser() if is_file else CONFIGS / "methods" / f"{name}.yaml"
     below = read_layer(read_plain(file))
     if "phases" not in below:
         raise UserError(f"method {file}: must name its phases, for example phases: [nsgf]")
@@ -154,15 +172,15 @@ def from_arguments(
 ) -> Layer:
     """Return ``overrides``, and the arguments of a Python call that are not None, by dotted key.
     The arguments win. Raise UserError for an unknown key or a wrong value."""
-    given = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
-    for key in {*FACTS, EDITION} & given.keys():
+    layer = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
+    for key in {*FACTS, EDITION} & layer.keys():
         refuse_unknown(key, KEYS)
-    return read_layer(to_plain(given))
+    return read_layer(to_plain(layer))
 
 
-def refuse_unknown(name: str, known: Collection[str], owners: Sequence[str] = ()) -> NoReturn:
+def refuse_unknown(name: str, names: Collection[str], owners: Sequence[str] = ()) -> NoReturn:
     """Raise UserError for an unknown flag, which begins with dashes, or an unknown key of a file.
-    ``known``: the flags that a command uses, without dashes, or all keys. ``owners``: the commands
+    ``names``: the flags that a command uses, without dashes, or all keys. ``owners``: the commands
     that have this flag."""
     key = name.removeprefix("--")
     section = key.rpartition(".")[0]
@@ -170,24 +188,28 @@ def refuse_unknown(name: str, known: Collection[str], owners: Sequence[str] = ()
 
     # possible spellings: names in other programs, and parts of our names; later ones win
     spelled: dict[str, list[str]] = {}
-    others = read_plain(Path(__file__).with_name("other_names.yaml"))
-    for ours, theirs in reversed(others.items()):
-        meant = [begin + each.rpartition(".")[2] if section else each for each in ours.split()]
-        if {*meant} <= {*known}:
-            spelled |= {_letters(begin + each): meant for each in theirs.split()}
+    synonyms = read_plain(Path(__file__).with_name("other_names.yaml"))
+    for ours, theirs in reversed(synonyms.items()):
+        keys = [begin + key.rpartition(".")[2] if section else key for key in ours.split()]
+        if {*keys} <= {*names}:
+            spelled |= {_letters(begin + word): keys for word in theirs.split()}
     parts = defaultdict(list)
-    for each in sorted(known, key=lambda each: not each.startswith("optim.")):
-        if not section and not is_inherited(each):
-            parts[_letters(each.rpartition(".")[2])].append(each)
-    spelled |= parts | {_letters(each): [each] for each in known}
+    for setting in sorted(names, key=lambda setting: not setting.startswith("optim.")):
+        if not section and not is_inherited(setting):
+            parts[_letters(setting.rpartition(".")[2])].append(setting)
+    spelled |= parts | {_letters(setting): [setting] for setting in names}
 
-    if _letters(key) not in spelled and any(each.startswith(f"{key}.") for each in known):
+    if _letters(key) not in spelled and any(setting.startswith(f"{key}.") for setting in names):
         raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")
     close = difflib.get_close_matches(_letters(key), spelled, 1, 0.82)
-    shown = [each if name == key else suggest(each) for match in close for each in spelled[match]]
+    hints = [
+        setting if name == key else suggest(setting)
+        for match in close
+        for setting in spelled[match]
+    ]
     hint = "nsgf COMMAND --help all lists them"
-    if shown:
-        hint = f"did you mean {' or '.join(shown)}?"
+    if hints:
+        hint = f"did you mean {' or '.join(hints)}?"
     elif owners:
         hint = f"it belongs to {', '.join(owners)}"
     kind = "key" if name == key else "flag"

@@ -1,11 +1,11 @@
 """The typed configuration: each field is documented here and becomes a command-line flag.
 
 The docstring below a field is its help text; its annotation gives the allowed range and whether it
-may change on resume. :mod:`nsgf.checks` checks rules between fields.
+may change on resume. :mod:`nsgf.settings.checks` checks rules between fields.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -91,6 +91,34 @@ def edition_of(*names: str) -> int:
 
 
 @dataclass(frozen=True)
+class DataFacts:
+    """What a new run found at ``data.path``. It must be the same when the run is resumed."""
+
+    samples: int
+    """Number of images or points."""
+    shape: list[int]
+    """Shape of one sample: (C, H, W), or (D,)."""
+    checksum: str
+    """Checksum of all images (names and contents), or of all points."""
+    classes: int = 0
+    """Number of classes of images; 0 if a class has too few images."""
+    names: list[str] | None = None
+    """Names of the D coordinates of points."""
+    mean: list[float] | None = None
+    """Mean of each coordinate, in the units of the file."""
+    scale: list[float] | None = None
+    """Standard deviation of each coordinate."""
+    class_names: list[str] | None = None
+    """Names of the classes."""
+    broken: list[str] | None = None
+    """Files that ``data.skip_broken`` leaves out."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the facts as they are saved."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Source mu0 and target mu*."""
 
@@ -128,8 +156,8 @@ class DataConfig:
     They are the same for every seed."""
     key: str | None = None
     """Name of the array of images or points, if a .npz file has several arrays."""
-    found: dict = field(default_factory=dict)
-    """Facts about the data at data.path. They must be the same when the run is resumed."""
+    found: DataFacts | None = None
+    """Facts about your own data at data.path. They must be the same when the run is resumed."""
 
     @property
     def edition(self) -> int:
@@ -470,6 +498,15 @@ class Config:
     def out_path(self) -> Path:
         """The path ``out_dir``, with ``~`` replaced by the home folder."""
         return Path(self.out_dir).expanduser()
+
+    @property
+    def updates(self) -> list[int]:
+        """Number of optimizer updates of each phase."""
+        return [self.of_phase(phase).iterations for phase in self.phases]
+
+    def of_phase(self, phase: PhaseName) -> OptimConfig:
+        """Return the section of a phase."""
+        return getattr(self, phase)
 
 
 OF_PHASES: tuple[PhaseName, ...] = get_args(PhaseName)

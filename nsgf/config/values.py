@@ -126,8 +126,8 @@ def read_value(key: str, kind: Any, value: Any) -> Any:
     try:
         return _convert(kind, value)
     except WRONG:
-        shown = "null" if value is None else value
-        raise wrong_setting(key, shown, f"must be {describe_type(kind)}") from None
+        text = "null" if value is None else value
+        raise wrong_setting(key, text, f"must be {describe_type(kind)}") from None
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -149,7 +149,10 @@ def _convert(kind: Any, value: Any) -> Any:
             value = dict(pairs)
             if len(value) < len(pairs):
                 raise ValueError
-        return {_convert(str, name): _convert(parts[1], own) for name, own in value.items()}
+        return {
+            _convert(str, name): _convert(parts[1], part_value)
+            for name, part_value in value.items()
+        }
     if origin is Literal or kind is str:
         if not is_text or (parts and value not in parts):
             raise ValueError

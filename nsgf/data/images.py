@@ -38,6 +38,7 @@ class ImageSet(Target):
     has_test: bool = False
     """Whether there are test images."""
     class_names: Names = ()
+    is_images: bool = True
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Includes ``root`` if the set reads files, and ``download`` if they can be downloaded."""
     unread: frozenset[str] = frozenset()
@@ -65,6 +66,9 @@ class ImageSet(Target):
     def from_units(self, samples: Tensor) -> Tensor:
         """Return bytes as floats in [-1, 1]."""
         return to_unit_range(samples) if samples.dtype == torch.uint8 else samples
+
+    def in_units(self, samples: Tensor) -> Tensor:
+        return samples.clamp(-1, 1)
 
     def labels(self, config: DataConfig, count: int, *, held_out: bool = False) -> Tensor:
         """Return the classes of the ``count`` samples of :meth:`load`, int64, (count,)."""
@@ -134,11 +138,12 @@ def _mnist(config: DataConfig, held_out: bool, kind: str) -> Tensor:
     name = f"{'t10k' if held_out else 'train'}-{kind}-ubyte"
     root = data_root(config)
     raw = root / "MNIST" / "raw"
-    names = [one + end for one in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")]
-    names += [f"{one}/{one}" for one in names]  # an archive that was unpacked into its own folder
+    stems = (name, name.replace("-idx", ".idx"))
+    names = [stem + ending for stem in stems for ending in ("", ".gz")]
+    names += [f"{copy}/{copy}" for copy in names]  # an archive unpacked into a folder of its name
     # no other folders: FashionMNIST has the same names in its own
     folders = (raw, root, raw.parent, root / "mnist")
-    files = [folder / one for folder in folders for one in names]
+    files = [folder / copy for folder in folders for copy in names]
     file = next(filter(Path.is_file, files), None)
     if file is None:
         MNIST(root, download=config.download)

@@ -27,12 +27,28 @@ class Target:
     unread: frozenset[str] = frozenset()
     """Those of them that have none for this kind of file."""
     class_names: Names = ()
-    """Names of the classes; empty without labels."""
+    """Names of the K classes that networks get as labels; empty: no labels."""
+    is_images: bool = False
+    """Whether the samples are images; otherwise they are points."""
     axes: Names | None = None
     """Names of the coordinates of own points; None for other sets."""
     mapped: Path | None = None
     """File that samples are mapped from. Reading beyond the end of a shortened file kills the
     process."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes K; 0: networks take no labels."""
+        return len(self.class_names)
+
+    def class_number(self, label: str | int | None) -> int | None:
+        """Return the number of the class ``label``: its name, or its number unless names are
+        numbers. Return None if there is no such class."""
+        labels = [*self.class_names]
+        if not any(map(str.isdecimal, labels)):
+            labels += map(str, range(self.classes))
+        # compare texts: YAML reads a name of digits as a number
+        return labels.index(str(label)) % self.classes if str(label) in labels else None
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:
         """Return the samples to train on, or the held-out samples, in the units of the data,
@@ -45,7 +61,8 @@ class Target:
         return samples
 
     def in_units(self, samples: Tensor) -> Tensor:
-        """Convert samples of networks to the units of the data.  (N, *shape)"""
+        """Convert samples of networks to the units of the data, and clamp images to [-1, 1].
+        (N, *shape)"""
         return samples
 
 
@@ -64,7 +81,7 @@ def gaussian(shape: Shape) -> PointSet:
     """Return the standard Gaussian mu0."""
     return PointSet(
         "gaussian",
-        lambda n, made_by: torch.randn((n, *shape), generator=made_by, dtype=torch.float32),
+        lambda n, generator: torch.randn((n, *shape), generator=generator, dtype=torch.float32),
         shape,
     )
 
@@ -73,7 +90,9 @@ TIMES = PointSet(
     "times", lambda n, generator: torch.rand(n, generator=generator, dtype=torch.float32), ()
 )
 """Times t ~ U[0, 1)."""
-INDICES = PointSet("indices", lambda n, made_by: torch.randint(2**62, (n,), generator=made_by), ())
+INDICES = PointSet(
+    "indices", lambda n, generator: torch.randint(2**62, (n,), generator=generator), ()
+)
 """Uniform integers in [0, 2^62), to be taken modulo any N.  int64"""
 
 

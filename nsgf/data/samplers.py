@@ -18,7 +18,7 @@ from nsgf.config.schema import Shape
 from nsgf.data.points import TIMES, PointSet
 from nsgf.system.seeding import make_generator
 
-BLOCK = 256
+DRAW_BLOCK = 256
 """Number of successive draws of a distribution that share one generator."""
 DROPPED = 0.1
 """Fraction of the labels of flows and lines that training drops (Ho and Salimans 2022)."""
@@ -54,9 +54,9 @@ class PointSampler(Sampler):
 
     def at(self, positions: range) -> Tensor:
         parts = []
-        for number, cut in pages(positions, BLOCK):
+        for number, cut in pages(positions, DRAW_BLOCK):
             if number != self._page_number:
-                self._page = self.distribution.draw(BLOCK, make_generator(self.seed, number))
+                self._page = self.distribution.draw(DRAW_BLOCK, make_generator(self.seed, number))
                 self._page_number = number
             parts.append(self._page[cut])
         return torch.cat(parts)
@@ -122,14 +122,14 @@ class ClassSampler(Sampler):
         self._run = run
 
     def at(self, positions: range) -> Tensor:
-        owners, places = class_labels(positions, len(self._streams), self._run).sort(stable=True)
+        owners, order = class_labels(positions, len(self._streams), self._run).sort(stable=True)
         numbers, counts = owners.unique_consecutive(return_counts=True)
         parts = []
-        for number, own in zip(numbers.tolist(), places.split(counts.tolist()), strict=True):
-            turn, within = divmod(positions.start + int(own[0]), self._run)
+        for number, rows in zip(numbers.tolist(), order.split(counts.tolist()), strict=True):
+            turn, within = divmod(positions.start + int(rows[0]), self._run)
             first = turn // len(self._streams) * self._run + within
-            parts.append(self._streams[number].at(range(first, first + len(own))))
-        return torch.cat(parts)[places.argsort()]
+            parts.append(self._streams[number].at(range(first, first + len(rows))))
+        return torch.cat(parts)[order.argsort()]
 
 
 class LabelDropout:

@@ -7,14 +7,16 @@ Shapes: N samples, M rows, D columns.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nsgf.config.schema import Names
 from nsgf.data import Data
 from nsgf.metrics.distances import column_distances
-from nsgf.metrics.measures import WORST_COLUMNS, Pairs, compute, measures_in
+from nsgf.metrics.measures import WORST_COLUMNS, Pairs, Values, compute, measures_in
 from nsgf.run.progress import count_progress
 from nsgf.system.files import Plain
 from nsgf.system.seeding import make_generator
@@ -23,7 +25,8 @@ MOST_ROWS = 2048
 """Largest number of samples, and of real rows, that are compared."""
 FEW_ROWS = 256
 FLOOR_DRAWS = 3, 10
-"""Number of floors, and for fewer than FEW_ROWS rows, where floors differ more and cost less."""
+"""Number of floors: usual, and for fewer than FEW_ROWS rows, where floors differ more and cost
+less."""
 STEP_ROWS = 4096
 """Largest number of rows that are read for the step of a column, spread over all rows."""
 WORST = 3
@@ -34,20 +37,20 @@ class RealRows:
     """Real points in the units of the data, for measures and for their floors."""
 
     def __init__(self, data: Data, measured: Data, n: int, seed: int) -> None:
-        """``data``: the points that were trained on. ``measured``: the held-out ones, or the same.
-        ``n``: number of samples."""
+        """``data``: the points that were trained on. ``measured``: the held-out points, or the same
+        data. ``n``: number of samples."""
         self._seed = seed
         self._data = data
         self._measured = measured
-        if data.points is None:  # a distribution
+        if data.user_points is None:  # a distribution
             self.rows = data.reference("columns").sample(max(n, MOST_ROWS))
             count = n
-        elif measured is data or measured.points is None:
-            self.rows = data.points
+        elif measured is data or measured.user_points is None:
+            self.rows = data.user_points
             count = len(self.rows) // 2
         else:
-            self.rows = torch.cat([data.points, measured.points])
-            count = len(measured.points)
+            self.rows = torch.cat([data.user_points, measured.user_points])
+            count = len(measured.user_points)
         self.count = min(count, MOST_ROWS)
         """Number of rows that samples are compared with."""
         self.low, second_low = self.rows.topk(2, 0, largest=False).values
@@ -64,8 +67,8 @@ class RealRows:
 
     def divided(self, draw: int) -> tuple[Tensor, Tensor]:
         """Return ``count`` rows of a random division of all rows, and at most MOST_ROWS of the
-        rest."""
-        if self._data.points is None:
+        remaining rows."""
+        if self._data.user_points is None:
             rows = self._data.reference("columns floor", str(draw)).sample(2 * self.count)
         else:
             generator = make_generator(self._seed, "columns floor", draw)
@@ -89,11 +92,25 @@ class RealRows:
 
 
 def typical_step(points: Tensor) -> Tensor:
-    """Return the median difference of successive values of each column, equal ones left out: 1 for
-    whole numbers, almost 0 for many values that are not rounded, and 0 for equal values.
+    """Return the median difference of successive values of each column, without equal values: 1 for
+    whole numbers, almost 0 for many values that are not rounded, and 0 if all values are equal.
     (M, D) -> (D,)"""
     gaps = points.double().sort(0).values.diff(dim=0)
     return gaps.where(gaps > 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+
+
+@dataclass
+class _Draws:
+    """Measures of several draws of samples, or of real rows for floors."""
+
+    values: list[Values] = field(default_factory=list)
+    """Measures of each draw by key."""
+    distances: list[np.ndarray] = field(default_factory=list)
+    """KS distance of each column, by draw, each (D,)."""
+    outside: list[Tensor] = field(default_factory=list)
+    """Whether samples are outside of the range of the rows, by column, each bool (N, D)."""
+    compared: int = 0
+    """Number of samples for each KS distance."""
 
 
 def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed: int) -> Plain:
@@ -105,50 +122,71 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
     share counts each row that is outside of the range of all other rows.
     """
     real = RealRows(data, measured, len(samples[0]), seed)
-    measures = measures_in("classifier", "columns")
-    # floors
-    floors = []
-    column_floors = []
+    floors = _measure_floors(real)
+    draws = _measure_samples(real, samples, floors.compared)
+    measured_values: Plain = {}
+    for key in draws.values[0]:
+        measured_values |= mean_and_spread(key, [value[key] for value in draws.values])
+        if key in floors.values[0]:
+            floor_values = [value[key] for value in floors.values]
+            measured_values |= mean_and_spread(f"{key}_floor", floor_values)
+    measured_values["outside_range_floor"] = float(real.is_alone.any(1).double().mean())
+    measured_values["classifier_samples"] = min(len(samples[0]), MOST_ROWS)
+    measured_values["classifier_rows"] = real.count
+    measured_values[WORST_COLUMNS] = _describe_worst(real, draws, floors, data.axes)
+    return measured_values
+
+
+def _measure_floors(real: RealRows) -> _Draws:
+    """Return the measures of real rows in place of samples, in random divisions of all rows."""
+    floors = _Draws(outside=[real.is_alone])
     for draw in range(FLOOR_DRAWS[real.count < FEW_ROWS]):
         rows, other_rows = (
             real.blurred(part, "floor", draw, number)
             for number, part in enumerate(real.divided(draw))
         )
         distances = column_distances(other_rows, rows)
-        pairs: Pairs = {"classifier": (other_rows, rows), "columns": (distances, None)}
-        floors.append(compute(measures, pairs))
-        column_floors.append(distances)
-    compared = len(other_rows)  # as many samples, for KS distances that are comparable to the floor
-    # samples
-    values = []
-    columns = []
-    outside = []
+        floors.values.append(_compare(other_rows, rows, distances))
+        floors.distances.append(distances)
+        floors.compared = len(other_rows)
+    return floors
+
+
+def _measure_samples(real: RealRows, samples: Sequence[Tensor], compared: int) -> _Draws:
+    """Return the measures of the draws of ``samples``. ``compared``: number of samples for KS
+    distances, as many as in the floors, because the distances depend on it."""
+    draws = _Draws(compared=compared)
     for draw, x in enumerate(count_progress(samples, "classifier and columns", "repeat")):
         rows = real.blurred(real.compared(draw), "rows", draw)
         blurred = real.blurred(x[:MOST_ROWS], "samples", draw)
         distances = column_distances(blurred[:compared], rows)
-        pairs = {"classifier": (blurred, rows), "columns": (distances, None)}
-        outside.append(real.is_outside(x))
-        is_outside = outside[-1].any(1).double().mean()
-        values.append(compute(measures, pairs) | {"outside_range": float(is_outside)})
-        columns.append(distances)
-    measured_values: Plain = {}
-    for key in values[0]:
-        measured_values |= mean_and_spread(key, [value[key] for value in values])
-        if key in floors[0]:
-            measured_values |= mean_and_spread(f"{key}_floor", [floor[key] for floor in floors])
-    measured_values["outside_range_floor"] = float(real.is_alone.any(1).double().mean())
-    measured_values["classifier_samples"] = min(len(samples[0]), MOST_ROWS)
-    measured_values["classifier_rows"] = real.count
-    # columns
-    ks = np.mean(columns, axis=0)
-    ks_floor = np.mean(column_floors, axis=0)
-    share = torch.cat(outside).double().mean(0).numpy()
-    share_floor = real.is_alone.double().mean(0).numpy()
+        outside = real.is_outside(x)
+        share = float(outside.any(1).double().mean())
+        draws.values.append(_compare(blurred, rows, distances) | {"outside_range": share})
+        draws.distances.append(distances)
+        draws.outside.append(outside)
+    return draws
+
+
+def _compare(x: Tensor, rows: Tensor, distances: np.ndarray) -> Values:
+    """Return the measures of samples x (N, D) against rows (M, D), and of the distances (D,)."""
+    pairs: Pairs = {"classifier": (x, rows), "columns": (distances, None)}
+    return compute(measures_in("classifier", "columns"), pairs)
+
+
+def _describe_worst(
+    real: RealRows, draws: _Draws, floors: _Draws, axes: Names | None
+) -> list[Plain]:
+    """Return a description of the WORST columns whose measures are farthest above the floors.
+    ``axes``: names of the columns."""
+    ks = np.mean(draws.distances, axis=0)
+    ks_floor = np.mean(floors.distances, axis=0)
+    share = torch.cat(draws.outside).double().mean(0).numpy()
+    share_floor = torch.cat(floors.outside).double().mean(0).numpy()
     worst = np.argsort(-np.maximum(ks - ks_floor, share - share_floor), kind="stable")[:WORST]
-    measured_values[WORST_COLUMNS] = [
+    return [
         {
-            "column": data.axes[number] if data.axes else f"x{number + 1}",
+            "column": axes[number] if axes else f"x{number + 1}",
             "ks": float(ks[number]),
             "ks_floor": float(ks_floor[number]),
             "outside": float(share[number]),
@@ -158,7 +196,6 @@ def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed:
         }
         for number in worst
     ]
-    return measured_values
 
 
 def mean_and_spread(key: str, scores: Sequence[float]) -> Plain:

@@ -63,14 +63,14 @@ def _cross_minus_within(
 ) -> float:
     """Return 2 E f(X, Y) - E f(X, X') - E f(Y, Y') for different X, X' and Y, Y'."""
 
-    def total(rows: Tensor, others: Tensor) -> float:
-        return sum(float(pairwise(part, others).sum()) for part in rows.split(2048))
+    def total(rows: Tensor, columns: Tensor) -> float:
+        return sum(float(pairwise(part, columns).sum()) for part in rows.split(2048))
 
-    found = 2 * total(a, b) / (len(a) * len(b))
+    difference = 2 * total(a, b) / (len(a) * len(b))
     for rows in (a, b):
-        own = total(rows, rows) - float(with_itself(rows).sum())
-        found -= own / (len(rows) * (len(rows) - 1))
-    return found
+        within = total(rows, rows) - float(with_itself(rows).sum())
+        difference -= within / (len(rows) * (len(rows) - 1))
+    return difference
 
 
 def classifier_auc(x: Tensor, y: Tensor) -> float:
@@ -105,26 +105,26 @@ def column_distances(x: Tensor, y: Tensor) -> np.ndarray:
         return np.array([ks_2samp(*pair, method="asymp").statistic for pair in pairs])
 
 
-def nearest_images(x: Tensor, images: Tensor, *, flip: bool, own: Tensor | None = None) -> Tensor:
+def nearest_images(x: Tensor, images: Tensor, *, flip: bool, rows: Tensor | None = None) -> Tensor:
     """Return the image of uint8 ``images`` (M, C, H, W) that is nearest to each x (N, C, H, W) in
-    [-1, 1], as floats like x. ``flip``: also search mirrored images. ``own``: the index of each x
+    [-1, 1], as floats like x. ``flip``: also search mirrored images. ``rows``: the index of each x
     among the images (N,), which is skipped."""
     flat = x.flatten(1)
     best = x.new_full((len(x),), torch.inf)
-    found = torch.zeros_like(x)
-    rows = max(1, PART_VALUES // max(flat.shape))
-    for first in range(0, len(images), rows):
-        real = to_unit_range(images[first : first + rows].cpu())
+    neighbours = torch.zeros_like(x)
+    size = max(1, PART_VALUES // max(flat.shape))
+    for first in range(0, len(images), size):
+        real = to_unit_range(images[first : first + size].cpu())
         for view in (real, real.flip(-1)) if flip else (real,):
             distance = torch.cdist(flat, view.flatten(1))
-            if own is not None:
-                here = ((own >= first) & (own < first + rows)).nonzero()[:, 0]
-                distance[here, own[here] - first] = torch.inf
+            if rows is not None:
+                skipped = ((rows >= first) & (rows < first + size)).nonzero()[:, 0]
+                distance[skipped, rows[skipped] - first] = torch.inf
             nearest, index = distance.min(1)
             closer = nearest < best
-            found[closer] = view[index[closer]]
+            neighbours[closer] = view[index[closer]]
             best[closer] = nearest[closer]
-    return found
+    return neighbours
 
 
 # --- features, with torch-fidelity, an optional package -----------------------------------------
@@ -161,8 +161,8 @@ def frechet_distance(x: Tensor, y: Tensor) -> float:
     from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 
     statistics = [fid_features_to_statistics(part.cpu()) for part in (x, y)]
-    found = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
-    return float(found)
+    distance = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
+    return float(distance)
 
 
 def precision_and_recall(samples: Tensor, real: Tensor) -> tuple[float, float]:
@@ -173,7 +173,7 @@ def precision_and_recall(samples: Tensor, real: Tensor) -> tuple[float, float]:
     from torch_fidelity.metric_prc import prc_features_to_metric
 
     with full_precision(samples.device):
-        found = prc_features_to_metric(
+        measures = prc_features_to_metric(
             samples,
             real.to(samples.device),
             prc_neighborhood=NEIGHBOURS,
@@ -181,7 +181,7 @@ def precision_and_recall(samples: Tensor, real: Tensor) -> tuple[float, float]:
             save_cpu_ram=True,
             verbose=False,
         )
-    return found["precision"], found["recall"]
+    return measures["precision"], measures["recall"]
 
 
 def inception_score(logits: Tensor, _: Tensor) -> tuple[float, float]:
@@ -189,8 +189,8 @@ def inception_score(logits: Tensor, _: Tensor) -> tuple[float, float]:
     fewer for fewer than 10 samples."""
     from torch_fidelity.metric_isc import isc_features_to_metric
 
-    found = isc_features_to_metric(logits.cpu(), min(10, len(logits)))
-    return found["inception_score_mean"], found["inception_score_std"]
+    measures = isc_features_to_metric(logits.cpu(), min(10, len(logits)))
+    return measures["inception_score_mean"], measures["inception_score_std"]
 
 
 def subset_kernel_distance(x: Tensor, y: Tensor) -> tuple[float, float, int]:
@@ -199,6 +199,6 @@ def subset_kernel_distance(x: Tensor, y: Tensor) -> tuple[float, float, int]:
     from torch_fidelity.metric_kid import kid_features_to_metric
 
     size = min(KID_SUBSET, len(x), len(y))
-    found = kid_features_to_metric(x.cpu(), y.cpu(), kid_subset_size=size, verbose=False)
-    mean, std = (found[f"kernel_inception_distance_{name}"] for name in ("mean", "std"))
+    measures = kid_features_to_metric(x.cpu(), y.cpu(), kid_subset_size=size, verbose=False)
+    mean, std = (measures[f"kernel_inception_distance_{name}"] for name in ("mean", "std"))
     return mean, std, size

@@ -1,7 +1,7 @@
 """Measures of samples in the features of a network that was not trained on the data, with floors.
 
 The usual network is EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet. Its measures are not
-Inception's FID: compare them only with others of this program, on the same data, and with the
+Inception's FID: compare them only with measures of this program, on the same data, and with the
 floor. The network and its weights (19 MB) are packages of the extra ``features``.
 
 The Inception network, for FID, Inception score, KID, precision and recall, comes from
@@ -12,6 +12,7 @@ weights and cached features, which could run code.
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from os.path import lexists
@@ -22,8 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nsgf.config.schema import DataConfig
-from nsgf.data import ImageSet, class_labels, class_names, target_set
+from nsgf.data import Data, ImageSet, class_labels
 from nsgf.data.images import to_bytes, to_colour
 from nsgf.metrics.distances import NEIGHBOURS, require_fidelity, require_neighbours
 from nsgf.metrics.measures import Measure, Space, Values, compute, measure_of_classes, measures_in
@@ -55,7 +55,8 @@ BATCH = 128
 Measures = Sequence[Measure] | None
 """Measures to compute; None: all that use the network's features, over all classes together."""
 Labelled = tuple[Tensor, Tensor]
-"""Features (N, F) and their classes (N,), which are ignored if the data have no classes."""
+"""Features (N, F) or images, and their classes (N,), which are ignored if the data have no
+classes."""
 
 
 class FeatureNetwork(ABC):
@@ -71,7 +72,7 @@ class FeatureNetwork(ABC):
     name: str
     """Description of network and weights for the user."""
     key: str
-    """Identifies all that determines the features, except for the images."""
+    """Text that identifies network, weights and size of images, for file names of features."""
     _network: Any
     """The module."""
 
@@ -156,14 +157,14 @@ class Inception(FeatureNetwork):
                     f"without internet use {suggest('evaluation.inception_weights', 'FILE')}"
                 ) from error
         try:
-            known = INCEPTION_SHA256 if file.name == PUBLISHED else None
-            state, sha256 = _read_weights(file, known)
-            own = BytesIO()  # torch-fidelity unpickles its input, so it gets only this
-            torch.save(dict(state), own)
-            own.seek(0)
+            published = INCEPTION_SHA256 if file.name == PUBLISHED else None
+            state, sha256 = _read_weights(file, published)
+            safe_file = BytesIO()  # torch-fidelity unpickles its input, so it gets only this
+            torch.save(dict(state), safe_file)
+            safe_file.seek(0)
             with keep_random_numbers():  # it draws weights first
                 self._network = FeatureExtractorInceptionV3(
-                    "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
+                    "inception-v3-compat", LAYERS, feature_extractor_weights_path=safe_file
                 )
         except Exception as error:  # torch raises many types for damaged or foreign files
             raise UserError(
@@ -180,21 +181,57 @@ class Inception(FeatureNetwork):
         return torch.cat(self._network(images), 1)
 
 
-def _read_weights(file: Path, known: str | None) -> tuple[Any, str]:
+def _read_weights(file: Path, published: str | None) -> tuple[Any, str]:
     """Return the tensors of a file and its checksum; the file is read once. Raise ValueError if the
-    checksum is not ``known``, and errors of many types if the file is damaged or foreign."""
+    checksum is not the ``published`` one, and errors of many types if the file is damaged or
+    foreign."""
     content = file.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
-    if known not in (None, sha256):
+    if published not in (None, sha256):
         raise ValueError("not the published weights, whose checksum differs; remove it")
     return torch.load(BytesIO(content), map_location="cpu", weights_only=True), sha256
+
+
+@dataclass(frozen=True)
+class _Division:
+    """Real images, uint8 (N, C, H, W), and their classes: for floors and for the reference."""
+
+    floors: Labelled
+    reference: Labelled | None
+    """None: no test images, so the reference is a part of ``floors``."""
+    part: str
+    """Part of the data set that the reference belongs to, for the user."""
+
+
+def _divide_images(data: Data, is_published: bool, *, has_classes: bool) -> _Division:
+    """Return the images for floors and for the reference. ``is_published``: as in published
+    figures, all training images are the reference unless a part was held out. ``has_classes``:
+    whether the classes of test images are needed."""
+    config = data.config
+    target = data.record
+    images = data.images
+    labels = data.labels
+    assert isinstance(target, ImageSet)
+    assert images is not None
+    training = images, torch.zeros(len(images), dtype=torch.int64) if labels is None else labels
+    test_images = None if config.fake else target.load(config, SEED, held_out=True)
+    if test_images is None:
+        return _Division(training, None, "training")
+    test_labels = torch.zeros(len(test_images), dtype=torch.int64)
+    if has_classes:
+        test_labels = target.labels(config, len(test_images), held_out=True)
+    limit = None if is_published else MOST
+    test = test_images[:limit], test_labels[:limit]
+    if is_published and not config.held_out:
+        return _Division(test, training, "training")
+    return _Division(training, test, "test")
 
 
 class FeatureMetrics:
     """Measure samples of one data set against a fixed reference of real images.
 
     The reference is at most MOST test images, or half of the training images if the data set has no
-    test images. Floors are drawn from the other images. For published figures (Inception), the
+    test images. Floors are drawn from the remaining images. For published figures (Inception), the
     reference is all training images, or the held-out part. Floors are then drawn from the test
     images, or compare two halves of the training images.
     """
@@ -202,75 +239,66 @@ class FeatureMetrics:
     def __init__(
         self,
         network: FeatureNetwork,
-        config: DataConfig,
-        images: Tensor,
+        data: Data,
         out_dir: Path,
         device: torch.device,
         log: Log,
-        labels: Tensor | None = None,
     ) -> None:
         """
         Args:
-            images: all training images, uint8, (N, C, H, W), in their published order.
+            data: images, in their published order. With classes, each class is measured too.
             out_dir: folder of run folders; its ``.features`` stores features of real images.
             log: function that takes a line if stored features cannot be used.
-            labels: classes of the images, int64, (N,), to measure each class too; None: no classes.
 
         Raises:
             UserError: there are too few images, or the folder cannot be written.
         """
-        require_neighbours(len(images) // 2)
-        kind = target_set(config)
-        assert isinstance(kind, ImageSet)
+        target = data.record
+        assert isinstance(target, ImageSet)
+        assert data.images is not None
+        require_neighbours(len(data.images) // 2)
         self._network = network
         self._device = device
         self._log = log
         self._folder = ensure_writable(out_dir / ".features")
-        is_published = network.is_published
-        self._names = class_names(config) if labels is not None and not is_published else ()
-        test = None if config.fake else kind.load(config, SEED, held_out=True)
-        self._is_split = test is None
-        part = "training"
-        floors = images, torch.zeros(len(images), dtype=torch.int64) if labels is None else labels
-        reference: Labelled | None = None
-        most = 2 * MOST
-        if test is not None:
-            most = MOST
-            limit = None if is_published else MOST
-            own = torch.zeros(len(test), dtype=torch.int64)
-            if self._names:
-                own = kind.labels(config, len(test), held_out=True)
-            reference = test[:limit], own[:limit]
-            if is_published and not config.held_out:
-                floors, reference = reference, floors
-            else:
-                part = "test"
+        has_classes = data.labels is not None and not network.is_published
+        self._names = target.class_names if has_classes else ()
+        division = _divide_images(data, network.is_published, has_classes=bool(self._names))
+        self._is_split = division.reference is None
+        # features of a random part of the images for floors
+        floor_images, floor_labels = division.floors
         stream = "real" if self._is_split else "rest"
-        order = torch.randperm(len(floors[0]), generator=make_generator(SEED, "features", stream))
-        rows = slice(None) if is_published else order[:most]
-        self.rest = floors[0]
+        order = torch.randperm(
+            len(floor_images), generator=make_generator(SEED, "features", stream)
+        )
+        most = 2 * MOST if self._is_split else MOST
+        rows = slice(None) if network.is_published else order[:most]
+        self.floor_images = floor_images
         """Images that are not in the reference, uint8, (N, C, H, W)."""
-        others = floors[1][rows]
-        self._real = self._stored(self.rest[rows]), others
+        self._real = self._stored(floor_images[rows]), floor_labels[rows]
         """Features of images that floors are drawn from, and their classes."""
         self._tuning = self._real
         """Features of the images that settings are selected with, and their classes."""
+        # features of the reference; without test images, half of the features for floors
         self._reference = self._real
-        if reference:
-            self._reference = self._stored(reference[0]), reference[1]
-        elif not is_published:
-            half = len(others) // 2
-            self._reference = self._real[0][:half], others[:half]
-            self._tuning = self._real[0][half:], others[half:]
-            self.rest = self.rest[order[half:most]]
-        self.about = f"{len(self._reference[1])} {part} images of {config.name}"
+        if division.reference:
+            images, labels = division.reference
+            self._reference = self._stored(images), labels
+        elif not network.is_published:
+            features, labels = self._real
+            half = len(labels) // 2
+            self._reference = features[:half], labels[:half]
+            self._tuning = features[half:], labels[half:]
+            self.floor_images = floor_images[order[half:most]]
+        count = len(self._reference[1])
+        self.description = f"{count} {division.part} images of {data.config.name}"
         """Description of the reference."""
 
     @property
     def measures(self) -> list[Measure]:
         """All measures that use the features; with classes, also the measure of single classes."""
-        own = [measure_of_classes(self._names)] if self._names else []
-        return measures_in(*dict(self._network.spaces)) + own
+        of_classes = [measure_of_classes(self._names)] if self._names else []
+        return measures_in(*dict(self._network.spaces)) + of_classes
 
     def used(self, n: int) -> int:
         """Return how many of ``n`` samples are measured: all for published figures, otherwise at
@@ -281,8 +309,8 @@ class FeatureMetrics:
     def measure(
         self, samples: Tensor, measures: Measures = None, *, is_tuning: bool = False
     ) -> Values:
-        """Return measures (None: all) of the first :meth:`used` samples by key. They are compared
-        with the reference, or with images outside of it if ``is_tuning``.
+        """Return measures (None: all) of the first :meth:`used` samples by key. The samples are
+        compared with the reference, or with images outside of the reference if ``is_tuning``.
 
         The samples are images (N, C, H, W), uint8, or float in [-1, 1], which are clipped and
         rounded to bytes like real images. With K classes, the i-th sample has class i mod K. Raise
@@ -308,7 +336,7 @@ class FeatureMetrics:
     @cached_property
     def noise(self) -> Values:
         """Measures of Gaussian noise, which show the scale of each measure."""
-        shape = max(NOISE, 2 * len(self._names)), *self.rest.shape[1:]
+        shape = max(NOISE, 2 * len(self._names)), *self.floor_images.shape[1:]
         noise = torch.randn(shape, generator=make_generator(SEED, "noise"), dtype=torch.float32)
         return self.measure(noise, self.measures)
 
@@ -316,15 +344,18 @@ class FeatureMetrics:
         """Return measures of the first ``n`` samples, and of the first n / K of each class."""
         require_neighbours(n)
         features, labels = samples
-        reference, own = real
+        reference, real_labels = real
         x = features[:n].to(self._device)
         y = reference.to(self._device)
-        each = n // max(1, len(self._names))
+        of_class = n // max(1, len(self._names))
         spaces = dict(self._network.spaces)
         pairs: dict[Space, Any] = {
             space: (x[:, part], y[:, part]) for space, part in spaces.items()
         }
-        pairs["classes"] = (features, labels, each), (reference, own, len(own))
+        pairs["classes"] = (
+            (features, labels, of_class),
+            (reference, real_labels, len(real_labels)),
+        )
         return compute(measures or measures_in(*spaces), pairs)
 
     def _stored(self, images: Tensor) -> Tensor:
@@ -332,16 +363,16 @@ class FeatureMetrics:
         fails, compute and save them, and write a line to the log."""
         file = self._folder / f"{store.fingerprint(images)}-{self._network.key}.pt"
 
-        def check(found: Any) -> Tensor:
-            if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, len(images)):
+        def check(stored: Any) -> Tensor:
+            if (stored.dtype, stored.ndim, len(stored)) != (torch.float32, 2, len(images)):
                 raise ValueError(f"no features of {len(images)} images")
-            return found
+            return stored
 
-        found = store.find(file, check, self._log)
-        if found is None:
+        features = store.find(file, check, self._log)
+        if features is None:
             self._log(
                 f"features of {len(images)} real images are computed and stored in {self._folder}"
             )
-            found = self._network.features(images, "real images", self._device)
-            store.keep(file, found, self._log)
-        return found
+            features = self._network.features(images, "real images", self._device)
+            store.keep(file, features, self._log)
+        return features

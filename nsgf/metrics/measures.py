@@ -49,8 +49,7 @@ class Measure:
     """One function of samples and real data, which may return several values."""
 
     titles: dict[str, str]
-    """Title of each value by key; an arrow shows whether higher or lower is better. A key without a
-    title describes the values before it."""
+    """Title of each value by key. A key without a title describes the values before it."""
     space: Space
     compute: Callable[[Any, Any], float | Sequence[float]]
     """Function of samples and real data that returns a value for each key."""
@@ -58,58 +57,63 @@ class Measure:
     """Whether only the first ``evaluation.w2_samples`` samples are compared."""
     is_evaluated: bool = True
     """Whether ``evaluate`` computes it too."""
+    is_higher_better: bool = False
+    """Whether larger values are better."""
 
 
 MEASURES = [
-    Measure({"w2": "W2 ↓"}, "units", w2, is_slow=True),
+    Measure({"w2": "W2"}, "units", w2, is_slow=True),
     Measure(
-        {"1000 energy": "1000 x energy distance ↓"},
+        {"1000 energy": "1000 x energy distance"},
         "units",
         lambda x, y: 1000 * energy_distance(x, y),
         is_evaluated=False,
     ),
-    Measure({"w2_standardised": "W2 of standardised columns ↓"}, "standardised", w2, is_slow=True),
+    Measure({"w2_standardised": "W2 of standardised columns"}, "standardised", w2, is_slow=True),
     Measure(
-        {"1000 energy_standardised": "1000 x energy distance of standardised columns ↓"},
+        {"1000 energy_standardised": "1000 x energy distance of standardised columns"},
         "standardised",
         lambda x, y: 1000 * energy_distance(x, y),
         is_evaluated=False,
     ),
-    Measure({"auc": "AUC of a classifier, 0.5 is best ↓"}, "classifier", classifier_auc),
+    Measure({"auc": "AUC of a classifier, 0.5 is best"}, "classifier", classifier_auc),
     Measure(
-        {"ks_worst": "largest KS distance of a column ↓"},
+        {"ks_worst": "largest KS distance of a column"},
         "columns",
         lambda distances, _: float(distances.max()),
     ),
     Measure(
-        {"imagenet_frechet": "Fréchet distance, ImageNet features ↓"}, "imagenet", frechet_distance
+        {"imagenet_frechet": "Fréchet distance, ImageNet features"}, "imagenet", frechet_distance
     ),
     Measure(
-        {"1000 imagenet_kid": "1000 x KID, ImageNet features ↓"},
+        {"1000 imagenet_kid": "1000 x KID, ImageNet features"},
         "imagenet",
         lambda x, y: 1000 * kernel_distance(x, y),
     ),
     Measure(
         {
-            "imagenet_precision": "precision, ImageNet features ↑",
-            "imagenet_recall": "recall, ImageNet features ↑",
+            "imagenet_precision": "precision, ImageNet features",
+            "imagenet_recall": "recall, ImageNet features",
         },
         "imagenet",
         precision_and_recall,
+        is_higher_better=True,
     ),
-    Measure({"fid": "FID ↓"}, "inception", frechet_distance),
+    Measure({"fid": "FID"}, "inception", frechet_distance),
     Measure(
-        {"precision": "precision, Inception features ↑", "recall": "recall, Inception features ↑"},
+        {"precision": "precision, Inception features", "recall": "recall, Inception features"},
         "inception",
         precision_and_recall,
+        is_higher_better=True,
     ),
     Measure(
-        {"inception_score": "Inception score ↑", "inception_score_std": ""},
+        {"inception_score": "Inception score", "inception_score_std": ""},
         "logits",
         inception_score,
+        is_higher_better=True,
     ),
     Measure(
-        {"kid": "KID ↓", "kid_std": "", "kid_subset_size": ""}, "inception", subset_kernel_distance
+        {"kid": "KID", "kid_std": "", "kid_subset_size": ""}, "inception", subset_kernel_distance
     ),
 ]
 """All measures. ``compare`` uses those of ImageNet features if it can, else those of the data."""
@@ -117,12 +121,11 @@ FLOORS = {
     "nearest_real": "nearest_real_among_real",
     "outside_range": "outside_range_floor",
 }
-"""Keys of the floors of measures without a title that ends in an arrow, or of another name than
-``MEASURE_floor``."""
+"""Keys of floors that are not called ``MEASURE_floor``, by the keys of their measures."""
 CLASS_KID = "1000 class_kid"
-"""Key of :func:`measure_of_classes`."""
-OTHER_TITLES = {
-    CLASS_KID: "1000 x KID within classes, mean ↓",
+CLASS_TITLE = "1000 x KID within classes, mean"
+"""Key and title of :func:`measure_of_classes`."""
+FURTHER_TITLES = {
     "nearest_real": "distance to nearest real image",
     "outside_range": "share outside of the range of real points",
     "classifier_samples": "samples for the classifier",
@@ -143,14 +146,15 @@ def measure_of_classes(names: Sequence[str]) -> Measure:
     returns the mean over the classes, then a value for each class, which has no title."""
 
     def compute(samples: tuple[Any, Any, int], real: tuple[Any, Any, int]) -> list[float]:
-        own = []
+        values = []
         for label in range(len(names)):
-            x, y = (part[of == label][:n] for part, of, n in (samples, real))
-            own.append(1000 * kernel_distance(x, y) if min(len(x), len(y)) > 1 else math.nan)
-        return [mean([one for one in own if one == one] or [math.nan]), *own]
+            x, y = (part[labels == label][:n] for part, labels, n in (samples, real))
+            values.append(1000 * kernel_distance(x, y) if min(len(x), len(y)) > 1 else math.nan)
+        finite = [value for value in values if not math.isnan(value)]
+        return [mean(finite or [math.nan]), *values]
 
-    keys = {CLASS_KID: OTHER_TITLES[CLASS_KID], **{f"{CLASS_KID} {name}": "" for name in names}}
-    return Measure(keys, "classes", compute)
+    titles = {CLASS_KID: CLASS_TITLE, **{f"{CLASS_KID} {name}": "" for name in names}}
+    return Measure(titles, "classes", compute)
 
 
 def without_classes(keys: Iterable[str]) -> list[str]:
@@ -165,28 +169,37 @@ def keys_of(measures: Sequence[Measure]) -> list[str]:
 
 def compute(measures: Sequence[Measure], pairs: Pairs) -> Values:
     """Return the values of measures by key."""
-    found: Values = {}
+    values: Values = {}
     for measure in measures:
-        value = measure.compute(*pairs[measure.space])
-        values = value if isinstance(value, Sequence) else [value]
-        found |= dict(zip(measure.titles, values, strict=True))
-    return found
+        result = measure.compute(*pairs[measure.space])
+        numbers = result if isinstance(result, Sequence) else [result]
+        values |= dict(zip(measure.titles, numbers, strict=True))
+    return values
+
+
+def find_measure(key: str) -> Measure | None:
+    """Return the measure that has a title for this key; None if there is none."""
+    measures = (*MEASURES, measure_of_classes(()))
+    return next((measure for measure in measures if measure.titles.get(key)), None)
 
 
 def name_of(key: str) -> str:
-    """Return the title of a measure, or of another value beside the measures."""
-    titles = next((own.titles for own in MEASURES if key in own.titles), OTHER_TITLES)
-    return titles.get(key) or key.replace("_", " ")
+    """Return the title of a measure, with an arrow that shows whether higher or lower is better, or
+    the title of another value beside the measures."""
+    if measure := find_measure(key):
+        return f"{measure.titles[key]} {'↑' if measure.is_higher_better else '↓'}"
+    return FURTHER_TITLES.get(key) or key.replace("_", " ")
 
 
 def is_better_higher(key: str) -> bool:
     """Whether larger values of a measure are better."""
-    return name_of(key).endswith("↑")
+    measure = find_measure(key)
+    return measure is not None and measure.is_higher_better
 
 
 def is_measure(key: str) -> bool:
     """Whether the key names a measure of quality, which may have a floor and a spread."""
-    return name_of(key).endswith(("↓", "↑")) or key in FLOORS
+    return find_measure(key) is not None or key in FLOORS
 
 
 WORST_COLUMNS = "worst_columns"
@@ -210,10 +223,10 @@ def describe(metrics: Plain) -> list[tuple[str, str, str]]:
     lines = []
     for key in metrics:
         if key not in beside and metrics[key] != {}:
-            shown = _in_words(metrics, floors.get(key, ""))
+            floor = _in_words(metrics, floors.get(key, ""))
             if noise := _in_words(metrics, f"{key}_noise"):
-                shown += f"; pure noise: {noise}"
-            lines.append((key, _in_words(metrics, key), shown))
+                floor += f"; pure noise: {noise}"
+            lines.append((key, _in_words(metrics, key), floor))
     return lines
 
 

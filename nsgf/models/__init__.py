@@ -14,23 +14,25 @@ Linear = partial(nn.Linear, dtype=torch.float32)
 Conv2d = partial(nn.Conv2d, dtype=torch.float32)
 """Layers in float32, whatever the caller's default dtype."""
 
-OwnNetwork = nn.Module | Callable[[], nn.Module]
+UserNetwork = nn.Module | Callable[[], nn.Module]
 """A caller's network, of which each phase trains a copy, or a function that makes one. It maps x
 (B, *shape) and t (B,) to (B, *shape). With classes it also takes labels (B,), 0 to K (no class)."""
 MOST_VALUES = 4096
 """Largest number D of values in a sample for an affine map, which needs a matrix (D, D)."""
 PREDICTOR_CHANNELS = 32, 64, 128, 256
 """Channels of the time predictor's convolutions (paper), each of which halves the resolution."""
-FASTEST = 25.0
-SLOWEST = 0.5
+MLP_FASTEST = 25.0
+MLP_SLOWEST = 0.5
 TIME_FEATURES = 32
 """Number of cosines and sines of t that are appended to the input."""
 
 
-def make_own(own: OwnNetwork) -> nn.Module:
+def make_network(user_network: UserNetwork) -> nn.Module:
     """Return a copy of a caller's network, or the network that a caller's function makes, with its
     weights in float32."""
-    network = copy.deepcopy(own) if isinstance(own, nn.Module) else own()
+    if isinstance(user_network, nn.Module):
+        return copy.deepcopy(user_network).float()
+    network = user_network()
     return network.float() if isinstance(network, nn.Module) else network
 
 
@@ -108,7 +110,7 @@ class VelocityMLP(PointNetwork):
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x (B, D), t (B,) in [0, 1] -> velocity (B, D)."""
-        features = time_features(t, TIME_FEATURES, fastest=FASTEST, slowest=SLOWEST)
+        features = time_features(t, TIME_FEATURES, fastest=MLP_FASTEST, slowest=MLP_SLOWEST)
         return self.layers(torch.cat([x, features.to(x.dtype)], dim=1))
 
 

@@ -17,8 +17,8 @@ from nsgf.config.schema import Shape, UNetConfig
 from nsgf.models import Conv2d, Linear, time_features
 
 GROUPS = 32
-FASTEST = 1000.0
-SLOWEST = 0.1
+UNET_FASTEST = 1000.0
+UNET_SLOWEST = 0.1
 
 
 def zero_init(layer: nn.Module) -> nn.Module:
@@ -155,7 +155,7 @@ class UNet(nn.Module):
         """
         Args:
             image_shape: (C, H, W), whose sides can be halved evenly at each level.
-            config: architecture, checked by :func:`nsgf.checks.check`.
+            config: architecture, checked by :func:`nsgf.settings.checks.check`.
             classes: number of classes K; 0: the network takes no labels.
             checkpoint_activations: in training store only the inputs of the stages, and compute the
                 rest again in the backward pass (Chen et al. 2016). Gradients are the same.
@@ -219,7 +219,7 @@ class UNet(nn.Module):
         """
         if (self.classes is None) != (label is None):
             raise ValueError("label: needed if the network has classes, otherwise must be None")
-        features = time_features(t, self.channels, fastest=FASTEST, slowest=SLOWEST)
+        features = time_features(t, self.channels, fastest=UNET_FASTEST, slowest=UNET_SLOWEST)
         embedding = self.embed(features.to(x.dtype))
         if self.classes is not None:
             embedding = embedding + self.classes(label).to(embedding.dtype)

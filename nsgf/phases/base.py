@@ -7,10 +7,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from nsgf.config.schema import Config, Names, PhaseName
-from nsgf.config.settings import find_contradictions
-from nsgf.data import Data, data_classes, data_shape
-from nsgf.models import OwnNetwork, VelocityMLP, make_own
+from nsgf.config.layers import Layer, find_contradictions
+from nsgf.config.schema import Config, Names, OptimConfig, PhaseName
+from nsgf.data import Data, Target
+from nsgf.models import UserNetwork, VelocityMLP, make_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
@@ -37,7 +37,11 @@ class TrainedNetwork(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase(ABC):
-    """Definition of one network of an experiment and its training; has no state."""
+    """One network of an experiment and its training, for one configuration; has no state."""
+
+    config: Config
+    target: Target
+    """The record of the data set."""
 
     name: ClassVar[PhaseName]
     """Name of the phase, and of its section in the configuration."""
@@ -59,17 +63,27 @@ class Phase(ABC):
             UserError: an earlier phase is not trained, or memory is too small.
         """
 
-    def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
+    @property
+    def optim(self) -> OptimConfig:
+        """The section of the phase."""
+        return self.config.of_phase(self.name)
+
+    @property
+    def seed(self) -> int:
+        """Seed of the phase's batches."""
+        return derive_seed(self.config.seed, self.name)
+
+    def network(self, user_network: UserNetwork | None = None) -> nn.Module:
         """Return a new network with weights from torch's global generator, or a copy of the
-        caller's network ``own``.
+        caller's network.
 
         Raises:
-            UserError: the run needs the caller's network, and ``own`` is None.
+            UserError: the run needs the caller's network, and ``user_network`` is None.
         """
-        model = config.model
+        model = self.config.model
         name = model.network
         if name is None:
-            shape = data_shape(config.data)
+            shape = self.target.shape
             if len(shape) == 1:  # networks for points take no labels
                 return VelocityMLP(shape[0], shape[0], model.mlp)
             from nsgf.models.unet import UNet
@@ -77,33 +91,38 @@ class Phase(ABC):
             return UNet(
                 shape,
                 model.unet,
-                data_classes(config.data),
+                self.target.classes,
                 checkpoint_activations=model.checkpoint_activations,
             )
-        if own is None:
+        if user_network is None:
             raise wrong_setting(
                 "model.network",
                 name,
                 "is your class and not saved; from Python, use "
                 f"nsgf.train(resume=FOLDER, network={name}()), or nsgf.load(FOLDER, network=...)",
             )
-        return make_own(own)
+        return make_network(user_network)
 
-    def seed(self, session: Session) -> int:
-        """Return the seed of the phase's batches."""
-        return derive_seed(session.config.seed, self.name)
+    def outline(self, user_network: UserNetwork | None = None) -> nn.Module:
+        """Return the network for its shapes. It has no weights, except for a caller's network."""
+        device = "cpu" if self.config.model.network else "meta"  # the caller's code may read them
+        with keep_random_numbers(), torch.device(device):
+            return self.network(user_network)
 
-    def reads_in(self, config: Config) -> Names:
-        """Return those of :attr:`reads` that affect training with these settings."""
+    @property
+    def active_reads(self) -> Names:
+        """Those of :attr:`reads` that affect training with these settings."""
         return self.reads
 
-    def needs(self, config: Config) -> tuple["Phase", ...]:
+    def with_kind(self, kind: type["Phase"]) -> "Phase":
+        """Return the phase of another kind with the same settings."""
+        return kind(self.config, self.target)
+
+    def needs(self) -> tuple[type["Phase"], ...]:
         """Return the earlier phases that must be trained before this one."""
         return ()
 
-    def plan(
-        self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> tuple[str, int]:
+    def plan(self, device: torch.device, run: RunFolder | None, world: World) -> tuple[str, int]:
         """Return a line for the user about the work before the first update (may be empty), and
         the number of bytes that the phase writes into the run folder besides checkpoints.
 
@@ -113,67 +132,58 @@ class Phase(ABC):
         """
         return "", 0
 
-    def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
+    def shortened(self, device: torch.device) -> tuple[Layer, float]:
         """Return settings for a shorter preparation, and how many times shorter it is."""
-        return config, 1.0
+        return {}, 1.0
 
     def clean(self, session: Session) -> None:
         """Remove files that are not needed after training; called when the phase is finished."""
         return
 
 
-def outline(phase: Phase, config: Config, own: OwnNetwork | None = None) -> nn.Module:
-    """Return a phase's network for its shapes. It has no weights, except for a caller's network."""
-    place = "cpu" if config.model.network else "meta"  # the caller's code may read them
-    with keep_random_numbers(), torch.device(place):
-        return phase.network(config, own)
-
-
-def starting_network(phase: Phase, session: Session, other: Phase | None = None) -> nn.Module:
-    """Return a phase's network before its first update, with the averaged weights of phase
-    ``other``; None: with random weights, which depend on seed and phase. Torch's global generator
-    does not change. Raise UserError if the other phase is not trained."""
-    config = session.config
+def starting_network(phase: Phase, session: Session, teacher: Phase | None = None) -> nn.Module:
+    """Return a phase's network before its first update, with the averaged weights of the phase
+    ``teacher``; None: with random weights, which depend on seed and phase. Torch's global generator
+    does not change. Raise UserError if the teacher is not trained."""
     with keep_random_numbers():
-        torch.manual_seed(derive_seed(config.seed, phase.name, "init"))
-        model = phase.network(config, session.run.network).to(session.device)
-    if other:
-        trained = load_network(other, config, session.run, session.device)
+        torch.manual_seed(derive_seed(phase.config.seed, phase.name, "init"))
+        model = phase.network(session.run.network).to(session.device)
+    if teacher:
+        trained = load_network(teacher, session.run, session.device)
         model.load_state_dict(trained.network.state_dict())
     return model
 
 
-def load_network(
-    phase: Phase, config: Config, run: RunFolder, device: torch.device
-) -> TrainedNetwork:
+def load_network(phase: Phase, run: RunFolder, device: torch.device) -> TrainedNetwork:
     """Return a phase's trained network with its averaged weights, in eval mode and without
     gradients.
 
     Raises:
         UserError: there are no weights, or they have other settings or another architecture.
     """
+    config = phase.config
     try:
-        kept = run.weights(phase.name)
+        weights = run.weights(phase.name)
     except checkpoint.Unreadable as error:
         number = [*config.phases, phase.name].index(phase.name) + 1  # phases may lack it now
         raise UserError(
             f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "
             f"{number}"
         ) from error
-    if texts := find_contradictions(kept.config, config, {*phase.follows} - FREE_IN_SAMPLING):
-        raise UserError(f"cannot use {kept.file}: {'; '.join(texts)}")
-    model = outline(phase, config, run.network)
+    if texts := find_contradictions(weights.config, config, {*phase.follows} - FREE_IN_SAMPLING):
+        raise UserError(f"cannot use {weights.file}: {'; '.join(texts)}")
+    model = phase.outline(run.network)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     try:
         # assigned weights need no second copy, but a caller's network may hold references
-        model.load_state_dict(kept.state, assign=config.model.network is None)
-        for name, tensor in kept.state.items():
+        model.load_state_dict(weights.state, assign=config.model.network is None)
+        for name, tensor in weights.state.items():
             if tensor.dtype != types[name]:
                 raise ValueError(f"{name} is {tensor.dtype}, not {types[name]}")
-        if not checkpoint.is_finite({phase.name: kept.state}):
+        if not checkpoint.is_finite({phase.name: weights.state}):
             raise ValueError("has values that are not finite")
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:
-        raise UserError(f"{kept.file} does not fit the network ({one_line(error)})") from error
+        raise UserError(f"{weights.file} does not fit the network ({one_line(error)})") from error
     return TrainedNetwork(
-        model.to(device).eval().requires_grad_(False), kept.progress, kept.precision
+        model.to(device).eval().requires_grad_(False), weights.progress, weights.precision
     )

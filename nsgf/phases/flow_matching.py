@@ -19,12 +19,12 @@ Shapes: B batch, *shape one sample.
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, PeerConfig
-from nsgf.config.settings import change
-from nsgf.data import INDICES, Data, PointSampler, class_labels, data_classes, gaussian
+from nsgf.config.layers import Layer
+from nsgf.config.schema import PeerConfig
+from nsgf.data import INDICES, Data, PointSampler, class_labels, gaussian
 from nsgf.method import line_pairs, pad_t_like_x
 from nsgf.phases.base import Phase, starting_network
-from nsgf.phases.lines import LineTask, Pairs, load_euler_steps
+from nsgf.phases.lines import LinePairs, LineTask, load_euler_steps
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import Stopped
 from nsgf.system.seeding import derive_seed
@@ -37,7 +37,7 @@ class PeerTask(LineTask):
     def __init__(
         self,
         model: nn.Module,
-        pairs: Pairs,
+        pairs: LinePairs,
         config: PeerConfig,
         seed: int,
         classes: int = 0,
@@ -71,20 +71,18 @@ class Peer(Phase):
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
     def task(self, session: Session, data: Data) -> Task:
-        config = session.config.peer
+        config = self.config.peer
         group = None
         if config.method in ("otcfm", "sbcfm"):
             group = config.coupling_batch or config.batch_size
-        pairs = Pairs(
+        pairs = LinePairs(
             data.source(self.name),
             data.target_by_class(self.name),
             session.device,
             group,
             data.classes,
         )
-        return PeerTask(
-            starting_network(self, session), pairs, config, self.seed(session), data.classes
-        )
+        return PeerTask(starting_network(self, session), pairs, config, self.seed, data.classes)
 
 
 STEPS = 100
@@ -96,7 +94,7 @@ TRIAL_PATHS = 64
 """Number of paths in a trial (``nsgf preflight``)."""
 
 
-class StoredPairs(Pairs):
+class StoredPairs(LinePairs):
     """Starts Z0 and ends Z1 of trained paths, in random order.
 
     With K classes, N is a multiple of K, and the i-th pair has class i mod K, as in the batches.
@@ -125,10 +123,11 @@ class Reflow(Phase):
     def task(self, session: Session, data: Data) -> Task:
         """Return the task; the network starts with the peer's averaged weights. A resumed phase
         computes the same paths again."""
-        student = starting_network(self, session, Peer())
-        carry = load_euler_steps(Peer(), session, STEPS, 1 / STEPS)
+        peer = self.with_kind(Peer)
+        student = starting_network(self, session, peer)
+        carry = load_euler_steps(peer, session, STEPS, 1 / STEPS)
         classes = data.classes
-        positions = range(session.config.reflow.pairs)
+        positions = range(self.config.reflow.pairs)
         starts = data.source(self.name).at(positions)
         ends = torch.empty_like(starts)
         inputs = [starts, class_labels(positions, classes)] if classes else [starts]
@@ -139,12 +138,13 @@ class Reflow(Phase):
                 raise Stopped("reflow: before its first step")
             batch = slice(first, first + PATHS)
             ends[batch] = carry(*(part[batch].to(session.device) for part in inputs))
-        seed = self.seed(session)
-        return LineTask(student, StoredPairs(starts, ends, seed, classes), seed, classes)
+        pairs = StoredPairs(starts, ends, self.seed, classes)
+        return LineTask(student, pairs, self.seed, classes)
 
-    def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
-        pairs = min(config.reflow.pairs, max(TRIAL_PATHS, data_classes(config.data)))
-        return change(config, {"reflow.pairs": pairs}), config.reflow.pairs / pairs
+    def shortened(self, device: torch.device) -> tuple[Layer, float]:
+        count = self.config.reflow.pairs
+        pairs = min(count, max(TRIAL_PATHS, self.target.classes))
+        return {"reflow.pairs": pairs}, count / pairs
 
-    def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (Peer(),)
+    def needs(self) -> tuple[type[Phase], ...]:
+        return (Peer,)

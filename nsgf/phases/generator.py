@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config
-from nsgf.data import Data, class_labels, data_classes
+from nsgf.config.schema import GeneratorConfig
+from nsgf.data import Data, class_labels
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -36,7 +36,7 @@ from nsgf.training.task import Batch, Drawn, NetworkCall, Session, Task
 
 
 @torch.no_grad()
-def drift(solvers: Sequence[BatchedSolver], made: Tensor, real: Tensor) -> Tensor:
+def drift(solvers: Sequence[BatchedSolver], generated: Tensor, real: Tensor) -> Tensor:
     """Return V (B, N, *shape), float32, for generated samples (B, N, *shape) and real samples
     (B, M, *shape) of B independent problems. V is 0 for the last sample if N is odd.
 
@@ -45,25 +45,25 @@ def drift(solvers: Sequence[BatchedSolver], made: Tensor, real: Tensor) -> Tenso
     averaged over the solvers. Raise UserError for samples that are not finite, or too small a blur
     for float32.
     """
-    unit = mean_cost(made, real).sqrt()
+    unit = mean_cost(generated, real).sqrt()
     # (2B, N/2, *shape): all first halves, then all second halves
     x, y = (
-        torch.cat((each.float() / unit)[:, : each.shape[1] // 2 * 2].chunk(2, dim=1))
-        for each in (made, real)
+        torch.cat((cloud.float() / unit)[:, : cloud.shape[1] // 2 * 2].chunk(2, dim=1))
+        for cloud in (generated, real)
     )
-    other = x.roll(len(x) // 2, dims=0)
+    partner = x.roll(len(x) // 2, dims=0)
     total = torch.zeros_like(x)
     for solver in solvers:
         # each velocity is T minus the projection of x on itself; the projections cancel
         if y.shape == x.shape:  # all problems at once
-            both = solver.velocity(torch.cat([x, x]), torch.cat([y, other]))
+            both = solver.velocity(torch.cat([x, x]), torch.cat([y, partner]))
             to_y, to_x = both.chunk(2)
         else:
             to_y = solver.velocity(x, y)
-            to_x = solver.velocity(x, other)
+            to_x = solver.velocity(x, partner)
         total += (to_y - to_x).view(x.shape)
     halves = (total * (unit / len(solvers))).chunk(2)
-    velocity = torch.zeros_like(made, dtype=torch.float32)
+    velocity = torch.zeros_like(generated, dtype=torch.float32)
     velocity[:, : 2 * x.shape[1]] = torch.cat(halves, dim=1)
     return velocity
 
@@ -85,23 +85,25 @@ class GeneratorTask(Task):
 
     divisible = False
 
-    def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
+    def __init__(
+        self, model: nn.Module, data: Data, config: GeneratorConfig, is_residual: bool
+    ) -> None:
+        """``is_residual``: whether G(z) is z + g(z, 0), otherwise g(z, 0)."""
         self.model = model
-        own = config.generator
-        self._config = own
-        self._is_residual = NSGF.name in config.phases
+        self._config = config
+        self._is_residual = is_residual
         self._noise = data.source("generator")
-        self.solvers = [BatchedSolver(blur, own.tolerance) for blur in own.blurs]
-        self._groups = data_classes(config.data) + 1  # the last one has no class
+        self.solvers = [BatchedSolver(blur, config.tolerance) for blur in config.blurs]
+        self._groups = data.classes + 1  # the last one has no class
         self._real = data.target_by_class("generator", mixed=True)
 
     def draw(self, positions: range) -> Drawn:
         """Return z (B, *shape), y (M, *shape), and labels (B,) if there are classes."""
-        whole = self._config.batch_size
-        targets = self._config.targets or whole
-        places = [position * targets // whole for position in (positions.start, positions.stop)]
+        size = self._config.batch_size
+        targets = self._config.targets or size
+        bounds = [position * targets // size for position in (positions.start, positions.stop)]
         labels = (class_labels(positions, self._groups),) if self._groups > 1 else ()
-        return self._noise.at(positions), self._real.at(range(*places)), *labels
+        return self._noise.at(positions), self._real.at(range(*bounds)), *labels
 
     def batch(self, *drawn: Tensor) -> Batch:
         noise, real, *labels = drawn
@@ -115,24 +117,24 @@ class GeneratorTask(Task):
         Raises:
             Diverged: a blur is too small for float32.
         """
-        made = forward(*batch.inputs)
+        generated = forward(*batch.inputs)
         if self._is_residual:
-            made = batch.inputs[0] + made
-        if not made.isfinite().all():
-            return made.sum() * float("nan")
-        clouds = made.detach(), batch.target  # sample i is in group i mod G
-        x, y = (each.unflatten(0, (-1, self._groups)).transpose(0, 1) for each in clouds)
+            generated = batch.inputs[0] + generated
+        if not generated.isfinite().all():
+            return generated.sum() * float("nan")
+        clouds = generated.detach(), batch.target  # sample i is in group i mod G
+        x, y = (cloud.unflatten(0, (-1, self._groups)).transpose(0, 1) for cloud in clouds)
         try:
             v = drift(self.solvers, x, y).transpose(0, 1).flatten(0, 1)
         except UserError as error:  # the samples are finite: the blur is the cause
             raise Diverged(
                 f"generator.blurs = {self._config.blurs}: too small for float32"
             ) from error
-        way = made - (made.detach() + v)
+        way = generated - (generated.detach() + v)
         return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)
 
     def remarks(self) -> tuple[str, ...]:
-        return tuple(f"blur {each.blur:g}: {each.report}" for each in self.solvers)
+        return tuple(f"blur {solver.blur:g}: {solver.report}" for solver in self.solvers)
 
 
 class Generator(Phase):
@@ -143,17 +145,16 @@ class Generator(Phase):
     follows = (*Phase.follows, "phases")
 
     def task(self, session: Session, data: Data) -> Task:
-        (other,) = self.needs(session.config) or (None,)
-        return GeneratorTask(starting_network(self, session, other), data, session.config)
+        teacher = self.with_kind(NSGF) if self.needs() else None
+        model = starting_network(self, session, teacher)
+        return GeneratorTask(model, data, self.config.generator, is_residual=bool(teacher))
 
-    def plan(
-        self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> tuple[str, int]:
+    def plan(self, device: torch.device, run: RunFolder | None, world: World) -> tuple[str, int]:
         """Raise UserError if a process cannot divide each group into two equal halves."""
-        own = config.generator
-        groups = data_classes(config.data) + 1
+        config = self.config.generator
+        groups = self.target.classes + 1
         unit = 2 * groups * world.size
-        for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
+        for key, count in (("batch_size", config.batch_size), ("targets", config.targets)):
             if count and (count % unit if groups > 1 else count < unit):
                 raise UserError(
                     f"generator.{key} = {count}: must be >= {unit}, with classes a multiple: two "
@@ -162,8 +163,8 @@ class Generator(Phase):
                 )
         return "", 0
 
-    def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if NSGF.name in config.phases else ()
+    def needs(self) -> tuple[type[Phase], ...]:
+        return (NSGF,) if NSGF.name in self.config.phases else ()
 
 
 def nearest_multiple(count: int, unit: int) -> int:

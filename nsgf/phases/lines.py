@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, Names
-from nsgf.config.settings import change
-from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels, data_shape
-from nsgf.data.samplers import BLOCK, pages
+from nsgf.config.layers import Layer
+from nsgf.config.schema import Names
+from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels
+from nsgf.data.samplers import DRAW_BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
-from nsgf.models import AffineStartNetwork, OwnNetwork, TimePredictorCNN, TimePredictorMLP
+from nsgf.models import AffineStartNetwork, TimePredictorCNN, TimePredictorMLP, UserNetwork
 from nsgf.phases.base import TRIAL_SAMPLES, Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -40,7 +40,7 @@ Transport = Callable[..., Tensor]
 
 
 @dataclass
-class Pairs:
+class LinePairs:
     """Pairs of starts X0 and ends X1: independent, or paired by optimal transport within groups of
     ``group`` successive samples (with classes, within each class of a group).
 
@@ -64,14 +64,14 @@ class Pairs:
         parts = []
         for number, cut in pages(positions, self.group):
             if number != self._number:
-                whole = range(number * self.group, (number + 1) * self.group)
-                start, end = (s.at(whole).to(self.device) for s in (self.source, self.target))
-                for own in range(min(self.classes or 1, self.group)):
-                    rows = slice(own, None, self.classes or 1)  # samples of one class
+                members = range(number * self.group, (number + 1) * self.group)
+                start, end = (s.at(members).to(self.device) for s in (self.source, self.target))
+                for label in range(min(self.classes or 1, self.group)):
+                    rows = slice(label, None, self.classes or 1)  # samples of one class
                     end[rows] = end[rows][optimal_pairs(start[rows], end[rows])]
                 self._paired = start, end
                 self._number = number
-            parts.append([each[cut] for each in self._paired])
+            parts.append([samples[cut] for samples in self._paired])
         starts, ends = map(torch.cat, zip(*parts, strict=True))
         return starts, ends
 
@@ -82,7 +82,7 @@ class LineTask(Task):
     With K classes, the i-th line has class i mod K: the class of X1 and the label of NSGF steps.
     """
 
-    def __init__(self, model: nn.Module, pairs: Pairs, seed: int, classes: int = 0) -> None:
+    def __init__(self, model: nn.Module, pairs: LinePairs, seed: int, classes: int = 0) -> None:
         self.model = model
         self._pairs = pairs
         self._times = PointSampler(TIMES, derive_seed(seed, "times"))
@@ -122,16 +122,15 @@ class LinePhase(Phase):
         "nsf.starts",
     )
 
-    def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if config.nsf.source == "nsgf" else ()
+    def needs(self) -> tuple[type[Phase], ...]:
+        return (NSGF,) if self.config.nsf.source == "nsgf" else ()
 
-    def plan(
-        self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> tuple[str, int]:
+    def plan(self, device: torch.device, run: RunFolder | None, world: World) -> tuple[str, int]:
         """Return a warning if NSGF steps leave nothing to learn. Raise UserError if cached starts
         do not fit into main memory."""
+        config = self.config
         starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
-        needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
+        needed = 4 * starts * math.prod(self.target.shape) * world.size
         if needed > (free := available_bytes()):
             raise wrong_setting(
                 "nsf.starts",
@@ -147,31 +146,31 @@ class LinePhase(Phase):
             ), 0
         return "", 0
 
-    def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
-        starts = config.nsf.starts
+    def shortened(self, device: torch.device) -> tuple[Layer, float]:
+        starts = self.config.nsf.starts
         if starts is None:
-            return config, 1.0
+            return {}, 1.0
         few = min(starts, TRIAL_SAMPLES)
-        return change(config, {"nsf.starts": few}), starts / few
+        return {"nsf.starts": few}, starts / few
 
-    def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> Pairs:
+    def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> LinePairs:
         """Return the starts and ends of the lines, from random streams of the phase. ``transport``
         maps samples of mu0 to starts; None: by NSGF steps if ``nsf.source`` is ``nsgf``, else not
         at all. Raise UserError if NSGF is needed and not trained."""
-        config = session.config
+        config = self.config
         flow = config.flow
         source = data.source(self.name)
         if transport is None and config.nsf.source == "nsgf":
             length = time_step(flow.steps, flow.step_size)
-            transport = load_euler_steps(NSGF(), session, flow.steps, length)
+            transport = load_euler_steps(self.with_kind(NSGF), session, flow.steps, length)
         if transport:
             source = CachedStarts(
                 source, transport, session.device, config.nsf.starts, data.classes
             )
         group = None
         if config.nsf.coupling == "ot":
-            group = config.nsf.coupling_batch or getattr(config, self.name).batch_size
-        return Pairs(source, data.target_by_class(self.name), session.device, group)
+            group = config.nsf.coupling_batch or self.optim.batch_size
+        return LinePairs(source, data.target_by_class(self.name), session.device, group)
 
 
 class NSF(LinePhase):
@@ -182,16 +181,18 @@ class NSF(LinePhase):
     reads = ("flow.schedule", "flow.steps", "flow.eta")  # of the affine map
     follows = (*LinePhase.follows, "nsf.init")
 
-    def reads_in(self, config: Config) -> Names:
-        if config.nsf.source != "affine":
+    @property
+    def active_reads(self) -> Names:
+        if self.config.nsf.source != "affine":
             return ()
         # harmonic steps arrive, however many they are
-        return self.reads if config.flow.schedule == "constant" else ("flow.schedule",)
+        return self.reads if self.config.flow.schedule == "constant" else ("flow.schedule",)
 
     def task(self, session: Session, data: Data) -> Task:
-        config = session.config
+        config = self.config
         transport = None
-        model: Any = starting_network(self, session, NSGF() if config.nsf.init == "nsgf" else None)
+        teacher = self.with_kind(NSGF) if config.nsf.init == "nsgf" else None
+        model: Any = starting_network(self, session, teacher)
         if config.nsf.source == "affine":
             etas = step_sizes(config.flow.steps, config.flow.step_size)
             # step t of a flow between Gaussians goes the part eta_t of the remaining way
@@ -202,18 +203,18 @@ class NSF(LinePhase):
         return LineTask(
             model,
             self.pairs(session, data, transport),
-            self.seed(session),
+            self.seed,
             data.classes,
         )
 
-    def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
-        network = super().network(config, own)
-        if config.nsf.source == "affine":
-            return AffineStartNetwork(network, data_shape(config.data))
+    def network(self, user_network: UserNetwork | None = None) -> nn.Module:
+        network = super().network(user_network)
+        if self.config.nsf.source == "affine":
+            return AffineStartNetwork(network, self.target.shape)
         return network
 
-    def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if config.nsf.init == "nsgf" else super().needs(config)
+    def needs(self) -> tuple[type[Phase], ...]:
+        return (NSGF,) if self.config.nsf.init == "nsgf" else super().needs()
 
 
 class Predictor(LinePhase):
@@ -226,15 +227,15 @@ class Predictor(LinePhase):
         return TimePredictorTask(
             starting_network(self, session),
             self.pairs(session, data),
-            self.seed(session),
+            self.seed,
             data.classes,
         )
 
-    def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
+    def network(self, user_network: UserNetwork | None = None) -> nn.Module:
         """Return the time predictor, which takes no labels and is never the caller's."""
-        shape = data_shape(config.data)
+        shape = self.target.shape
         if len(shape) == 1:
-            return TimePredictorMLP(shape[0], 1, config.model.mlp)
+            return TimePredictorMLP(shape[0], 1, self.config.model.mlp)
         return TimePredictorCNN(shape)
 
 
@@ -245,8 +246,8 @@ def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
     size = math.prod(target.shape)
     total = torch.zeros(size, dtype=torch.float64)
     products = torch.zeros(size, size, dtype=torch.float64)
-    for first in range(0, count, BLOCK):
-        rows = target.at(range(first, min(first + BLOCK, count))).flatten(1).double()
+    for first in range(0, count, DRAW_BLOCK):
+        rows = target.at(range(first, min(first + DRAW_BLOCK, count))).flatten(1).double()
         total += rows.sum(0)
         products.addmm_(rows.T, rows)
     mean = total / count
@@ -256,7 +257,7 @@ def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
 def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Transport:
     """Return a function that runs Euler steps of size h with a phase's trained network. Raise
     UserError if the phase is not trained."""
-    trained = load_network(phase, session.config, session.run, session.device)
+    trained = load_network(phase, session.run, session.device)
     network = InferenceNetwork(
         trained.network,
         supported_precision(trained.precision, session.device),
@@ -274,13 +275,13 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Tr
 class CachedStarts(Sampler):
     """A stream of starts: noise that NSGF steps or another transport have moved.
 
-    The first ``kept`` starts are computed once, cached in main memory and repeated; None: all are
-    new. With K classes, the i-th start has class i mod K, and ``kept`` is a multiple of K."""
+    The first ``count`` starts are computed once, cached in main memory and repeated; None: all are
+    new. With K classes, the i-th start has class i mod K, and ``count`` is a multiple of K."""
 
     source: Sampler
     transport: Transport
     device: torch.device
-    kept: int | None
+    count: int | None
     classes: int = 0
 
     def __post_init__(self) -> None:
@@ -288,17 +289,17 @@ class CachedStarts(Sampler):
         self._pages: dict[int, Tensor] = {}
 
     def at(self, positions: range) -> Tensor:
-        if self.kept is None:
+        if self.count is None:
             inputs = [self.source.at(positions)]
             if self.classes:
                 inputs.append(class_labels(positions, self.classes))
             return self.transport(*(part.to(self.device) for part in inputs))
         parts = []
-        for _, epoch in pages(positions, self.kept):
-            for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
+        for _, epoch in pages(positions, self.count):
+            for number, cut in pages(range(epoch.start, epoch.stop), DRAW_BLOCK):
                 if number not in self._pages:
                     # compute a whole page: rounding depends on the size of the network's batch
-                    whole = range(number * BLOCK, (number + 1) * BLOCK)
-                    self._pages[number] = replace(self, kept=None).at(whole).cpu()
+                    page = range(number * DRAW_BLOCK, (number + 1) * DRAW_BLOCK)
+                    self._pages[number] = replace(self, count=None).at(page).cpu()
                 parts.append(self._pages[number][cut].to(self.device))
         return torch.cat(parts)

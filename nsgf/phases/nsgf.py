@@ -1,15 +1,14 @@
 """Phase 1: the velocity network v_theta of the Sinkhorn gradient flow (Algorithm 1)."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config
-from nsgf.data import INDICES, Data, LabelDropout, PointSampler, class_labels, data_shape
+from nsgf.config.layers import Layer, fixed_values
+from nsgf.data import INDICES, Data, LabelDropout, PointSampler, class_labels
 from nsgf.phases.base import Phase, starting_network
-from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool
-from nsgf.pool.trajectories import drop_positions
+from nsgf.pool import build_pool, plan_pool
+from nsgf.pool.settings import PoolSettings
+from nsgf.pool.trajectories import POOL_SECTIONS, TrajectoryPool, drop_positions
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.hardware import release_memory
@@ -57,10 +56,17 @@ class NSGF(Phase):
     reads = ("sinkhorn", "flow", "pool")
     follows = (*Phase.follows, *reads)
 
+    @property
+    def pool_settings(self) -> PoolSettings:
+        """The settings of the pool."""
+        config = self.config
+        content = fixed_values(config, POOL_SECTIONS)
+        return PoolSettings(config.sinkhorn, config.flow, config.pool, self.target.shape, content)
+
     def task(self, session: Session, data: Data) -> Task:
-        config = session.config
+        config = self.config
         target = data.target_by_class("pool", run=config.sinkhorn.targets)
-        pool = build_pool(session, data.source("pool"), target)
+        pool = build_pool(session, self.pool_settings, data.source("pool"), target)
         release_memory(session.device)
         labels = None
         if data.classes:
@@ -71,11 +77,9 @@ class NSGF(Phase):
         task.reads_disk = config.pool.storage == "disk"
         return task
 
-    def plan(
-        self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> tuple[str, int]:
-        check_shares("pool.num_batches", config.pool.num_batches, world.size)
-        pool = plan_pool(config, data_shape(config.data), device, run, world)
+    def plan(self, device: torch.device, run: RunFolder | None, world: World) -> tuple[str, int]:
+        check_shares("pool.num_batches", self.config.pool.num_batches, world.size)
+        pool = plan_pool(self.pool_settings, device, self.config.out_path, run, world)
         return f"pool: {pool.text}", pool.disk_bytes
 
     def clean(self, session: Session) -> None:
@@ -84,8 +88,11 @@ class NSGF(Phase):
         if session.world.is_main and (freed := drop_positions(session.run.pool)):
             session.log.write(f"pool: removed from the disk ({format_bytes(freed)})")
 
-    def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
-        pool = config.pool
-        flows = min(pool.num_batches, build_batch(config, data_shape(config.data), device))
-        pool = replace(pool, num_batches=flows, storage="memory", build_batch=flows)
-        return replace(config, pool=pool), config.pool.num_batches / flows
+    def shortened(self, device: torch.device) -> tuple[Layer, float]:
+        flows = self.pool_settings.group_size(device)
+        layer = {
+            "pool.num_batches": flows,
+            "pool.storage": "memory",
+            "pool.build_batch": flows,
+        }
+        return layer, self.config.pool.num_batches / flows

@@ -120,56 +120,74 @@ def save_animation(samples: Samples, file: Path, axes: Names | None = None) -> N
     plane, arrows show the next step. ``axes``: names of the coordinates. If the file would be
     larger than MAX_BYTES, it gets fewer colours, then fewer frames.
     """
-    from matplotlib.figure import Figure
     from PIL import Image
 
     last = len(samples.path) - 1
     frames = []
     for state in [*range(0, last, math.ceil(last / FRAMES) or 1), last]:
-        x = samples.path[state]
-        title = samples.marks[state]
-        if x.ndim == 4:
-            # all pixels are enlarged by the same whole factor
-            columns = math.ceil(len(x) / max(1, math.isqrt(len(x) // 2)))
-            if (smaller := WIDTH / columns / x.shape[3]) < 1:
-                size = [max(1, int(side * smaller)) for side in x.shape[2:]]
-                x = functional.interpolate(x, size, mode="area")
-            grid = join_images(x, columns, WIDTH)
-            figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
-            figure.figimage(grid, origin="upper")
-            figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
+        if samples.path[state].ndim == 4:
+            figure = _draw_image_state(samples.path[state], samples.marks[state])
         else:
-            low, high, shape = point_box(*samples.path)
-            shape = 1.0 if axes else min(2.0, max(0.5, shape))
-            figure = new_figure(5, 0.6 + 4.4 * shape)
-            panel = figure.subplots()
-            if state < last and x.shape[1] == 2:
-                _show_arrows(panel, x, samples.path[state + 1] - x, "0.5")
-            panel.scatter(*x[:, :2].T.numpy(), s=2, color="tab:red")
-            panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-            figure.suptitle(title)
-            name_axes(panel, axes)
-            if axes is None:
-                panel.set(xticks=[], yticks=[])
+            figure = _draw_point_state(samples, state, axes)
         figure.savefig(stream := BytesIO(), format="png", dpi=100)
         frames.append(Image.open(stream).convert("RGB"))
-    kind = file.suffix[1:]
+    content = _encode_frames(frames, file.suffix[1:])
+    with replacing(file) as target:
+        target.write(content)
+
+
+def _draw_image_state(x: Tensor, title: str) -> Any:
+    """Draw images (N, C, H, W) as a frame of an animation. All pixels are enlarged by the same
+    whole factor."""
+    from matplotlib.figure import Figure
+
+    columns = math.ceil(len(x) / max(1, math.isqrt(len(x) // 2)))
+    if (smaller := WIDTH / columns / x.shape[3]) < 1:
+        size = [max(1, int(side * smaller)) for side in x.shape[2:]]
+        x = functional.interpolate(x, size, mode="area")
+    grid = join_images(x, columns, WIDTH)
+    figure = Figure((grid.shape[1] / 100, grid.shape[0] / 100 + 0.3), dpi=100)
+    figure.figimage(grid, origin="upper")
+    figure.suptitle(title, y=1 - 0.15 / figure.get_figheight(), va="center")
+    return figure
+
+
+def _draw_point_state(samples: Samples, state: int, axes: Names | None) -> Any:
+    """Draw the points (N, D) of a state of ``samples.path`` as a frame of an animation. All frames
+    have the same limits of the axes."""
+    x = samples.path[state]
+    low, high, shape = point_box(*samples.path)
+    shape = 1.0 if axes else min(2.0, max(0.5, shape))
+    figure = new_figure(5, 0.6 + 4.4 * shape)
+    panel = figure.subplots()
+    if state < len(samples.path) - 1 and x.shape[1] == 2:
+        _show_arrows(panel, x, samples.path[state + 1] - x, "0.5")
+    panel.scatter(*x[:, :2].T.numpy(), s=2, color="tab:red")
+    panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+    figure.suptitle(samples.marks[state])
+    name_axes(panel, axes)
+    if axes is None:
+        panel.set(xticks=[], yticks=[])
+    return figure
+
+
+def _encode_frames(frames: list[Any], kind: str) -> bytes:
+    """Return frames, PIL images, as the content of a ``gif`` or ``webp``. Reduce colours and frames
+    until it is smaller than MAX_BYTES."""
     colors = 256
     while True:
-        first, *others = (f.quantize(colors) if kind == "gif" else f for f in frames)
+        first, *following = (f.quantize(colors) if kind == "gif" else f for f in frames)
         first.save(
             stream := BytesIO(),
             kind,
             save_all=True,
-            append_images=others,
+            append_images=following,
             duration=[PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)],
             loop=0,
         )
         if stream.tell() < MAX_BYTES or len(frames) < 3:
-            break
+            return stream.getvalue()
         if kind == "gif" and colors > 16:
             colors //= 4
         else:
             frames = [*frames[:-1:2], frames[-1]]
-    with replacing(file) as target:
-        target.write(stream.getvalue())

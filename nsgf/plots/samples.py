@@ -23,8 +23,8 @@ from nsgf.system.files import replacing
 from nsgf.system.process import FIGURES
 
 MAX_PATHS = 256
-ROWS = 8
-COLUMNS = 16
+PATH_ROWS = 8
+PATH_STATES = 16
 """Largest numbers of samples, and of states of each, in a picture of the paths of images."""
 BINS = 60
 DPI = 120
@@ -35,7 +35,7 @@ NAME_LENGTH = 40
 """Largest number of characters of a coordinate's name."""
 BOX = "\N{WHITE SQUARE}"
 MIN_PIXELS = 600
-"""Small images are enlarged until a picture has about this width."""
+"""Width in pixels to which a picture of small images is enlarged, approximately."""
 MIN_LETTERS = 12
 """Smallest font size. Wide figures have larger letters, because pages show them smaller."""
 
@@ -70,20 +70,20 @@ def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
     from PIL import Image
 
     parts = []
-    figure.savefig(whole := BytesIO(), format="png", dpi=figure.dpi)
-    with Image.open(whole) as picture:
+    figure.savefig(figure_file := BytesIO(), format="png", dpi=figure.dpi)
+    with Image.open(figure_file) as picture:
         for part in [*figure.axes, *figure.legends]:
-            place = part.get_tightbbox().padded(4)
-            box = (place.x0, picture.height - place.y1, place.x1, picture.height - place.y0)
+            bounds = part.get_tightbbox().padded(4)
+            box = (bounds.x0, picture.height - bounds.y1, bounds.x1, picture.height - bounds.y0)
             picture.crop(tuple(map(round, box))).save(stream := BytesIO(), "png")
-            parts.append((stream.getvalue(), 100 * place.width / picture.width))
+            parts.append((stream.getvalue(), 100 * bounds.width / picture.width))
     return parts
 
 
 def save_grid(images: Tensor, file: Path) -> None:
     """Write a nearly square grid of images (N, C, H, W) in [-1, 1] as a PNG."""
     with replacing(file) as stream:
-        draw_samples(images).save(stream, "png")
+        draw_notebook_image(images).save(stream, "png")
 
 
 def to_pictures(images: Tensor) -> Iterator[Any]:
@@ -96,7 +96,7 @@ def to_pictures(images: Tensor) -> Iterator[Any]:
 
 
 @figure_defaults()
-def draw_samples(samples: Tensor, axes: Names | None = None) -> Any:
+def draw_notebook_image(samples: Tensor, axes: Names | None = None) -> Any:
     """Return a PIL image: a nearly square grid of images (N, C, H, W) in [-1, 1], or a plot of
     points (N, D), whose coordinates have the names ``axes``."""
     from PIL import Image
@@ -165,12 +165,12 @@ def words_of_calls(nfe: float) -> str:
 
 
 def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
-    """Draw the paths of images, at most ROWS samples and COLUMNS states (N, C, H, W) in [-1, 1].
-    The names of the legs stand above; a line marks where the last leg takes over. ``names``: names
-    of classes, which stand beside their samples."""
+    """Draw the paths of images, at most PATH_ROWS samples and PATH_STATES states (N, C, H, W) in
+    [-1, 1]. The names of the legs stand above; a line marks where the last leg takes over.
+    ``names``: names of classes, which stand beside their samples."""
     columns = chosen_states(samples.marks)
     marks = [samples.marks[column] for column in columns]
-    states = torch.stack([samples.path[column][:ROWS] for column in columns], dim=1)
+    states = torch.stack([samples.path[column][:PATH_ROWS] for column in columns], dim=1)
     count, _, _, height, width = states.shape
     inches = 0.4 + 0.75 * len(columns)
     figure = new_figure(inches, 0.7 + 0.75 * count * height / width)
@@ -213,7 +213,7 @@ def chosen_states(marks: Sequence[str]) -> list[int]:
     """Return the indices of states to draw: all if they fit, else only some of the last leg's."""
     first = last_leg(marks)
     count = len(marks)
-    every = math.ceil((count - first) / max(1, COLUMNS - first))
+    every = math.ceil((count - first) / max(1, PATH_STATES - first))
     return [*range(first), *range(count - 1, first - 1, -every)[::-1]]
 
 
@@ -234,22 +234,25 @@ def draw_points(
         axes: names of the coordinates, which may have different units; None: points in the plane.
         marks: leg and step of each state, to show where the last leg takes over.
     """
-    shown = path[-1] if target is None else target
-    on_line = shown.shape[1] == 1
+    # panels
+    framed = path[-1] if target is None else target
+    on_line = framed.shape[1] == 1
     shape = 1.0
     if axes is None and not on_line:
-        *_, shape = point_box(shown, path[0].to(shown))
+        *_, shape = point_box(framed, path[0].to(framed))
         shape = min(1.0, max(0.3, shape))
     count = 2 if on_line or target is not None else 1
     figure = new_figure(5.5 * count, min(5.5, 1.6 + 5 * shape))
     panels = figure.subplots(1, count, sharex=True, sharey=not on_line, squeeze=False)[0]
     left = panels[0]
     right = panels[-1]
+    # points
     _show_path(left, path, marks)
     if on_line:
-        _show_samples(right, path[-1], shown, "tab:red", "samples")
+        _show_samples(right, path[-1], framed, "tab:red", "samples")
     if target is not None:
         _show_samples(right, target, target, "tab:green", "target")
+    # titles, axes and legends
     right.set_title("Samples" if target is None else "Target")
     left.set_title(title)
     for panel in panels:
@@ -257,8 +260,8 @@ def draw_points(
         if axes or not on_line:
             name_axes(panel, axes)
     if len(path) > 1:
-        known = left.get_legend_handles_labels()
-        figure.legend(*known, loc="outside lower center", ncols=3, markerscale=3)
+        legend = left.get_legend_handles_labels()
+        figure.legend(*legend, loc="outside lower center", ncols=3, markerscale=3)
     if on_line:
         right.legend()
         left.set_ylabel("step")
@@ -267,7 +270,7 @@ def draw_points(
 
 
 def name_axes(panel: Any, axes: Sequence[str] | None) -> None:
-    """Write the names of the coordinates; None: give both axes the same scale instead."""
+    """Write the names of the coordinates; None: give both axes the same scale."""
     if axes is None:
         panel.set_aspect("equal")
         return
@@ -281,8 +284,8 @@ def shown_name(name: str) -> str:
     the font lacks. Matplotlib would draw a box too, with a warning for each."""
     from matplotlib.font_manager import findfont, get_font
 
-    known = get_font(findfont("DejaVu Sans")).get_charmap()
-    return "".join(c if ord(c) in known else BOX for c in name[:NAME_LENGTH])
+    letters = get_font(findfont("DejaVu Sans")).get_charmap()
+    return "".join(c if ord(c) in letters else BOX for c in name[:NAME_LENGTH])
 
 
 def point_box(*points: Tensor) -> tuple[list[float], list[float], float]:
@@ -309,6 +312,7 @@ def draw_table(
         drawn: samples by method and NFE: images (N, C, H, W) in [-1, 1], or points with paths.
         target, title, axes: see :func:`draw_points`.
     """
+    # rows, and the extent of points
     counts = sorted({nfe for samples in drawn.values() for nfe in samples})
     is_image = target.ndim == 4
     on_line = target.shape[1:] == (1,)
@@ -317,9 +321,10 @@ def draw_table(
     names = [*map(words_of_calls, counts)]
     if not is_image:
         names.insert(0, "Paths")
-        first = next(own for samples in drawn.values() for own in samples.values())
+        first = next(sampled for samples in drawn.values() for sampled in samples.values())
         low, high, extent = point_box(target.cpu(), first.path[0].cpu().to(target))
         shape = extent if same_scale else 1.0
+    # panels
     width = 2.2 * (len(drawn) + 1)
     figure = new_figure(width, 0.9 + 2.2 * shape * len(names))
     letters = {"fontsize": max(MIN_LETTERS, width)}
@@ -332,19 +337,17 @@ def draw_table(
         squeeze=False,
         subplot_kw={"aspect": "equal" if same_scale else "auto"},
     )
+    # samples
     for column, (name, samples) in zip(panels.T, drawn.items(), strict=False):
         column[0].set_title(name, **letters)
         if not is_image:
             _show_path(column[0], [x[:MAX_PATHS].cpu() for x in samples[min(samples)].path])
-        for panel, nfe in zip(column[-len(counts) :], counts, strict=True):
-            if nfe in samples:
-                _show_samples(panel, samples[nfe].x.cpu(), target, "tab:red")
-            else:
-                panel.text(0.5, 0.5, "not possible", ha="center", transform=panel.transAxes)
+        _show_counts(column[-len(counts) :], counts, samples, target)
     panels[0][-1].set_title("Target", **letters)
     for row, text in zip(panels, names, strict=True):
         row[0].set_ylabel(text, **letters)
         _show_samples(row[-1], target, target, "tab:green")
+    # axes
     if axes:
         name_axes(figure.axes[-1], axes)
         figure.axes[-1].yaxis.set_label_position("right")
@@ -353,6 +356,17 @@ def draw_table(
         if not on_line:
             panels[0][0].set_ylim(low[1], high[1])
     return figure
+
+
+def _show_counts(
+    panels: Sequence[Any], counts: Sequence[int], samples: Mapping[int, Samples], target: Tensor
+) -> None:
+    """Draw the samples of a method, a panel for each NFE of ``counts``."""
+    for panel, nfe in zip(panels, counts, strict=True):
+        if nfe in samples:
+            _show_samples(panel, samples[nfe].x.cpu(), target, "tab:red")
+        else:
+            panel.text(0.5, 0.5, "not possible", ha="center", transform=panel.transAxes)
 
 
 def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> None:

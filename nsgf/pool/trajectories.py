@@ -27,18 +27,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import Config, Shape
-from nsgf.config.settings import VALUES, Layer, fixed_values
+from nsgf.config.layers import VALUES, Layer, agrees
+from nsgf.config.schema import Shape
 from nsgf.method import flow_pairs
+from nsgf.pool.settings import PoolSettings
 from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.files import COUNT, fields, read_object, write_text
 
-FORMAT = 1
+POOL_FORMAT = 1
 POSITIONS = "positions.bin"
 """Name of the file with the positions of a pool, or of a process's part."""
-SECTIONS = ("seed", "data", "sinkhorn", "flow")
-"""Sections of the configuration that determine the values of a pool."""
+POOL_SECTIONS = ("seed", "data", "sinkhorn", "flow")
+"""Sections of the configuration, besides ``pool``, that determine the values of a pool."""
 SAVE_SECONDS = 5.0
 """Time between two writes of the header. A killed process loses at most this much work."""
 
@@ -55,17 +56,19 @@ class Header:
     """Pairs (k, n): from flow k on, the card had memory for at most n flows at a time."""
     checksums: list[str] = field(default_factory=list)
     """Checksums of the finished flows; always empty for a pool in memory."""
-    format: int = FORMAT
+    format: int = POOL_FORMAT
 
 
-def read_header(folder: Path) -> Header | None:
+def read_pool_header(folder: Path) -> Header | None:
     """Return the header in ``folder``; None if there is none. Raise UserError if it is damaged."""
     file = folder / "header.json"
     if not file.is_file():
         return None
     try:
         kinds = {"dtype": str, "settings": dict, "limits": [(COUNT, COUNT[1:])], "checksums": [str]}
-        header = Header(*fields(read_object(file), **kinds, format=range(FORMAT, FORMAT + 1)))
+        header = Header(
+            *fields(read_object(file), **kinds, format=range(POOL_FORMAT, POOL_FORMAT + 1))
+        )
         if header.dtype not in ("float32", "float16"):
             raise ValueError("another type")
     except (ValueError, TypeError) as error:
@@ -78,41 +81,30 @@ def write_header(folder: Path, header: Header) -> None:
     write_text(folder / "header.json", json.dumps(asdict(header), allow_nan=False))
 
 
-def content_settings(config: Config, shape: Shape, dtype: str) -> Layer:
-    """Return all settings that determine the values of a pool, by dotted key."""
-    return {
-        **fixed_values(config, SECTIONS),
-        "pool.num_batches": config.pool.num_batches,
-        "pool.dtype": dtype if config.pool.dtype == "auto" else config.pool.dtype,
-        "shape": list(shape),
-    }
-
-
 def matching_header(
-    folder: Path, config: Config, shape: Shape, dtype: str | None = None
+    folder: Path, settings: PoolSettings, dtype: str | None = None
 ) -> Header | None:
     """Return the header in ``folder`` if it has these settings (and ``dtype``, unless None).
 
     Raises:
         UserError: the header is damaged, or the folder has flows on disk with other settings.
     """
-    known = read_header(folder)
-    if known is None:
+    header = read_pool_header(folder)
+    if header is None:
         return None
-    settings = content_settings(config, shape, dtype or known.dtype)
     differences = []
-    for key, value in settings.items():
+    for key, value in settings.header_values(dtype or header.dtype).items():
         # a setting that is missing in the header had its default value
         default = VALUES[key].default if key in VALUES else None
-        stored = known.settings.get(key, default)
-        if stored != value:
+        stored = header.settings.get(key, default)
+        if not agrees(key, stored, value):
             differences.append(f"{key}: the pool has {stored}, this command {value}")
-    if differences and known.checksums and config.pool.storage == "disk":
+    if differences and header.checksums and settings.pool.storage == "disk":
         raise UserError(
             f"pool {folder} was built with other settings: {'; '.join(differences)}; use the same "
             "settings, or remove that folder to build it again"
         )
-    return None if differences else known
+    return None if differences else header
 
 
 class PoolFile:
@@ -148,17 +140,17 @@ class PoolFile:
         self._bytes = self._map.reshape(flows, -1)
         self.positions = torch.from_numpy(self._map).view(dtype).view(-1, *shape[1:])
         self._saved_at = time.monotonic()
-        known_flows = count_progress(header.checksums, "pool: checking", "flow", counter)
-        for index, known in enumerate(known_flows):
-            if index >= flows or self._checksum(index) != known:
+        checksums = count_progress(header.checksums, "pool: checking", "flow", counter)
+        for index, checksum in enumerate(checksums):
+            if index >= flows or self._checksum(index) != checksum:
                 raise UserError(
                     f"pool file {file} is damaged (flow {index}); remove the folder {folder}"
                 )
 
     def commit(self, finished: int) -> None:
         """Add the checksums of flows before ``finished``, and save from time to time."""
-        known = self._header.checksums
-        known += map(self._checksum, range(len(known), finished))
+        checksums = self._header.checksums
+        checksums += map(self._checksum, range(len(checksums), finished))
         if time.monotonic() - self._saved_at >= SAVE_SECONDS:
             self.save()
 
@@ -177,7 +169,7 @@ def drop_positions(folder: Path) -> int:
     the headers without checksums, so that a rebuilt pool has the same values."""
     freed = 0
     for file in list(folder.rglob(POSITIONS)):  # one for each process
-        if header := read_header(file.parent):
+        if header := read_pool_header(file.parent):
             header.checksums = []
             write_header(file.parent, header)
         freed += file.stat().st_size
@@ -217,11 +209,11 @@ class TrajectoryPool:
             UserError: they are not finite, or out of range for the pool's dtype.
         """
         end = self.filled + len(positions)
-        place = self._positions[self.filled : end].copy_(positions)
-        low, high = place.aminmax()  # nan if any value is nan
+        stored = self._positions[self.filled : end].copy_(positions)
+        low, high = stored.aminmax()  # nan if any value is nan
         if not (low.isfinite() & high.isfinite()):
             remedy = f"{suggest('pool.dtype', 'float32')} or a smaller {suggest('flow.eta')}"
-            raise UserError(f"values of a flow are not finite in {place.dtype}; try {remedy}")
+            raise UserError(f"values of a flow are not finite in {stored.dtype}; try {remedy}")
         self.filled = end
 
     def particles(self, indices: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import PhaseName
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import shorten_paths
@@ -20,17 +20,17 @@ Curves = dict[str, list[tuple[int, float, float]]]
 
 def curves(run: RunFolder) -> Curves:
     """Return (step, loss, gradient norm) of each line of ``metrics.jsonl``, by phase in order."""
-    found = defaultdict(list)
+    lines = defaultdict(list)
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
-        found[phase].append((step, loss, norm))
-    return found
+        lines[phase].append((step, loss, norm))
+    return lines
 
 
-def progress_of(run: RunFolder, config: Config) -> str:
-    """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run."""
+def progress_of(run: RunFolder, phases: list[PhaseName], updates: list[int]) -> str:
+    """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run and their numbers of updates."""
     return ", ".join(
-        f"{phase} {trained_updates(run, phase)}/{getattr(config, phase).iterations}"
-        for phase in config.phases
+        f"{phase} {trained_updates(run, phase)}/{count}"
+        for phase, count in zip(phases, updates, strict=True)
     )
 
 
@@ -46,9 +46,9 @@ def render(template: str, **values: Any) -> str:
     shortened; in HTML all values are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     engine = Environment(
-        loader=FileSystemLoader([here, here.parent]),
+        loader=FileSystemLoader([folder, folder.parent]),
         autoescape=".html" in template,
         undefined=StrictUndefined,
         trim_blocks=True,

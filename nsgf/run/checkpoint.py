@@ -16,8 +16,8 @@ from nsgf.system.files import COUNT, Plain, fields, link_or_copy, replacing, syn
 from nsgf.system.output import Log
 from nsgf.version import versions
 
-FORMAT = 4
-HEADER = ("phase", "step", "precision", "config")
+CHECKPOINT_FORMAT = 4
+HEADER_KEYS = ("phase", "step", "precision", "config")
 """Keys of a payload that are stored in the header."""
 
 
@@ -39,12 +39,14 @@ def save(file: Path, payload: Plain) -> None:
 
     At any time, one of the two files is a complete checkpoint. ``payload`` has nested dictionaries
     of tensors and plain values. If it cannot be written, raise UserError and change nothing."""
-    header = {key: payload[key] for key in HEADER if key in payload}
-    rest = {key: value for key, value in payload.items() if key not in header}
+    header = {key: payload[key] for key in HEADER_KEYS if key in payload}
+    content = {key: value for key, value in payload.items() if key not in header}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
-            store.write(stream, rest, {"format": FORMAT, **header, "versions": versions()})
+            store.write(
+                stream, content, {"format": CHECKPOINT_FORMAT, **header, "versions": versions()}
+            )
             if file.exists():
                 link_or_copy(file, previous_file(file))
     except (OSError, RuntimeError) as failure:
@@ -78,8 +80,8 @@ def load(file: Path, *, only_header: bool = False) -> Plain:
         with file.open("rb") as stream:
             header = store.read_header(stream)
             fields(header, phase=str, step=COUNT, config=dict, format=COUNT)
-            if (version := header.pop("format")) > FORMAT:
-                raise newer_format_error(f"checkpoint {file}", version, FORMAT)
+            if (version := header.pop("format")) > CHECKPOINT_FORMAT:
+                raise newer_format_error(f"checkpoint {file}", version, CHECKPOINT_FORMAT)
             if only_header:
                 return header
             payload = store.read(stream)
@@ -105,10 +107,10 @@ class Unreadable(UserError):
         self.cause = cause
 
 
-def newer_format_error(file: str, its: int, ours: int) -> UserError:
+def newer_format_error(file: str, stored: int, newest: int) -> UserError:
     """Return the error for a file that a later version of this program wrote."""
     return UserError(
-        f"{file} cannot be read (it has the newer format {its}, this program reads {ours}); "
+        f"{file} cannot be read (it has the newer format {stored}, this program reads {newest}); "
         "use the version that wrote it"
     )
 
@@ -139,11 +141,11 @@ def load_good(file: Path, *, only_header: bool = False) -> tuple[Plain, str]:
         if not (is_gone or isinstance(error, Unreadable)) or not before.exists():
             raise
         try:
-            found = load(before, only_header=only_header)
+            payload = load(before, only_header=only_header)
         except UserError:
             raise error from None
         state = f"damaged ({error.cause})" if isinstance(error, Unreadable) else "missing"
-    return found, f"; {file.name} is {state}, the previous one is used"
+    return payload, f"; {file.name} is {state}, the previous one is used"
 
 
 def read_good_header(file: Path) -> Plain:

@@ -2,7 +2,7 @@
 
 A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``versions.json``,
 ``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt``,
-``samples/`` and, later, ``metrics.json``.
+``samples/`` and, later, ``metrics.json``; while phases start again, ``restart.json``.
 """
 
 import json
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from nsgf.config.files import FACTS_FILE, read_experiment, stored_facts
+from nsgf.config.files import FACTS_FILE, read_layer, read_recipe, stored_facts
+from nsgf.config.layers import FACTS, Layer, nest, saved_values, sections_of
 from nsgf.config.schema import PHASE_NUMBERS, Config, DataConfig, PhaseName
-from nsgf.config.settings import FACTS, Layer, nest, sections_of
 from nsgf.config.values import dump_yaml
 from nsgf.run.checkpoint import (
     check_phase,
@@ -34,6 +34,8 @@ from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.files import (
     Plain,
     ensure_writable,
+    fields,
+    parse_object,
     read_object,
     remove_leftovers,
     sync_folder,
@@ -43,7 +45,7 @@ from nsgf.system.output import format_bytes
 from nsgf.version import versions
 
 if TYPE_CHECKING:
-    from nsgf.models import OwnNetwork
+    from nsgf.models import UserNetwork
 
 CHECKOUT = Path(__file__).parents[2]
 IN_FOLDER = ("none", "tensorboard")
@@ -66,18 +68,28 @@ class Weights(NamedTuple):
     """Precision of training; None: not known."""
 
 
+class Restart(NamedTuple):
+    """Phases that start again, and the settings of the run from then on. ``restart.json`` has both
+    until both are changed, so a single write decides about them."""
+
+    phases: list[str]
+    settings: Plain
+    """All settings in nested sections."""
+
+
 class RunFolder:
     """The paths of one run's files."""
 
     results_name: str | None = None
     """Folder in ``out_dir`` for the results of a read-only run; None: the run folder."""
-    network: "OwnNetwork | None" = None
+    network: "UserNetwork | None" = None
     """The caller's network for a run with ``model.network``. It is not saved in a file."""
 
     def __init__(self, path: Path) -> None:
         path = path.absolute()  # a caller may change the working directory
         self.path = path
         self.config_file = path / "config.yaml"
+        self.restart_file = path / "restart.json"
         self.pool = path / "pool"
         self.samples = path / "samples"
 
@@ -97,11 +109,29 @@ class RunFolder:
     def read_settings(self) -> Layer:
         """Return the saved settings and facts; raise UserError if they are damaged or wrong, or
         come from a version with other settings."""
+        restart = self.read_restart()
         try:
-            return read_experiment(self.config_file).settings | stored_facts(self.path)
+            if restart:
+                settings = read_layer(restart.settings)
+            else:
+                settings = read_recipe(self.config_file).settings
+            return settings | stored_facts(self.path)
         except UserError as error:
             version = read_object(self.path / "versions.json").get("nsgf", "an unknown version")
             raise UserError(f"{self.config_file}, written by nsgf {version}: {error}") from error
+
+    def read_restart(self) -> Restart | None:
+        """Return the restart that a killed process has not completed; None if there is none. Raise
+        UserError if its file is damaged."""
+        file = self.restart_file
+        try:
+            return Restart(*fields(parse_object(file.read_bytes()), phases=[str], settings=dict))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{file}: damaged ({cause(error)}); remove it, and repeat the last command"
+            ) from error
 
     def weights(self, phase: PhaseName) -> Weights:
         """Return the averaged weights of a phase, from its newest readable checkpoint.
@@ -155,10 +185,10 @@ class RunFolder:
         sync_folder(path.parent)
         return cls(path)
 
-    def write_config(self, config: Config, comment: str = "") -> None:
-        """Save the configuration, with ``comment`` above it, and facts and versions beside it."""
+    def write_config(self, config: Config) -> None:
+        """Save the configuration, and facts and versions beside it."""
         write_facts(self.path, config)
-        write_text(self.config_file, comment + dump_config(config))
+        write_text(self.config_file, dump_config(config))
         write_text(self.path / "versions.json", json.dumps(provenance(), indent=2) + "\n")
 
     def set_aside(self, phase: PhaseName) -> Path:
@@ -178,7 +208,7 @@ class RunFolder:
 
 def write_facts(folder: Path, config: Config) -> None:
     """Write the facts of a configuration, if there are any, as ``facts.json``."""
-    facts = {key: item.get(config) for key, item in FACTS.items()}
+    facts = {key: saved_values(config)[key] for key in FACTS}
     if any(facts.values()):
         write_text(folder / FACTS_FILE, json.dumps(nest(facts), indent=2) + "\n")
 
@@ -188,11 +218,10 @@ def phase_stem(phase: PhaseName) -> str:
     return f"phase{PHASE_NUMBERS.get(phase, 1)}_{phase}"
 
 
-def results_folder(config: Config, run: RunFolder) -> Path:
-    """Return the folder for a run's results: the run folder, or ``OUT_DIR/RUN`` if the run lies
-    elsewhere. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
+def results_folder(out: Path, run: RunFolder) -> Path:
+    """Return the folder for a run's results: the run folder, or ``OUT_DIR/RUN`` if the run does not
+    lie in the folder ``out``. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
     home = run.path.resolve()
-    out = config.out_path
     if run.results_name:
         return out / run.results_name
     parents = {home.parent, run.path.parent.resolve()}  # these differ for a link
@@ -270,15 +299,17 @@ def check_links(folder: Path, home: Path | None = None) -> None:
             )
 
 
-def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:
+def drop_unsafe_settings(saved: Layer, by_user: Container[str]) -> Layer:
     """Return the saved settings of a run without unsafe ones. The folder may come from someone
-    else. So only settings that the user has ``given`` can turn on a tracking service, or downloads
+    else. So only settings ``by_user`` can turn on a tracking service, or downloads
     into a folder outside of the working directory."""
     safe = dict(saved)
     if saved.get("tracking.tracker") not in (None, *IN_FOLDER):
         safe["tracking.tracker"] = "none"
     root = Path(os.path.abspath(os.path.expanduser(saved.get("data.root", DataConfig.root))))
-    if not ("data.root" in given or "data.download" in given or root.is_relative_to(Path.cwd())):
+    if not (
+        "data.root" in by_user or "data.download" in by_user or root.is_relative_to(Path.cwd())
+    ):
         safe["data.download"] = False
     return safe
 

@@ -35,11 +35,11 @@ class RunLog(AbstractContextManager["RunLog"]):
         self._send(lambda tracker: tracker.close(failed), is_last=True)
         self.tracker = None
 
-    def write(self, text: str, shown: bool = True) -> None:
-        """Append a line with the time to the log; if ``shown``, print it too."""
+    def write(self, text: str, prints: bool = True) -> None:
+        """Append a line with the time to the log; if ``prints``, print it too."""
         if self.quiet:
             return
-        if shown:
+        if prints:
             show(text)
         line = printable(text).replace("\n", "\\n")
         append_text(self.folder / "log.txt", f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
@@ -49,8 +49,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         """Function that makes a Progress. It logs lines, and prints them if there is no bar."""
         return partial(
             Progress,
-            line=lambda text: self.write(text, shown=not is_terminal()),
-            shown=not self.quiet,
+            line=lambda text: self.write(text, prints=not is_terminal()),
+            has_bar=not self.quiet,
         )
 
     def record(self, name: str = "metrics", /, **values: Any) -> None:
@@ -73,13 +73,13 @@ class RunLog(AbstractContextManager["RunLog"]):
             if self.quiet or not file.exists():
                 continue
             text = file.read_text(errors="replace")
-            kept: dict[str, list[str]] = {known: [] for known in phases}
+            by_phase: dict[str, list[str]] = {name: [] for name in phases}
             for line in text.splitlines():
                 with suppress(ValueError):
-                    its_phase, its_step = fields(parse_object(line), phase=str, step=int)
-                    if its_phase != phase or its_step <= step:
-                        kept.setdefault(its_phase, []).append(f"{line}\n")
-            changed = "".join(chain(*kept.values()))
+                    line_phase, line_step = fields(parse_object(line), phase=str, step=int)
+                    if line_phase != phase or line_step <= step:
+                        by_phase.setdefault(line_phase, []).append(f"{line}\n")
+            changed = "".join(chain(*by_phase.values()))
             if changed != text:
                 write_text(file, changed)
 
@@ -110,7 +110,7 @@ class Cost(NamedTuple):
 
 def read_costs(folder: Path) -> dict[str, Cost]:
     """Return the costs by phase. Each line of the file has the speed since the previous line."""
-    found: dict[str, Cost] = {}
+    costs: dict[str, Cost] = {}
     lines = read_lines(
         folder / "costs.jsonl",
         phase=str,
@@ -121,7 +121,7 @@ def read_costs(folder: Path) -> dict[str, Cost]:
     )
     for phase, step, speed, peak, prepared in lines:
         if speed > 0:
-            seconds, highest, before = found.get(phase, (0.0, 0, 0))
+            seconds, highest, before = costs.get(phase, (0.0, 0, 0))
             seconds += prepared + (step - before) / speed
-            found[phase] = Cost(seconds, max(peak, highest), step)
-    return found
+            costs[phase] = Cost(seconds, max(peak, highest), step)
+    return costs

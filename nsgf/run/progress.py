@@ -41,7 +41,7 @@ class Progress(AbstractContextManager["Progress"]):
     line: Log | None = None
     """Function that takes a line every LINE_SECONDS, and after the first and last unit. None: if
     there is no bar, print lines to stderr; short work prints none."""
-    shown: bool = True
+    has_bar: bool = True
     """Whether to show a bar."""
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Progress(AbstractContextManager["Progress"]):
             leave=has_log,
             delay=0 if has_log else 1,
             mininterval=DRAW_SECONDS,
-            disable=is_silent() or not (self.shown and is_terminal()),
+            disable=is_silent() or not (self.has_bar and is_terminal()),
         )
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

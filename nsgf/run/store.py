@@ -16,7 +16,7 @@ from nsgf.system.output import Log, show
 if TYPE_CHECKING:
     from torch import Tensor  # takes seconds to load; headers can be read without torch
 
-T = TypeVar("T")
+Stored = TypeVar("Stored")
 
 HEADER = "archive/header.json"
 """Name of the header in the archive. torch reads only archives with all files in one folder."""
@@ -59,7 +59,7 @@ def read(stream: BinaryIO) -> Any:
     return torch.load(stream, map_location="cpu", weights_only=True)
 
 
-def find(file: Path, check: Callable[[Any], T], log: Log = show) -> T | None:
+def find(file: Path, check: Callable[[Any], Stored], log: Log = show) -> Stored | None:
     """Return the content of a file, converted by ``check``; None if there is no file. If reading or
     ``check`` raises any exception, log a line and return None."""
     if not lexists(file):

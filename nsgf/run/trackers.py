@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nsgf.config.schema import OF_PHASES, Config
-from nsgf.config.settings import sections_of
-from nsgf.run.folder import RunFolder, dump_config
+from nsgf.config.schema import OF_PHASES
+from nsgf.config.values import dump_yaml
+from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import Plain, write_text
 from nsgf.system.output import Log
@@ -35,13 +35,16 @@ SERVICE = "WANDB_SERVICE"
 """Variable with which wandb tells child processes the address of its service."""
 
 
-def open_tracker(config: Config, run: RunFolder, log: Log) -> "Tracker | None":
-    """Return a tracker that continues the earlier records of a run folder, and log a line. Return
-    None if the tracker failed."""
-    name = config.tracking.tracker
+def open_tracker(name: str, settings: Plain, run: RunFolder, log: Log) -> "Tracker | None":
+    """Return the tracker ``tracking.tracker``, which continues the earlier records of a run folder,
+    and log a line. Return None if the tracker failed. ``settings``: all settings by section, for
+    the user."""
     try:
-        kind = TensorBoardTracker if name == "tensorboard" else WandbTracker
-        tracker = kind(config, run)
+        tracker: Tracker
+        if name == "tensorboard":
+            tracker = TensorBoardTracker(settings, run)
+        else:
+            tracker = WandbTracker(settings, run, is_offline=name == "wandb-offline")
     except Exception as error:  # trackers raise many types
         log(f"{name}: not used ({one_line(error)})")
         return None
@@ -57,12 +60,12 @@ class TensorBoardTracker:
     the interrupted session.
     """
 
-    def __init__(self, config: Config, run: RunFolder) -> None:
+    def __init__(self, settings: Plain, run: RunFolder) -> None:
         """Raise ImportError if tensorboard is missing or damaged."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._begin = SummaryWriter
-        self._config = config
+        self._settings = settings
         self._folder = run.path / "tensorboard"
         self.place = f"show it with: tensorboard --logdir {self._folder}"
         """Where the records are, for the log."""
@@ -96,7 +99,7 @@ class TensorBoardTracker:
     def _writer(self, phase: str, step: int) -> Any:
         if phase not in self._writers:
             writer = self._begin(self._folder / phase, purge_step=step)
-            settings = dump_config(self._config).replace("\n", "\n    ")
+            settings = dump_yaml(self._settings).replace("\n", "\n    ")
             writer.add_text("settings", f"    {settings}", step)
             self._writers[phase] = writer
         return self._writers[phase]
@@ -105,7 +108,7 @@ class TensorBoardTracker:
 class WandbTracker:
     """A W&B run in which each phase has its own step axis: ``nsgf/step`` for ``nsgf/*``."""
 
-    def __init__(self, config: Config, run: RunFolder) -> None:
+    def __init__(self, settings: Plain, run: RunFolder, is_offline: bool) -> None:
         """Raise an exception of any type if wandb cannot begin or continue its run.
 
         W&B is not used if the working directory has a settings file, because a foreign file could
@@ -120,7 +123,7 @@ class WandbTracker:
             )
         env = os.environ
         mode: Any = env.get("WANDB_MODE", "online")
-        if config.tracking.tracker == "wandb-offline":
+        if is_offline:
             mode = "offline"
         name = "/".join(run.path.resolve().parts[-2:])  # such as moons/nsgf-seed0
         with _unchanged_process(wandb):
@@ -128,11 +131,11 @@ class WandbTracker:
                 mode=mode,
                 project=env.get("WANDB_PROJECT", "nsgf"),
                 name=env.get("WANDB_NAME", name),
-                group=env.get("WANDB_RUN_GROUP", config.exp),
+                group=env.get("WANDB_RUN_GROUP", settings["exp"]),
                 id=run_id(run),
                 resume="allow",
                 reinit="create_new",  # the caller's script may have a run: it stays wandb.run
-                config=sections_of(config),
+                config=settings,
                 allow_val_change=True,  # a resumed run may train longer
                 dir=str(run.path),
                 settings=wandb.Settings(
@@ -197,7 +200,7 @@ def run_id(run: RunFolder) -> str:
     file = run.path / "wandb_id.txt"
     if not file.exists():
         write_text(file, uuid.uuid4().hex + "\n")
-    found = file.read_text().strip()
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", found):  # wandb names folders after it
+    text = file.read_text().strip()
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text):  # wandb names folders after it
         raise UserError(f"{file} holds no id of a W&B run; remove it for a new one")
-    return found
+    return text

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsgf.config.settings import fixed_values
+from nsgf.config.layers import Layer
 from nsgf.data import Sampler
 from nsgf.data.images import to_bytes
 from nsgf.run import store
@@ -21,18 +21,18 @@ from nsgf.system.files import Plain
 from nsgf.system.output import show
 from nsgf.version import versions
 
-SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
+SAMPLE_SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
 """Sections of the configuration that determine the samples, besides the weights."""
 FAR = 1e6
 """Larger values count as not finite. The energy distance hardly sees a few of them."""
 
-Batch = dict[str, Tensor]
+SavedBatch = dict[str, Tensor]
 """The samples of a batch, tensors by name."""
 
 
 def batch_positions(sampler: FlowSampler, n: int) -> list[range]:
     """Return the positions of ``n`` samples in batches of ``sampling.batch_size``."""
-    size = sampler.config.sampling.batch_size
+    size = sampler.sampling.batch_size
     return [range(first, min(first + size, n)) for first in range(0, n, size)]
 
 
@@ -77,79 +77,96 @@ def generate(
         UserError: torchrun has ended.
     """
     stop = StopRequest()
-    done = dict[int, Batch]()
-    shown: Plain = {}
     cuts = batch_positions(sampler, n)
     numbers = range(len(cuts))
     # batches of an earlier command with the same weights, settings and noise
-    origin = ""
-    if folder:
-        digest = hashlib.sha256(json.dumps(versions()).encode())
-        for leg in sampler.legs:
-            if isinstance(leg.network, InferenceNetwork):
-                for name, tensor in leg.network.state_dict().items():
-                    content = tensor.flatten().view(torch.uint8)  # numpy has no bfloat16
-                    digest.update(f"{name} {store.fingerprint(content)}".encode())
-        origin = f"{folder.parent.name}/{folder.name} {digest.hexdigest()}"
-        for number in numbers if world.is_main else ():
-            batch = store.find(folder / f"{number}.pt", dict, lambda _: None)
-            if batch and batch.pop("origin", None) == f"{origin} {number}":
-                done[number] = batch
+    origin = _origin(folder, sampler) if folder else ""
+    done = _saved_batches(folder, origin, numbers) if folder and world.is_main else {}
     if done:
         show(f"sample: {len(done)} of {len(cuts)} batches are reused from an earlier command")
-    # each process draws its share of the others
+    # each process draws its share of the missing ones
     missing = world.agree([number for number in numbers if number not in done])
-    own = missing[world.rank :: world.size]
-    for number in count_progress(own, "sample", "batch") if progress and world.is_main else own:
+    share = missing[world.rank :: world.size]
+    paths: Plain = {}
+    for number in count_progress(share, "sample", "batch") if progress and world.is_main else share:
         if world.size > 1 and stop.reason:
             raise UserError(f"sampling: {stop.reason}; repeat the command")
         cut = cuts[number]
         has_path = path > 0 and number == 0
         part = sampler(source.at(cut).to(device), sampler.labels(cut), keep_path=has_path)
         if has_path:
-            shown = {"path": [x[:path].cpu() for x in part.path], "marks": part.marks}
-        tensors = {
-            "x": part.x,
-            "tau": part.tau,
-            "labels": part.labels,
-            "finite": (part.x.abs() < FAR).all(),
-            "evaluations": torch.tensor(part.nfe * len(part.x), dtype=torch.float64),
-        }
-        if keep is not None:
-            tensors["x"] = part.x[: max(0, keep - cut.start)]
-            tensors["pixels"] = to_bytes(part.x)
-        done[number] = {
-            name: each.cpu().clone() for name, each in tensors.items() if each is not None
-        }
+            paths = {"path": [x[:path].cpu() for x in part.path], "marks": part.marks}
+        done[number] = _pack(part, None if keep is None else max(0, keep - cut.start))
         if folder:
-            kept = {"origin": f"{origin} {number}", **done[number]}
-            if not store.keep(folder / f"{number}.pt", kept):
+            content = {"origin": f"{origin} {number}", **done[number]}
+            if not store.keep(folder / f"{number}.pt", content):
                 show("an interruption would lose all samples")
                 folder = None
     # all batches together
-    for others in world.gather({} if world.is_main else done):
-        done |= others
+    for drawn in world.gather({} if world.is_main else done):
+        done |= drawn
     if not world.is_main:
         return Samples(x=torch.empty(0, *source.shape, dtype=torch.float32), nfe=0)
-    batches = [done[number] for number in numbers]
-    whole: Plain = {
+    return _join([done[number] for number in numbers], n, paths)
+
+
+def _origin(folder: Path, sampler: FlowSampler) -> str:
+    """Return a text that identifies the weights of a sampler, the versions of packages, and a
+    folder of batches."""
+    digest = hashlib.sha256(json.dumps(versions()).encode())
+    for leg in sampler.legs:
+        if isinstance(leg.network, InferenceNetwork):
+            for name, tensor in leg.network.state_dict().items():
+                content = tensor.flatten().view(torch.uint8)  # numpy has no bfloat16
+                digest.update(f"{name} {store.fingerprint(content)}".encode())
+    return f"{folder.parent.name}/{folder.name} {digest.hexdigest()}"
+
+
+def _saved_batches(folder: Path, origin: str, numbers: range) -> dict[int, SavedBatch]:
+    """Return the batches in a folder that have this origin, by number."""
+    batches = {}
+    for number in numbers:
+        batch = store.find(folder / f"{number}.pt", dict, lambda _: None)
+        if batch and batch.pop("origin", None) == f"{origin} {number}":
+            batches[number] = batch
+    return batches
+
+
+def _pack(part: Samples, keep: int | None) -> SavedBatch:
+    """Return the tensors of a batch on the CPU. ``keep``: number of samples to keep as floats
+    beside the bytes of all; None: all as floats."""
+    tensors = {
+        "x": part.x,
+        "tau": part.tau,
+        "labels": part.labels,
+        "finite": (part.x.abs() < FAR).all(),
+        "evaluations": torch.tensor(part.nfe * len(part.x), dtype=torch.float64),
+    }
+    if keep is not None:
+        tensors["x"] = part.x[:keep]
+        tensors["pixels"] = to_bytes(part.x)
+    return {name: tensor.cpu().clone() for name, tensor in tensors.items() if tensor is not None}
+
+
+def _join(batches: list[SavedBatch], n: int, paths: Plain) -> Samples:
+    """Return the samples of all batches, and the paths of the first ones."""
+    joined: Plain = {
         name: torch.cat([batch[name] for batch in batches])
         for name in {"x", "tau", "labels", "pixels"} & set(batches[0])
     }
     return Samples(
         nfe=sum(float(batch["evaluations"]) for batch in batches) / n,
         finite=all(batch["finite"] for batch in batches),
-        **whole,
-        **shown,
+        **joined,
+        **paths,
     )
 
 
 def batch_folder(
-    samples: Path, sampler: FlowSampler, device: torch.device, keep: int | None
+    samples: Path, settings: Layer, n: int, device: torch.device, keep: int | None
 ) -> Path:
     """Return the folder for the batches of an evaluation, ``.drawn-DIGEST`` in a run's folder of
-    samples. DIGEST depends on all settings. ``keep``: see :func:`generate`."""
-    config = sampler.config
-    wanted = [fixed_values(config, SECTIONS), config.evaluation.num_samples, keep, device.type]
-    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode())
+    samples. DIGEST depends on the ``settings`` of SAMPLE_SECTIONS, as plain values, and on the
+    remaining arguments, see :func:`generate`."""
+    digest = hashlib.sha256(json.dumps([settings, n, keep, device.type], sort_keys=True).encode())
     return samples / f".drawn-{digest.hexdigest()[:16]}"

@@ -10,15 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, Names
-from nsgf.data import class_labels, class_number, data_classes, data_shape
+from nsgf.config.schema import FlowConfig, Names, SamplingConfig
+from nsgf.data import Target, class_labels
 from nsgf.method import Observer, Velocity, nsgf_steps, time_step
 from nsgf.sampling.solvers import SOLVERS, integrate
 from nsgf.sinkhorn.base import Array, to_tensor
@@ -118,8 +118,11 @@ class Leg(ABC):
     reads: ClassVar[Names] = ()
     """Settings of ``sampling`` that only legs of this kind read."""
 
-    config: Config
     network: Network
+    sampling: SamplingConfig
+    flow: FlowConfig
+    classes: int = 0
+    """Number of classes K; 0: the network takes no labels."""
     evaluations: int = 0
     """Number of samples that went through the network."""
 
@@ -130,8 +133,9 @@ class Leg(ABC):
         ``samples.tau``: times at which they enter the straight flow; None: 0."""
 
     @classmethod
-    def calls_per_step(cls, config: Config) -> int | None:
-        """Return the number of network calls per step, without guidance; None if it is adaptive."""
+    def calls_per_step(cls, solver: str) -> int | None:
+        """Return the number of network calls per step with this ``sampling.solver``, without
+        guidance; None if it is adaptive."""
         return cls.calls
 
     @property
@@ -139,13 +143,15 @@ class Leg(ABC):
         """Number of steps of this leg. The default for NSGF steps is T."""
         if not self.steps:
             return 1
-        return getattr(self.config.sampling, self.steps) or self.config.flow.steps
+        return getattr(self.sampling, self.steps) or self.flow.steps
 
     @property
     def expected_calls(self) -> int | None:
         """Number of network calls per sample; None if it depends on the samples."""
-        calls = self.calls_per_step(self.config)
-        return None if calls is None else calls * self.count * calls_per_velocity(self.config)
+        calls = self.calls_per_step(self.sampling.solver)
+        if calls is None:
+            return None
+        return calls * self.count * calls_per_velocity(self.sampling, self.classes)
 
     def velocity(self, labels: Tensor | None) -> Velocity:
         """Return the network as a function of x and t, for samples with these labels (B,).
@@ -154,8 +160,8 @@ class Leg(ABC):
         with it, w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 needs one call."""
         if labels is None:
             return self._call
-        weight = self.config.sampling.guidance
-        none = torch.full_like(labels, data_classes(self.config.data))
+        weight = self.sampling.guidance
+        none = torch.full_like(labels, self.classes)
 
         def guided(x: Tensor, t: Tensor) -> Tensor:
             answer = self._call(x, t, labels)
@@ -166,9 +172,9 @@ class Leg(ABC):
 
         return guided
 
-    def _call(self, x: Tensor, *others: Tensor) -> Tensor:
-        self.evaluations += len(x)
-        return self.network(x, *others)
+    def _call(self, *inputs: Tensor) -> Tensor:
+        self.evaluations += len(inputs[0])
+        return self.network(*inputs)
 
 
 class NSGFSteps(Leg):
@@ -179,7 +185,7 @@ class NSGFSteps(Leg):
     reads = ("nsgf_steps",)
 
     def carry(self, samples: Samples, observe: Observer) -> None:
-        flow = self.config.flow
+        flow = self.flow
         h = flow.steps * time_step(flow.steps, flow.step_size) / self.count
         samples.x = nsgf_steps(self.velocity(samples.labels), samples.x, self.count, h, observe)
 
@@ -190,9 +196,9 @@ class AffineStart(Leg):
     title = "affine"
     calls = 0
 
-    def __init__(self, config: Config, network: Network) -> None:
+    def __init__(self, network: Network, *settings: Any) -> None:
         """``network``: the network of the straight flow, which holds the map."""
-        super().__init__(config, network.model.start)  # type: ignore[attr-defined]
+        super().__init__(network.model.start, *settings)  # type: ignore[attr-defined]
 
     def carry(self, samples: Samples, observe: Observer) -> None:
         samples.x = self.network(samples.x)
@@ -219,18 +225,18 @@ class StraightFlow(Leg):
     def carry(self, samples: Samples, observe: Observer) -> None:
         x = samples.x
         velocity = self.velocity(samples.labels)
-        if (tau := self.config.sampling.tau) is not None:
+        if (tau := self.sampling.tau) is not None:
             samples.tau = x.new_full((len(x),), tau)
         start = start_times(x) if samples.tau is None else samples.tau
-        samples.x = integrate(velocity, x, start, self.config.sampling, observe)
+        samples.x = integrate(velocity, x, start, self.sampling, observe)
 
     @classmethod
-    def calls_per_step(cls, config: Config) -> int | None:
-        return SOLVERS[config.sampling.solver].calls
+    def calls_per_step(cls, solver: str) -> int | None:
+        return SOLVERS[solver].calls
 
     @property
     def expected_calls(self) -> int | None:
-        return super().expected_calls if self.config.sampling.omega is None else None
+        return super().expected_calls if self.sampling.omega is None else None
 
 
 class OneCall(Leg):
@@ -260,10 +266,11 @@ SAMPLING_SETTINGS = {*NSGFSteps.reads, *StraightFlow.reads}
 class FlowSampler:
     """Map samples of mu0 to samples of mu*, leg by leg."""
 
-    def __init__(self, legs: Sequence[Leg]) -> None:
+    def __init__(self, legs: Sequence[Leg], target: Target) -> None:
         self.legs = list(legs)
-        self.config = self.legs[0].config
-        """Configuration, the same for all legs."""
+        self.sampling = self.legs[0].sampling
+        """Settings of sampling, the same for all legs."""
+        self.target = target
 
     @torch_defaults()
     @exact_products()
@@ -283,7 +290,7 @@ class FlowSampler:
             UserError: samples or labels are not valid, or the networks take no classes.
         """
         x = to_tensor("x", x)
-        shape = data_shape(self.config.data)
+        shape = self.target.shape
         if x.shape[1:] != shape or not x.numel() or x.is_complex():
             sizes = ", ".join(map(str, shape))
             raise UserError(
@@ -297,9 +304,9 @@ class FlowSampler:
                 raise UserError("labels: have no effect without data.conditional; leave them out")
         else:
             labels = usual if labels is None else self._class_numbers(labels)
-            classes = data_classes(self.config.data)
-            known = torch.arange(classes, device=labels.device)
-            if labels.shape != (count,) or not torch.isin(labels, known).all():
+            classes = self.target.classes
+            numbers = torch.arange(classes, device=labels.device)
+            if labels.shape != (count,) or not torch.isin(labels, numbers).all():
                 raise UserError(
                     f"labels: must be {count} whole numbers from 0 to {classes - 1}, or names"
                 )
@@ -329,27 +336,27 @@ class FlowSampler:
             return labels
         numbers = []
         for label in np.asarray(labels).tolist():
-            number = class_number(self.config.data, label) if isinstance(label, str) else label
+            number = self.target.class_number(label) if isinstance(label, str) else label
             numbers.append(-1 if number is None else number)
         return torch.as_tensor(numbers)
 
     def labels(self, positions: range) -> Tensor | None:
         """Return the classes of the samples at these positions, int64, (n,): all
         ``sampling.label``, or the classes in turn; None if the networks take no classes."""
-        classes = data_classes(self.config.data)
-        label = class_number(self.config.data, self.config.sampling.label)
+        classes = self.target.classes
+        label = self.target.class_number(self.sampling.label)
         if not classes:
             return None
         if label is not None:
             return torch.full((len(positions),), label, dtype=torch.int64)
         return class_labels(positions, classes).long()
 
-    def with_settings(self, config: Config) -> "FlowSampler":
-        """Return a sampler with the same networks and other settings for sampling."""
+    def with_settings(self, sampling: SamplingConfig) -> "FlowSampler":
+        """Return a sampler with the same networks and these settings of sampling."""
         legs = [copy(leg) for leg in self.legs]
         for leg in legs:
-            leg.config = config
-        return FlowSampler(legs)
+            leg.sampling = sampling
+        return FlowSampler(legs, self.target)
 
     @property
     def expected_nfe(self) -> int | None:
@@ -363,6 +370,6 @@ def start_times(x: Tensor) -> Tensor:
     return torch.zeros(len(x), dtype=torch.float32, device=x.device)
 
 
-def calls_per_velocity(config: Config) -> int:
+def calls_per_velocity(sampling: SamplingConfig, classes: int) -> int:
     """Return the number of network calls for one velocity: two with guidance."""
-    return 2 if data_classes(config.data) and config.sampling.guidance != 1 else 1
+    return 2 if classes and sampling.guidance != 1 else 1

@@ -4,19 +4,21 @@ Shapes: B batch, *shape one sample. A velocity is dx/dt = u(x, t) with x (B, *sh
 samples start at different times, and all end at time 1.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
-from nsgf.method import Observer, Velocity, pad_t_like_x, straight_times
+from nsgf.method import (
+    Observer,
+    Step,
+    Velocity,
+    euler_step,
+    pad_t_like_x,
+    straight_steps,
+)
 from nsgf.system.errors import one_line, wrong_setting
-
-Step = Callable[[Velocity, Tensor, Tensor, Any], Tensor]
-"""Maps velocity, states x (B, *shape), times t (B,) and step sizes h to the states at t + h. h is
-one number, or a tensor (B, 1, ..., 1) with as many dimensions as x."""
 
 
 class Solver(NamedTuple):
@@ -26,11 +28,6 @@ class Solver(NamedTuple):
     """Number of network calls per step; None: adaptive."""
     step: Step | None
     """Function for one step; None: torchdiffeq's dopri5."""
-
-
-def euler_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
-    """Return x + h u(x, t), for h as in :data:`Step`."""
-    return x + h * velocity(x, t)
 
 
 def heun_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
@@ -93,18 +90,24 @@ def integrate(
     advance = SOLVERS[config.solver].step
     if advance is None:
         return _solve_adaptively(velocity, x, start, config, observe)
-    steps = straight_times(start, config.straight_steps, config.spacing)
-    active: Any = slice(None)
     if config.omega is not None:
-        size = torch.full_like(start, config.omega)
-        needed = ((1 - start) / config.omega - 1e-6).ceil()  # rounding must not add a step
-        times = (start + count * size for count in range(int(needed.max())))
-        steps = ((t, torch.minimum(size, 1 - t)) for t in times)
-    for count, (t, h) in enumerate(steps):
-        if config.omega is not None:
-            active = (needed > count).nonzero()[:, 0]  # waits for the card once
-        moved = advance(velocity, x[active], t[active], pad_t_like_x(h[active], x))
-        x = moved if config.omega is None else x.index_copy(0, active, moved)
+        return _solve_in_fixed_steps(velocity, x, start, config.omega, observe)
+    steps = config.straight_steps
+    return straight_steps(velocity, x, start, steps, config.spacing, observe, advance)
+
+
+def _solve_in_fixed_steps(
+    velocity: Velocity, x: Tensor, start: Tensor, omega: float, observe: Observer
+) -> Tensor:
+    """Take Euler steps of size omega until each sample reaches time 1; the last step is shorter."""
+    size = torch.full_like(start, omega)
+    needed = ((1 - start) / omega - 1e-6).ceil()  # rounding must not add a step
+    for count in range(int(needed.max())):
+        t = start + count * size
+        h = torch.minimum(size, 1 - t)
+        active = (needed > count).nonzero()[:, 0]  # waits for the card once
+        moved = euler_step(velocity, x[active], t[active], pad_t_like_x(h[active], x))
+        x = x.index_copy(0, active, moved)
         if observe:
             observe(x)
     return x
@@ -123,12 +126,12 @@ def _solve_adaptively(
         return factor * velocity(state, start + s.clamp(max=1) * span)
 
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)
-    wanted = grid if observe else grid[[0, -1]]  # all states may not fit into memory
+    times = grid if observe else grid[[0, -1]]  # all states may not fit into memory
     # without step_t the last step may end far beyond 1
     options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": torch.float64}
     try:
-        own = config.tolerance
-        states = odeint(slope, x, wanted, rtol=own, atol=own, method="dopri5", options=options)
+        limit = config.tolerance
+        states = odeint(slope, x, times, rtol=limit, atol=limit, method="dopri5", options=options)
     except AssertionError as error:
         raise wrong_setting(
             "sampling.solver",

@@ -8,13 +8,16 @@ Shapes: B flows, N particles x, M targets y, D coordinates.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nsgf.sinkhorn.base import Flow, around_mean, box_diameter
 from nsgf.sinkhorn.batched import BatchedSolver
+
+if TYPE_CHECKING:  # the solver alone needs no settings
+    from nsgf.config.schema import SinkhornConfig
 
 
 class EnergyFlow(Flow):
@@ -29,7 +32,9 @@ class EnergyFlow(Flow):
     """
 
     title = "energy-distance gradient flow"
-    method = "the gradient flow of the energy distance, in place of the Sinkhorn divergence of "
+    card_prefix = (
+        "the gradient flow of the energy distance, in place of the Sinkhorn divergence of "
+    )
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         x, y, _ = around_mean(x, y)
@@ -76,9 +81,8 @@ class GeomlossSolver(Flow):
             self.report.solves += 1
             if box_diameter(particles, targets) > 0:  # else all points are equal
                 with torch.enable_grad():
-                    own = particles.requires_grad_()
-                    potential, _ = loss(own, targets)
-                    (gradient,) = torch.autograd.grad(potential.sum(), own)
+                    potential, _ = loss(particles.requires_grad_(), targets)
+                    (gradient,) = torch.autograd.grad(potential.sum(), particles)
                 out.copy_(-gradient)
         return velocity
 
@@ -93,7 +97,8 @@ FLOW_SETTINGS = {name for flow in FLOWS.values() for name in flow.uses}
 """Settings of the section ``sinkhorn`` that only some flows use."""
 
 
-def build_flow(config: Any) -> Flow:
-    """Return the flow of a configuration, with the settings that it uses and an empty report."""
-    flow = FLOWS[config.flow.kind]
-    return flow(**{name: getattr(config.sinkhorn, name) for name in flow.uses})
+def build_flow(kind: str, settings: "SinkhornConfig") -> Flow:
+    """Return the flow ``flow.kind`` with an empty report. ``settings``: the section ``sinkhorn``,
+    of which the flow takes those that it uses."""
+    flow = FLOWS[kind]
+    return flow(**{name: getattr(settings, name) for name in flow.uses})

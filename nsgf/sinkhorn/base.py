@@ -46,13 +46,13 @@ class SolverReport:
 
     def record(self, iterations: Tensor, errors: Tensor, converged: Tensor) -> None:
         """Add B solves; all arguments are (B,)."""
-        found = [iterations.sum().double(), errors.max().double(), (~converged).sum().double()]
-        updates, worst, left = torch.stack(found).tolist()
+        totals = [iterations.sum().double(), errors.max().double(), (~converged).sum().double()]
+        updates, worst, unconverged = torch.stack(totals).tolist()
         spent = self.iterations * self.solves + updates
         self.solves += len(iterations)
         self.iterations = spent / self.solves
         self.worst_error = max(worst, self.worst_error or 0.0)
-        self.unconverged += int(left)
+        self.unconverged += int(unconverged)
 
     def __str__(self) -> str:
         text = f"{self.solves} transport problems"
@@ -68,7 +68,7 @@ class Flow(ABC):
 
     title: ClassVar[str]
     """Name of the flow in cards and pages."""
-    method: ClassVar[str] = ""
+    card_prefix: ClassVar[str] = ""
     """Text before the name of the paper's method in model cards, if the flow is not the paper's."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Settings of the section ``sinkhorn`` that the flow takes as arguments."""
@@ -134,8 +134,8 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False, most: int 
         number = int(value) if is_whole else float(value)
     if number != value or not 0 < number < math.inf or (is_whole and number > most):
         kind = f"a whole number <= {most} and" if is_whole else "a number"
-        shown = repr(value) if isinstance(value, str) else value
-        raise wrong_setting(name, shown, f"must be {kind} > 0")
+        text = repr(value) if isinstance(value, str) else value
+        raise wrong_setting(name, text, f"must be {kind} > 0")
     return number
 
 

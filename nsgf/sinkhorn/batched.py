@@ -3,7 +3,7 @@
     v_i = sum_j P_ij y_j - sum_j Q_ij x_j
 
 P and Q are the transport plans from x to y and from x to itself, with rows scaled to sum to 1.
-Three ideas make it fast, in addition to those of :mod:`nsgf.sinkhorn.plans`:
+Three ideas make it fast, in addition to the ideas of :mod:`nsgf.sinkhorn.plans`:
 
 1. The updates are over-relaxed by the factor `omega` (Thibault et al. 2021).
 2. Each step of a flow starts from the potentials of the steps before.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nsgf.sinkhorn.base import Flow, Particles, around_mean, as_clouds, full_precision
-from nsgf.sinkhorn.blocks import BLOCK, LARGEST_PLAN, clouds_of
+from nsgf.sinkhorn.blocks import LARGEST_PLAN, PLAN_BLOCK, clouds_of
 from nsgf.sinkhorn.plans import Clouds, some_of, with_some
 from nsgf.system.errors import UserError, name_setting
 
@@ -46,7 +46,7 @@ TINY = 1e-30
 """Lower bound of an error when it is a divisor."""
 FINEST = 0.01
 """Slow particles make the tolerance smaller, but never by a factor below this."""
-SLOWEST = 0.1
+SLOWEST_SHARE = 0.1
 """Smallest guess of a step's speed, relative to the speed of the step before. Particles rarely
 stop, and a guess that is too low makes the tolerance too small, which costs many updates."""
 FLOAT32_LIMIT = 0.1 * 2**24
@@ -87,7 +87,7 @@ class BatchedSolver(Flow):
     @staticmethod
     def matrix_entries(n: int, m: int) -> int:
         entries = n * max(n, m)
-        return entries if entries <= LARGEST_PLAN else BLOCK
+        return entries if entries <= LARGEST_PLAN else PLAN_BLOCK
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         return self.solve(x, y).velocity
@@ -120,31 +120,15 @@ class BatchedSolver(Flow):
         return near_x.div_(self.blur).float(), near_y.div_(self.blur).float(), origin
 
     def solve_clouds(self, clouds: Clouds, start: Solution | None = None) -> Solution:
-        """Run `solve` without checks, for clouds around the mean of y in units of the blur. The
-        velocity has that unit too. Lists hold one value per flow, so a check waits for a card
-        once."""
+        """Run `solve` without checks of shapes and types, for clouds around the mean of y in units
+        of the blur. The velocity has that unit too. Lists hold one value per flow, so a check waits
+        for a card once."""
         self_potential, self_error = clouds.start_step()
-        norm_x = clouds.norm_x
         norm_y = clouds.norm_y
-        # 1/2 |x - y|^2 must not overflow
-        largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
-        if not largest <= FLOAT32_LIMIT:  # also true for nan, after an overflow of distances
-            raise UserError(
-                f"{name_setting('sinkhorn.blur', self.blur)} is too small for float32: cost / "
-                f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
-            )
+        self._check_costs(clouds)
         live = list(range(len(norm_y)))
         if start is None:
-            # a few updates with falling eps; the first one is near the spread of C
-            spread = (2 * (norm_x.mean(1) + norm_y.mean(1))).tolist()  # the mean of y is 0
-            stages = [int(math.log(max(each, 1.0), ANNEALING_RATIO)) for each in spread]
-            h = -norm_y
-            for stage in range(max(stages), 0, -1):
-                at = [k for k, most in enumerate(stages) if most >= stage]
-                plan = clouds.plan(h, at, ANNEALING_RATIO**-stage)
-                plan.update([OMEGA for _ in at], ANNEALING_UPDATES)
-                h = with_some(h, at, plan.absorbed())
-            iterations = [most * ANNEALING_UPDATES for most in stages]
+            h, iterations = _anneal(clouds)
             goal = [self.tolerance for _ in live]
             omega = [OMEGA for _ in live]
         else:
@@ -164,12 +148,8 @@ class BatchedSolver(Flow):
             for k, old, new in zip(live, before, plan.error, strict=True):
                 error[k] = new
                 iterations[k] += UPDATES
-                # a better omega, by Young's formula for the best over-relaxation
-                w = omega[k]
-                rate = min(max((new / max(old, TINY)) ** (1 / UPDATES), 0.01), 0.999)
-                if rate > w - 0.98:  # otherwise omega itself limits the rate
-                    plain_rate = min((rate + w - 1) ** 2 / (rate * w**2), 0.9999)
-                    omega[k] = max(w, min(2 / (1 + math.sqrt(1 - plain_rate)), OMEGA_MAX))
+                rate = (new / max(old, TINY)) ** (1 / UPDATES)
+                omega[k] = _better_omega(omega[k], rate)
             at = [k for k in live if error[k] <= goal[k] or iterations[k] >= self.max_iterations]
             if at:
                 ready = [live.index(k) for k in at]
@@ -191,9 +171,45 @@ class BatchedSolver(Flow):
         self.report.record(counts, errors, converged)
         return Solution(v, speed, h + norm_y, self_potential, counts, errors, converged, omega)
 
+    def _check_costs(self, clouds: Clouds) -> None:
+        """Raise UserError if 1/2 |x - y|^2, in units of blur^2, is too large for float32."""
+        norm_x = clouds.norm_x
+        norm_y = clouds.norm_y
+        largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
+        if not largest <= FLOAT32_LIMIT:  # also true for nan, after an overflow of distances
+            raise UserError(
+                f"{name_setting('sinkhorn.blur', self.blur)} is too small for float32: cost / "
+                f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
+            )
+
     def _goal(self, speed: float) -> float:
         """Return the tolerance for particles of this speed."""
         return self.tolerance * min(max(speed, FINEST), 1.0)
+
+
+def _anneal(clouds: Clouds) -> tuple[Tensor, list[int]]:
+    """Return h (B, M) after a few updates with falling eps, and the number of updates of each flow.
+    The first eps is near the spread of C."""
+    norm_y = clouds.norm_y
+    spread = (2 * (clouds.norm_x.mean(1) + norm_y.mean(1))).tolist()  # the mean of y is 0
+    stages = [int(math.log(max(cost, 1.0), ANNEALING_RATIO)) for cost in spread]
+    h = -norm_y
+    for stage in range(max(stages), 0, -1):
+        at = [k for k, most in enumerate(stages) if most >= stage]
+        plan = clouds.plan(h, at, ANNEALING_RATIO**-stage)
+        plan.update([OMEGA for _ in at], ANNEALING_UPDATES)
+        h = with_some(h, at, plan.absorbed())
+    return h, [most * ANNEALING_UPDATES for most in stages]
+
+
+def _better_omega(omega: float, rate: float) -> float:
+    """Return the best over-relaxation by Young's formula, at least ``omega``. ``rate``: factor by
+    which an update with ``omega`` changed the error."""
+    rate = min(max(rate, 0.01), 0.999)
+    if not rate > omega - 0.98:  # omega limits the rate; also true for nan
+        return omega
+    plain_rate = min((rate + omega - 1) ** 2 / (rate * omega**2), 0.9999)
+    return max(omega, min(2 / (1 + math.sqrt(1 - plain_rate)), OMEGA_MAX))
 
 
 @dataclass
@@ -206,7 +222,7 @@ class WarmParticles(Particles):
     limit: Tensor
     """Potential of the targets when the particles have arrived.  (B, M)"""
     guess: Solution | None = None
-    rest: Tensor | None = None
+    offset: Tensor | None = None
     """Expected potential of the next step, minus `limit`.  (B, M)"""
 
     def move(self, eta: float) -> Tensor:
@@ -214,11 +230,11 @@ class WarmParticles(Particles):
         self.clouds.move(solution.velocity, eta)
         # the remaining way shrinks by the factor 1 - eta, and so does the difference between g and
         # its value for x = y; the error of this guess changes little from step to step
-        last = self.rest
-        rest = (solution.g - self.limit) * (1 - eta)
-        solution.g = self.limit + (rest if last is None else 2 * rest - last * (1 - eta))
-        remaining = max(abs(1 - eta), SLOWEST)
+        last = self.offset
+        offset = (solution.g - self.limit) * (1 - eta)
+        solution.g = self.limit + (offset if last is None else 2 * offset - last * (1 - eta))
+        remaining = max(abs(1 - eta), SLOWEST_SHARE)
         solution.speed = [remaining * speed for speed in solution.speed]
         self.guess = solution
-        self.rest = rest
+        self.offset = offset
         return torch.add(self.origin, self.clouds.x, alpha=self.flow.blur)

@@ -14,12 +14,12 @@ from nsgf.sinkhorn.plans import SELF_POWERS, Clouds, Plan
 
 LARGEST_PLAN = 2**28
 """Number of entries above which a plan (N, M) or (N, N) is computed in blocks: 1 GB."""
-BLOCK = 2**20
+PLAN_BLOCK = 2**20
 """Number of entries of a block: 4 MB, so that it stays in the cache."""
 STEEPEST = 2.3
 """Largest change of a factor's logarithm in one update, before over-relaxation."""
-LOWEST = -60.0
-HIGHEST = 80.0
+LOWEST_EXPONENT = -60.0
+HIGHEST_EXPONENT = 80.0
 """Exponents are clipped to this range, so that exp stays within float32."""
 
 
@@ -35,7 +35,7 @@ class BlockClouds(Clouds):
 
     def blocks(self, x: Tensor, y: Tensor, h: Tensor, scale: float = 1.0) -> Iterator[Tensor]:
         """Yield scale (x . y + h) for some rows of x (N, D), y (M, D) and h (M,) at a time."""
-        size = max(1, BLOCK // y.shape[0])
+        size = max(1, PLAN_BLOCK // y.shape[0])
         memory = self.memory.get("block", size, y.shape[0])
         for part in x.split(size):
             yield torch.addmm(h, part, y.T, beta=scale, alpha=scale, out=memory[: len(part)])
@@ -49,7 +49,7 @@ class BlockClouds(Clouds):
         x = torch.cat([x, log_u.unsqueeze(1) / scale], 1)
         y = torch.cat([y, torch.ones_like(y[:, :1])], 1)
         blocks = self.blocks(x, y, h, scale)
-        parts = (z.clamp_(LOWEST, HIGHEST).exp_().sum(dim) for z in blocks)
+        parts = (z.clamp_(LOWEST_EXPONENT, HIGHEST_EXPONENT).exp_().sum(dim) for z in blocks)
         return (torch.cat(list(parts)) if dim else sum(parts, torch.zeros_like(h))).log()
 
     def last_potential(self) -> Tensor:

@@ -28,14 +28,14 @@ from nsgf.sinkhorn.base import (
 )
 from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, TOLERANCE, BatchedSolver
 from nsgf.sinkhorn.blocks import clouds_of
-from nsgf.sinkhorn.plans import LOWEST, Clouds
+from nsgf.sinkhorn.plans import LOWEST_ENTRY, Clouds
 from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.seeding import torch_defaults
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
 BATCHED = {2: False, 3: True, 4: False, 5: True}
 """Whether a tensor has a batch axis, by its number of dimensions."""
-LARGEST = 10.0
+LARGEST_BLUR = 10.0
 """Largest blur, relative to the diagonal of the bounding box of x and y: far above it, rounding
 errors exceed S and v."""
 
@@ -115,7 +115,7 @@ class _Divergence(torch.autograd.Function):
         v_y = targets.own  # Q y
         if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
             logits = f.float().unsqueeze(1) - half_squared_distances(y, x)
-            plan = torch.softmax(logits, 2).clamp_min_(LOWEST)
+            plan = torch.softmax(logits, 2).clamp_min_(LOWEST_ENTRY)
             v_y = plan @ x - targets.own
         ctx.save_for_backward(solution.velocity, v_y)
         return value
@@ -149,32 +149,32 @@ def _checked(
 
     The clouds are float32, in units of the blur. The mean of y is subtracted first, because float32
     has no digits left for clouds far from the origin."""
-    given = to_tensor("x", x)
+    points = to_tensor("x", x)
     y = to_tensor("y", y)
     blur = positive_number("blur", blur)
     most = positive_number("max_iterations", max_iterations, is_whole=True)
     solver = BatchedSolver(1.0, positive_number("tolerance", tolerance), most)
-    is_float = given.is_floating_point() and y.is_floating_point()
-    fits = given.ndim in BATCHED and given.ndim == y.ndim and given.device == y.device
+    is_float = points.is_floating_point() and y.is_floating_point()
+    fits = points.ndim in BATCHED and points.ndim == y.ndim and points.device == y.device
     if not (is_float and fits):
-        kinds = [f"{tuple(cloud.shape)}, {cloud.dtype}, {cloud.device}" for cloud in (given, y)]
+        kinds = [f"{tuple(cloud.shape)}, {cloud.dtype}, {cloud.device}" for cloud in (points, y)]
         raise UserError(
             f"x is {kinds[0]}, y is {kinds[1]}: must both be {SHAPES}, of a floating-point type "
             "and on one device"
         )
-    both = (given, y) if BATCHED[y.ndim] else (given.unsqueeze(0), y.unsqueeze(0))
+    both = (points, y) if BATCHED[y.ndim] else (points.unsqueeze(0), y.unsqueeze(0))
     x, y = as_clouds(*both)
     origin = y.detach().mean(1, keepdim=True)
     x = x - origin
     y = y - origin
     extent = box_diameter(x.detach(), y.detach())
     lowest = float(extent.amax()) / math.sqrt(2 * FLOAT32_LIMIT)
-    highest = LARGEST * float(extent.where(extent > 0, math.inf).amin())
+    highest = LARGEST_BLUR * float(extent.where(extent > 0, math.inf).amin())
     if not lowest <= blur <= highest:  # also true for nan, after an overflow of distances
         raise wrong_setting(
             "blur", blur, f"must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
         )
-    return given, (x.div_(blur).float(), y.div_(blur).float()), blur, solver
+    return points, (x.div_(blur).float(), y.div_(blur).float()), blur, solver
 
 
 def _warn(report: SolverReport) -> None:

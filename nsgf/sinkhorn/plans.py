@@ -24,7 +24,7 @@ SELF_POWERS = [
     1 / (1.5 + 0.5 * math.cos(math.pi * (k + 0.5) / SELF_UPDATES)) for k in range(SELF_UPDATES)
 ]
 """Exponents of the updates for Q: 1 / the roots of the Chebyshev polynomial on [1, 2]."""
-LOWEST = 1e-26
+LOWEST_ENTRY = 1e-26
 """Smallest entry of a plan. Denormal numbers would make each product several times slower."""
 SMALL = 1e6
 """Largest factor for which a plan is kept. Above it, h absorbs the factors."""
@@ -34,7 +34,7 @@ NEGLIGIBLE = 1e-8
 """Entries of a plan below this do not change v: float32 rounds at 6e-8."""
 FEW = 1 / 16
 """Largest fraction of entries above NEGLIGIBLE for which a sparse product is faster."""
-ALONE = 1 - 1e-7
+ONE_HOT_SHARE = 1 - 1e-7
 """Q counts as the identity if all diagonal entries are above this: float32 drops the rest."""
 
 
@@ -122,10 +122,10 @@ class Clouds:
         kernel = torch.sub(inner, norm, out=self.memory.get("self", *inner.shape))
         torch.softmax(kernel, 2, out=kernel)
         share = kernel.diagonal(dim1=1, dim2=2).unsqueeze(1).clone()
-        if share.amin() > ALONE:
+        if share.amin() > ONE_HOT_SHARE:
             potential = torch.full_like(share[:, 0], 0.5 * math.log(n))
             return None, potential, torch.zeros_like(share[:, 0, 0])
-        rows = kernel.clamp_min_(LOWEST).mT
+        rows = kernel.clamp_min_(LOWEST_ENTRY).mT
         w = share.sqrt()
         for power in SELF_POWERS:
             w *= torch.bmm(w, rows).mul_(w).div_(share).pow_(-power)
@@ -154,10 +154,10 @@ class Clouds:
         self._left.add_(v, alpha=eta)
         if self._is_wide:
             y = self._products
-            own = slice(self._products.stop, None)
+            x = slice(self._products.stop, None)
             squares = self.memory.get("squares", len(v), self._n, self._n)
-            self._left[:, :, own].add_(v[:, :, own].mT, alpha=eta).add_(squares, alpha=eta**2)
-            self._right[:, :, own] = self._left[:, :, y].mT
+            self._left[:, :, x].add_(v[:, :, x].mT, alpha=eta).add_(squares, alpha=eta**2)
+            self._right[:, :, x] = self._left[:, :, y].mT
 
 
 def some_of(values: Tensor, at: list[int]) -> Tensor:
@@ -173,18 +173,18 @@ def with_some(values: Tensor, at: list[int], new: Tensor) -> Tensor:
     return values
 
 
-def _subtract(plan: Tensor, y: Tensor, own: Tensor, at: list[int], out: Tensor) -> None:
-    """Write plan @ y - own of the flows `at` to `out`. `plan` has these flows only."""
+def _subtract(plan: Tensor, y: Tensor, x: Tensor, at: list[int], out: Tensor) -> None:
+    """Write plan @ y - x of the flows `at` to `out`. `plan` has these flows only."""
     if plan.device.type == "cpu" and y.shape[2] > y.shape[1]:
         for matrix, k in zip(plan, at, strict=True):
-            kept = matrix > NEGLIGIBLE
-            if int(kept.sum()) < FEW * kept.numel():
-                matrix = (matrix * kept).to_sparse()
-            torch.addmm(own[k], matrix, y[k], beta=-1, out=out[k])
+            is_kept = matrix > NEGLIGIBLE
+            if int(is_kept.sum()) < FEW * is_kept.numel():
+                matrix = (matrix * is_kept).to_sparse()
+            torch.addmm(x[k], matrix, y[k], beta=-1, out=out[k])
     elif len(at) == len(y):
-        torch.baddbmm(own, plan, y, beta=-1, out=out)
+        torch.baddbmm(x, plan, y, beta=-1, out=out)
     else:
-        out[at] = torch.baddbmm(own[at], plan, y[at], beta=-1)
+        out[at] = torch.baddbmm(x[at], plan, y[at], beta=-1)
 
 
 class Plan:
@@ -210,17 +210,18 @@ class Plan:
         self._row = torch.ones_like(self._u)
         self._extreme = 1.0
         column = self._filled()
-        if self._measured(column, column.amin()) < HIDDEN:
+        self.error, lowest = self._read(column, column.amin())
+        if lowest < HIDDEN:
             log_rows = torch.log_softmax(self._logits(), 2)
             log_column = torch.logsumexp(log_rows, 1, keepdim=True) - math.log(self._ratio)
             self._h = torch.where(column < HIDDEN, self._h - log_column / scale, self._h)
-            self._measured(self._filled(), column.amin())
+            self.error, _ = self._read(self._filled(), column.amin())
 
-    def _measured(self, column: Tensor, number: Tensor) -> float:
-        """Set the errors and return ``number`` as a float, which waits for a card only once."""
+    def _read(self, column: Tensor, number: Tensor) -> tuple[list[float], float]:
+        """Return the errors of the plans, and ``number`` as a float. A card is waited for once."""
         errors = (column - 1).abs().mean((1, 2))
-        *self.error, found = torch.cat([errors, number.view(1)]).tolist()
-        return found
+        *plan_errors, value = torch.cat([errors, number.view(1)]).tolist()
+        return plan_errors, value
 
     def _logits(self) -> Tensor:
         inner = some_of(self._inner, self._live)
@@ -230,7 +231,7 @@ class Plan:
         """Compute the plans, and return the sums of their columns, 1 at the optimum.  (B, 1, M)"""
         torch.softmax(self._logits(), 2, out=self._kernel)
         column = torch.bmm(self._u, self._kernel)
-        self._kernel.clamp_min_(LOWEST)
+        self._kernel.clamp_min_(LOWEST_ENTRY)
         return column
 
     def update(self, omega: list[float], updates: int) -> None:
@@ -253,7 +254,8 @@ class Plan:
             u *= row.mul_(u).clamp_(least, most).pow_(power)
         self._row = torch.bmm(v, rows)
         column = torch.bmm(1 / self._row, kernel).mul_(v).div_(self._ratio)
-        self._extreme = self._measured(column, torch.maximum(v.amax(), 1 / v.amin()))
+        extreme = torch.maximum(v.amax(), 1 / v.amin())
+        self.error, self._extreme = self._read(column, extreme)
 
     def normalized(self, at: list[int]) -> Tensor:
         """Return the plans at the indices `at`, with rows that sum to 1.  (b, N, M)"""

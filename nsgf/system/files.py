@@ -124,15 +124,15 @@ def remove_leftovers(folder: Path, pattern: str = "*") -> None:
     """Remove temporary files that killed processes left in a folder beside files whose names match
     a pattern: those of processes of this machine that no longer exist, and those of other machines
     after a day."""
-    here = re.compile(rf".+\.{re.escape(platform.node())}-(\d{{1,9}})(_\d+)?\.partial")
-    for left in folder.glob(f"{pattern}.*-*.partial"):
+    of_machine = re.compile(rf".+\.{re.escape(platform.node())}-(\d{{1,9}})(_\d+)?\.partial")
+    for leftover in folder.glob(f"{pattern}.*-*.partial"):
         with suppress(OSError):  # another process removed it
-            if name := here.fullmatch(left.name):
+            if name := of_machine.fullmatch(leftover.name):
                 is_leftover = not psutil.pid_exists(int(name[1]))
             else:
-                is_leftover = time.time() - left.lstat().st_mtime > OLD_SECONDS
+                is_leftover = time.time() - leftover.lstat().st_mtime > OLD_SECONDS
             if is_leftover:
-                _remove(left)
+                _remove(leftover)
 
 
 def _remove(path: Path) -> None:
@@ -161,12 +161,12 @@ def parse_object(text: str | bytes) -> Plain:
     """Return the object in a JSON text. Raise ValueError if it is not an object, or contains a
     number that is not finite or an integer of more than 64 bits."""
     try:
-        found = json.loads(
+        content = json.loads(
             text, parse_float=_finite, parse_constant=_finite, parse_int=whole_number
         )
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    return expect(found, dict)
+    return expect(content, dict)
 
 
 def expect(value: Any, kind: Any) -> Any:
@@ -176,8 +176,8 @@ def expect(value: Any, kind: Any) -> Any:
     if isinstance(kind, list | tuple):
         parts = expect(value, list)
         kinds = kind * len(parts) if isinstance(kind, list) else kind
-        for part, its in zip(parts, kinds, strict=True):
-            expect(part, its)
+        for part, part_kind in zip(parts, kinds, strict=True):
+            expect(part, part_kind)
         return value
     if isinstance(kind, range) and expect(value, int) in kind:
         return value
@@ -191,8 +191,8 @@ def expect(value: Any, kind: Any) -> Any:
 def fields(record: Any, **kinds: Any) -> list[Any]:
     """Return the named fields of an object. Raise ValueError if a field is not of its kind; see
     :func:`expect`."""
-    known = expect(record, dict)
-    return [expect(known.get(name), kind) for name, kind in kinds.items()]
+    values = expect(record, dict)
+    return [expect(values.get(name), kind) for name, kind in kinds.items()]
 
 
 def read_object(file: Path) -> Plain:

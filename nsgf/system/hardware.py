@@ -72,14 +72,14 @@ def _unusable_card() -> str | None:
 def cgroup_folders() -> list[Path]:
     """Return the folders of this process's control groups, version 2 and 1: its own groups and all
     groups above them. Each may limit the process."""
-    found = [CGROUPS, CGROUPS / "memory"]
+    folders = [CGROUPS, CGROUPS / "memory"]
     with suppress(OSError):  # not on Linux
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             for controller in controllers.split(","):  # "" in version 2
-                place = CGROUPS / controller / path.lstrip("/")
-                found += [place, *place.parents]
-    return found
+                group = CGROUPS / controller / path.lstrip("/")
+                folders += [group, *group.parents]
+    return folders
 
 
 def available_bytes() -> int:

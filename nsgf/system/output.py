@@ -26,9 +26,9 @@ def show(text: str, stream: TextIO | None = None) -> None:
     if is_silent() or stream is None:  # None: a program without a terminal
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    shown = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+    line = printable(text).encode(encoding, "backslashreplace").decode(encoding)
     try:
-        tqdm.write(shown, file=stream)
+        tqdm.write(line, file=stream)
         stream.flush()
     except (OSError, ValueError):
         with suppress(OSError, ValueError):  # otherwise Python fails when it flushes at exit

@@ -11,9 +11,8 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from nsgf.config.schema import OptimConfig, PhaseName
-from nsgf.config.settings import nest, values
-from nsgf.data import is_image_set
+from nsgf.config.layers import nest, saved_values
+from nsgf.config.schema import PhaseName
 from nsgf.run import checkpoint
 from nsgf.run.progress import Progress
 from nsgf.run.stop import Stopped
@@ -22,7 +21,6 @@ from nsgf.system.hardware import peak_memory
 from nsgf.system.output import format_bytes
 from nsgf.system.process import fast_layers
 from nsgf.system.seeding import derive_seed
-from nsgf.training.precision import pick_precision
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
 from nsgf.training.task import Batch, OnLog, Session, Task, load_batches
 
@@ -76,7 +74,9 @@ class PhaseLoop:
     def __post_init__(self) -> None:
         session = self.session
         self.config = session.config.train
-        self.optim: OptimConfig = getattr(session.config, self.name)
+        self.optim = session.config.of_phase(self.name)
+        self.total = self.optim.iterations
+        """Number of updates of the phase."""
         self.file = session.run.checkpoint_file(self.name)
         self.task.model.train()
         self.state = TrainState(
@@ -85,7 +85,7 @@ class PhaseLoop:
             self.config,
             session.device,
             session.world,
-            pick_precision(session.config, session.device),
+            session.precision,
             derive_seed(session.config.seed, self.name),
             self.log,
         )
@@ -99,25 +99,10 @@ class PhaseLoop:
     def run(self) -> None:
         session = self.session
         state = self.state
-        total = self.optim.iterations
-        # continue after the last checkpoint, if there is one
-        if self.file.exists():
-            payload = checkpoint.load(self.file)
-            try:
-                state.load_state_dict(payload)
-                self.window = [StepStats(*pair) for pair in payload["window"]]
-            except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-                if is_memory_full(error):
-                    raise
-                raise UserError(
-                    f"checkpoint {self.file} does not fit ({one_line(error)}); pass the network "
-                    "that it was saved with, or remove it"
-                ) from error
-            self.saved_step = state.step
-            self.log(f"continues after step {state.step} of {total}")
+        self._load_checkpoint()
         session.log.tidy(session.config.phases, self.name, state.step)
-        # batches; for points a thread costs more time than it saves
-        is_large = session.device.type == "cuda" and is_image_set(session.config.data)
+        # for points a thread costs more time than it saves
+        is_large = session.device.type == "cuda" and session.target.is_images
         loaded = load_batches(
             self.task,
             self.optim.batch_size,
@@ -126,58 +111,90 @@ class PhaseLoop:
             state.step,
             prefetch=self.task.reads_disk or is_large,
         )
-        batches: Iterator[Batch] = loaded
-        log_every = min(self.config.log_every, max(1, total // LOSS_POINTS))
-        pending = None
         self.logged = (state.step, time.perf_counter())
-        progress = session.log.progress(self.name, total, "step", state.step)
+        progress = session.log.progress(self.name, self.total, "step", state.step)
         with closing(loaded), progress:
-            # compile before the first update
-            if self.config.compile and state.step < total:
-                from torch._dynamo.exc import TorchDynamoException  # takes seconds
-
-                self.log("compiling")
-                started = time.perf_counter()
-                batch = next(batches)
-                try:
-                    state.gradient(batch)
-                except TorchDynamoException as error:
-                    why = one_line(str(error).partition("\n\n")[0])
-                    raise UserError(
-                        f"train.compile = true: cannot compile here ({why}); use false"
-                    ) from error
-                self.log(f"compiled in {time.perf_counter() - started:.1f} s")
-                batches = chain([batch], loaded)
-            while not (stopping := session.should_stop()) and state.step < total:
-                # queue an update, then read the result of the previous one, which has finished
-                try:
-                    outcome = self._update(batches)
-                except Exception:  # of data, the caller's network, or a full card
-                    self._rescue(pending, progress)
-                    raise
-                self._settle(pending, progress)
-                pending = outcome
-                # records and checkpoints
-                late = time.monotonic() - self.saved_at >= CHECKPOINT_SECONDS
-                is_last = state.step == total
-                logs = is_last or state.step % log_every == 0
-                saves = is_last or state.step % self.config.checkpoint_every == 0
-                saves = saves or (late and session.world.is_main)  # only the first process saves
-                if logs or saves:
-                    self._settle(pending, progress)
-                    pending = None
-                if logs:
-                    self._record()
-                    progress.update(0, loss=self.mean_loss)
-                if saves:
-                    self._save()
-                if logs and session.on_log:
-                    self._call_back(session.on_log, progress)
-            self._settle(pending, progress)
-        if state.step or not stopping:  # a network without an update would be sampled from
+            batches = self._compile(loaded) if self._must_compile() else loaded
+            is_stopping = self._run_updates(batches, progress)
+        if state.step or not is_stopping:  # a network without an update would be sampled from
             self._save_once()
-        if stopping and state.step < total:  # otherwise the next phase raises Stopped
-            raise Stopped(f"{self.name}: step {state.step} of {total}")
+        if is_stopping and state.step < self.total:  # otherwise the next phase raises Stopped
+            raise Stopped(f"{self.name}: step {state.step} of {self.total}")
+
+    def _load_checkpoint(self) -> None:
+        """Continue after the last checkpoint, if there is one."""
+        if not self.file.exists():
+            return
+        payload = checkpoint.load(self.file)
+        try:
+            self.state.load_state_dict(payload)
+            self.window = [StepStats(*pair) for pair in payload["window"]]
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            if is_memory_full(error):
+                raise
+            raise UserError(
+                f"checkpoint {self.file} does not fit ({one_line(error)}); pass the network "
+                "that it was saved with, or remove it"
+            ) from error
+        self.saved_step = self.state.step
+        self.log(f"continues after step {self.state.step} of {self.total}")
+
+    def _must_compile(self) -> bool:
+        """Whether the network is compiled before the first update."""
+        return self.config.compile and self.state.step < self.total
+
+    def _compile(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Compile the network with the first batch, and return all batches. Raise UserError if that
+        is not possible."""
+        from torch._dynamo.exc import TorchDynamoException  # takes seconds
+
+        self.log("compiling")
+        started = time.perf_counter()
+        batch = next(batches)
+        try:
+            self.state.gradient(batch)
+        except TorchDynamoException as error:
+            why = one_line(str(error).partition("\n\n")[0])
+            raise UserError(
+                f"train.compile = true: cannot compile here ({why}); use false"
+            ) from error
+        self.log(f"compiled in {time.perf_counter() - started:.1f} s")
+        return chain([batch], batches)
+
+    def _run_updates(self, batches: Iterator[Batch], progress: Progress) -> bool:
+        """Run updates to the last one, with records and checkpoints. Return whether a stop was
+        requested."""
+        session = self.session
+        state = self.state
+        log_every = min(self.config.log_every, max(1, self.total // LOSS_POINTS))
+        pending = None
+        while not (is_stopping := session.should_stop()) and state.step < self.total:
+            # queue an update, then read the result of the previous one, which has finished
+            try:
+                outcome = self._update(batches)
+            except Exception:  # of data, the caller's network, or a full card
+                self._rescue(pending, progress)
+                raise
+            self._settle(pending, progress)
+            pending = outcome
+            # records and checkpoints
+            is_late = time.monotonic() - self.saved_at >= CHECKPOINT_SECONDS
+            is_last = state.step == self.total
+            logs = is_last or state.step % log_every == 0
+            saves = is_last or state.step % self.config.checkpoint_every == 0
+            saves = saves or (is_late and session.world.is_main)  # only the first process saves
+            if logs or saves:
+                self._settle(pending, progress)
+                pending = None
+            if logs:
+                self._record()
+                progress.update(0, loss=self.mean_loss)
+            if saves:
+                self._save()
+            if logs and session.on_log:
+                self._call_back(session.on_log, progress)
+        self._settle(pending, progress)
+        return is_stopping
 
     def _update(self, batches: Iterator[Batch]) -> PendingStats:
         """Queue the next update."""
@@ -279,7 +296,9 @@ class PhaseLoop:
         without a single finite update."""
         content = self.state.state_dict()
         step = self.state.step
-        counts = (one["step"] for one in self.state.adam.state.values())  # of finite updates
+        counts = (
+            moments["step"] for moments in self.state.adam.state.values()
+        )  # of finite updates
         is_untrained = step >= self.optim.iterations > 0 and not any(counts)
         if is_untrained or not checkpoint.is_finite(content):
             raise Diverged(
@@ -292,7 +311,7 @@ class PhaseLoop:
             content |= {
                 "phase": self.name,
                 "precision": self.state.precision,
-                "config": nest(values(self.session.config)),
+                "config": nest(saved_values(self.session.config)),
                 "window": [list(reading) for reading in self.window],
             }
             checkpoint.save(self.file, content)

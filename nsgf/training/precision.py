@@ -6,8 +6,6 @@ from typing import Literal
 
 import torch
 
-from nsgf.config.schema import Config
-from nsgf.data import is_image_set
 from nsgf.system.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -22,22 +20,22 @@ BFLOAT16_CHECKS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def pick_precision(config: Config, device: torch.device) -> Precision:
-    """Return the precision that the setting ``train.precision`` selects on a device.
+def pick_precision(setting: str, device: torch.device, is_images: bool) -> Precision:
+    """Return the precision that a value of ``train.precision`` selects on a device, for networks of
+    images or of points.
 
     ``torch.cuda.is_bf16_supported`` is not used, because it also accepts a slow emulation.
 
     Raises:
         UserError: the card does not support bf16.
     """
-    wanted = config.train.precision
-    if wanted == "bf16" and supported_precision(wanted, device) != wanted:
+    if setting == "bf16" and supported_precision(setting, device) != setting:
         raise UserError(
             f"train.precision = bf16: {torch.cuda.get_device_name(device)} does not support it; "
             "use fp16 or auto"
         )
-    if wanted != "auto":
-        return wanted
+    if setting != "auto":
+        return setting  # type: ignore[return-value]
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         return (
@@ -45,19 +43,21 @@ def pick_precision(config: Config, device: torch.device) -> Precision:
         )
     # whether the processor multiplies bf16; False if this version of torch cannot detect it
     is_fast = any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
-    return "bf16" if is_fast and is_image_set(config.data) else "fp32"
+    return "bf16" if is_fast and is_images else "fp32"
 
 
-def sampling_precision(config: Config, device: torch.device, trained: object = None) -> Precision:
-    """Return the precision for sampling: ``train.precision`` if the device supports it, else fp32.
-    With auto, a network ``trained`` in fp32 uses fp32, and others use what auto selects. dopri5
-    always uses fp32, because it would treat rounding as integration error."""
-    wanted = config.train.precision
-    if config.sampling.solver == "dopri5" or (wanted, trained) == ("auto", "fp32"):
+def sampling_precision(
+    setting: str, solver: str, device: torch.device, is_images: bool, trained: object = None
+) -> Precision:
+    """Return the precision for sampling: ``setting``, the value of ``train.precision``, if the
+    device supports it, else fp32. With auto, a network ``trained`` in fp32 uses fp32, and the
+    remaining networks use what auto selects. The solver dopri5 always uses fp32, because it would
+    treat rounding as integration error."""
+    if solver == "dopri5" or (setting, trained) == ("auto", "fp32"):
         return "fp32"
-    if wanted == "auto":
-        return pick_precision(config, device)
-    return supported_precision(wanted, device)
+    if setting == "auto":
+        return pick_precision(setting, device, is_images)
+    return supported_precision(setting, device)
 
 
 def supported_precision(trained: object, device: torch.device) -> Precision:

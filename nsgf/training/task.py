@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nsgf.config.schema import Config, PhaseName
+from nsgf.data import Target
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.stop import StopRequest
 from nsgf.system.distributed import ALONE, World
+from nsgf.training.precision import Precision, pick_precision
 
 Drawn = tuple[Tensor, ...]
 
@@ -157,6 +159,8 @@ class Session:
     """Everything that a phase needs for training, in one process."""
 
     config: Config
+    target: Target
+    """The record of the data set."""
     run: RunFolder
     log: RunLog
     device: torch.device
@@ -164,6 +168,11 @@ class Session:
     stop: StopRequest = field(default_factory=StopRequest)
     on_log: OnLog | None = None
     """Called after each line of the log's metrics. It cannot change the results."""
+
+    @property
+    def precision(self) -> Precision:
+        """Precision of the networks. Raise UserError if the card does not support it."""
+        return pick_precision(self.config.train.precision, self.device, self.target.is_images)
 
     def should_stop(self) -> bool:
         """Return whether any process must stop. All processes must call it together."""

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from nsgf.cli.arguments import parse
-from nsgf.config.files import CONFIGS, EXPERIMENTS, METHODS, from_arguments
+from nsgf.config.files import CONFIGS, EXPERIMENT_NAMES, METHOD_NAMES, from_arguments
+from nsgf.config.layers import SETTINGS, change
 from nsgf.config.schema import OF_PHASES, Config
-from nsgf.config.settings import SETTINGS, change
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -78,7 +78,11 @@ def test_smaller_sinkhorn_batch_keeps_the_total_of_the_pool():
 
 
 def test_fewer_updates_than_the_recipe_have_a_smaller_pool(own_data, tmp_path):
-    """Each pair is drawn as often, unless the pool would be tiny; the user's own number wins."""
+    """Each pair is drawn as often, unless the pool would be tiny; the user's own number wins.
+
+    Past mistake: A pool for 20,000 updates was built for 200, which took 42 s before the first
+    update.
+    """
     flows = {
         ("2d", "--train-iters=5000"): 25,  # of 100 for 20,000 updates
         ("2d", "--train-iters=40000"): 100,
@@ -98,6 +102,9 @@ def test_fewer_updates_than_the_recipe_have_a_smaller_pool(own_data, tmp_path):
 
 
 def test_smoke_is_small_and_explicit_flags_win(tmp_path):
+    """Past mistake: A setting had an effect as a flag only: `smoke: true` in a file made a full
+    training that was called smoke.
+    """
     config = shipped("cifar10", "--smoke")
     assert of_phases(config, "iterations") == [5] * 6
     assert config.pool.num_batches == 2
@@ -112,8 +119,8 @@ def test_smoke_is_small_and_explicit_flags_win(tmp_path):
 
 
 def test_resolved_configuration_reads_back(own_data, tmp_path):
-    assert {*EXPERIMENTS} == {"2d", "cifar10", "digits", "mnist", *own_data}
-    for name in EXPERIMENTS:
+    assert {*EXPERIMENT_NAMES} == {"2d", "cifar10", "digits", "mnist", *own_data}
+    for name in EXPERIMENT_NAMES:
         config = shipped(name, "--sinkhorn.blur=0.123", *own_data.get(name, ()))
         assert config.exp == name
         file = tmp_path / f"{name}.yaml"
@@ -121,7 +128,7 @@ def test_resolved_configuration_reads_back(own_data, tmp_path):
         assert parse(["train", "--config", str(file)]).config == config
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_NAMES)
 def test_every_method_trains_on_every_shipped_set(method):
     content = yaml.safe_load((CONFIGS / "methods" / f"{method}.yaml").read_text())
     for exp in ("2d", "digits", "mnist", "cifar10"):
@@ -130,7 +137,11 @@ def test_every_method_trains_on_every_shipped_set(method):
 
 
 def test_layers_win_in_their_order(tmp_path):
-    """Defaults, method, experiment, its section for the method, flags."""
+    """Defaults, method, experiment, its section for the method, flags.
+
+    Past mistake: A file's section for a method was merged before `optim` reached its phases, and
+    the method got another learning rate.
+    """
     method = tmp_path / "mine.yaml"
     file = tmp_path / "set.yaml"
     method.write_text("phases: [nsgf]\nnsgf: {lr: 0.1}\nflow: {steps: 2, eta: 0.1}\n")
@@ -152,7 +163,11 @@ def test_layers_win_in_their_order(tmp_path):
 
 
 def test_file_starts_from_the_shipped_experiment_that_it_names(tmp_path):
-    """Its settings win over the sections of that experiment for methods and for phases."""
+    """Its settings win over the sections of that experiment for methods and for phases.
+
+    Past mistake: The name of an experiment in a file was only a label: `exp: mnist` trained on
+    another set.
+    """
     (file := tmp_path / "mine.yaml").write_text(
         "exp: digits\noptim: {lr: 3e-4}\nnsf: {iterations: 77}\n"
         "methods: {nsgf++: {predictor: {iterations: 88}}}\n"
@@ -284,7 +299,10 @@ OTHERS = {  # flags of EDM, torchcfm and diffusers, ours, the same as a key; "":
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_names_of_other_programs_lead_to_ours(name):
-    """Also in Python and in files, where keys have no dashes."""
+    """Also in Python and in files, where keys have no dashes.
+
+    Past mistake: Suggestions followed the letters of a flag, and named flags of other commands.
+    """
     ours, _, key = OTHERS[name].partition(" ")
     for call, words in (
         (lambda: parse(["train", "--exp", "2d", f"--{name}", "4"]), ours),
@@ -357,6 +375,9 @@ def test_newest_run_of_a_method_is_found(tiny):
 
 
 def test_smoke_selects_a_run_and_changes_no_setting_of_it(tiny):
+    """Past mistake: After `--smoke` the smoke run was the newest run, which `--resume` and
+    `sample --exp` then took.
+    """
     run = RunFolder.create(tiny)
     smoke = RunFolder.create(replace(tiny, smoke=True))
     where = ["--exp", "2d", "--out-dir", tiny.out_dir]
@@ -398,5 +419,8 @@ def test_a_data_set_takes_the_place_of_the_targets_of_a_comparison(flag):
 
 def test_so_does_a_data_set_in_a_file(tmp_path):
     (file := tmp_path / "mine.yaml").write_text("exp: 2d\ndata: {name: moons}\n")
-    config = parse(["compare", "--config", str(file)]).config
+    argv = ["compare", "--config", str(file)]
+    config = parse(argv).config
     assert (config.data.name, config.compare.targets) == ("moons", [])
+    file.write_text("exp: 2d\ndata: {name: moons}\ncompare: {targets: [scurve]}\n")
+    assert parse(argv).config.compare.targets == ["scurve"]

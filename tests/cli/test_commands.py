@@ -13,6 +13,7 @@ import torch
 
 from nsgf.cli import main
 from nsgf.cli.commands import ACTIONS
+from nsgf.commands.preflight import Finding
 from nsgf.run.folder import RunFolder
 from tests.conftest import records
 
@@ -61,7 +62,11 @@ def steps(run):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "cifar10"])
 def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path, nsgf):
-    """Train the first phase, resume the others, then use the run."""
+    """Train the first phase, resume the others, then use the run.
+
+    Past mistake: A phase that was trained again appended to the metrics of its first attempt,
+    because records were cut only when a checkpoint was loaded.
+    """
     flags = ["--out-dir", tmp_path / "runs", "--smoke", "--device", "cpu"]
     flags += ["--sampling.straight_steps", "2", "--steps", "3", *NARROW.get(exp, ())]
     if exp in LOCAL_IMAGES:
@@ -144,6 +149,9 @@ def test_missing_package_is_named_in_one_line(name):
 
 @pytest.mark.parametrize("words", ["Connection closed by peer", "Timed out waiting"])
 def test_process_that_waits_for_one_that_is_gone_reports_no_bug(words, monkeypatch, capsys, launch):
+    """Past mistake: A process that waited for an ended one reported a bug, and thirty lines of
+    traceback hid the reason.
+    """
     lost = RuntimeError(f"[/gloo/transport/tcp/pair.cc:561] {words}")
     monkeypatch.setitem(ACTIONS, "train", mock.Mock(side_effect=lost))
     launch()
@@ -155,14 +163,21 @@ def test_process_that_waits_for_one_that_is_gone_reports_no_bug(words, monkeypat
 
 def test_preflight_says_no_by_its_exit_code_and_names_the_command_that_trains(monkeypatch, capsys):
     """The command has no flags of preflight alone, and the hours are those of the plan."""
-    asked = []
-    monkeypatch.setattr("nsgf.preflight.preflight", lambda *given: asked.append(given) or lines)
+    calls = []
+    monkeypatch.setattr(
+        "nsgf.commands.preflight.preflight", lambda *arguments: calls.append(arguments) or findings
+    )
     words = ["--exp", "2d", "--lr=2e-4", "--session-hours=9", "--max-hours", "3"]
-    for lines, code in ((["machine", "ok data"], 0), (["machine", "NO data; use --data-root"], 1)):
+    machine = Finding("machine")
+    for finding, line, code in (
+        (Finding("ok data"), "ok data", 0),
+        (Finding("data; use --data-root", is_problem=True), "NO data; use --data-root", 1),
+    ):
+        findings = [machine, finding, machine]
         assert main(["preflight", *words, "--out-dir", "my runs"]) == code
-        assert capsys.readouterr().out == "\n".join([*lines, ""])
-    config, hours, command = asked[0]
-    assert (config.nsgf.lr, hours) == (2e-4, 9.0)
+        assert capsys.readouterr().out == f"machine\n{line}\nmachine\n"
+    experiment, hours, command = calls[0]
+    assert (experiment.config.nsgf.lr, hours) == (2e-4, 9.0)
     assert command == "python -m nsgf train --exp 2d --lr=2e-4 --out-dir 'my runs'"
     monkeypatch.undo()
     assert main(["preflight", "--exp", "2d", "--session-hours=0"]) == 2

@@ -32,6 +32,9 @@ from tests.conftest import compared
     ],
 )
 def test_verdict(differences, metric, word):
+    """Past mistake: Verdicts used normal quantiles in place of Student's t for two or three
+    seeds. One of five was wrong.
+    """
     assert verdict(differences, metric).endswith(word)
 
 
@@ -91,6 +94,14 @@ CELLS = {
 
 @pytest.mark.parametrize("cells", CELLS)
 def test_means_spreads_and_differences(cells):
+    """Past mistake: Several draws of one network were counted as several networks, so luck of one
+    network could have been called a lead.
+
+    Past mistake: The verdict used W2 only, and the next table contradicted it.
+
+    Past mistake: One run with five draws was reported as a method's result. With five runs one
+    verdict was different.
+    """
     nsgf, icfm, difference = cells.split(" | ")
     lines = tables_text("table.md", all_tables(CELLS[cells])).splitlines()
     assert lines[2:4] == [f"| NSGF | {nsgf} |", f"| I-CFM | {icfm} |"]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsgf.cli.arguments import parse
-from nsgf.config.files import from_arguments, read_experiment
-from nsgf.config.settings import KEYS
+from nsgf.config.files import from_arguments, read_recipe
+from nsgf.config.layers import KEYS
 from nsgf.config.values import dump_yaml, load_yaml, read_value, to_plain
 from nsgf.system.errors import UserError
 
@@ -44,6 +44,9 @@ BAD = [
 
 @pytest.mark.parametrize(("key", "text", "value"), GOOD)
 def test_text_is_converted_to_the_type_of_its_setting(key, text, value):
+    """Past mistake: Words of YAML were read inside texts from Python and from flags, and a class
+    named null could not be drawn.
+    """
     assert repr(read_value(key, KEYS[key].kind, text)) == repr(value)
 
 
@@ -87,7 +90,7 @@ def test_one_rule_for_numbers_in_flags_files_and_python(key, text, tmp_path):
     file.write_text(f"exp: a\n{key.replace('.', ': {')}: {shown}{'}' * key.count('.')}")
     reads = [
         lambda: parse(["train", "--exp=2d", f"--{key}={shown}"]),
-        lambda: read_experiment(file),
+        lambda: read_recipe(file),
         lambda: from_arguments({key: [text] if is_list else text}),
     ]
     for read in reads:

@@ -11,9 +11,10 @@ import torch
 from torchvision.datasets import CIFAR10
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import DATA_SETS, Data
+from nsgf.data import DATA_SETS
 from nsgf.data.images import IMAGE_SETS, to_bytes, to_unit_range
 from nsgf.system.errors import UserError
+from nsgf.user_data import load_data
 from tests.run.test_hostile_files import (  # noqa: F401
     PICKLE,
     WEIGHTS,
@@ -113,7 +114,11 @@ def test_cifar10_is_read_batch_after_batch_and_test_images_from_other_files(
 def test_cifar10_with_another_md5_sum_is_refused_and_never_unpickled(
     name, read, cifar10, tmp_path, monkeypatch
 ):
-    """Nor replaced by a download."""
+    """Nor replaced by a download.
+
+    Past mistake: CIFAR-10 files with another md5 sum were unpickled, so a shared data set could
+    run code.
+    """
     monkeypatch.setattr(CIFAR10, "download", lambda _: pytest.fail("downloaded"))
     (cifar10 / name).write_bytes(pickle.dumps({"data": Malicious(), "labels": Malicious()}))
     with pytest.raises(UserError, match=r"^data\.root = .*exp=images"):
@@ -171,7 +176,7 @@ def test_bytes_and_unit_range_are_inverse():
 @pytest.mark.parametrize("kind", IMAGE_SETS, ids=lambda kind: kind.name)
 def test_fake_data_have_the_shape_of_the_real_set_and_follow_the_seed(kind, tmp_path):
     config = DataConfig(name=kind.name, root=str(tmp_path), fake=True)
-    drawn = [Data(config, seed) for seed in (0, 0, 1)]
+    drawn = [load_data(config, seed) for seed in (0, 0, 1)]
     assert torch.equal(drawn[0].images, drawn[1].images)
     assert not torch.equal(drawn[0].images, drawn[2].images)
     batch = drawn[0].target("x").sample(5)

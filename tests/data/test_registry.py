@@ -11,27 +11,26 @@ from scipy.stats import ks_2samp
 from torchcfm.utils import sample_8gaussians, sample_moons
 
 from nsgf.config.schema import CompareConfig, DataConfig
-from nsgf.data import DATA_SETS, NOISE, Data, ImageSet, PointSet, is_image_set
-from nsgf.data.choices import INSPECTORS
+from nsgf.data import DATA_SETS, STANDARD, ImageSet, PointSet
 from nsgf.data.points import eight_gaussians, moons
+from nsgf.settings.choices import INSPECTORS
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import make_generator
+from nsgf.user_data import load_data
 
 
 def test_configuration_and_records_name_the_same_sets():
     hints = get_type_hints(DataConfig)
     assert set(get_args(hints["name"])) == {*DATA_SETS, *INSPECTORS}
     points = {name: one for name, one in DATA_SETS.items() if isinstance(one, PointSet)}
-    assert {NOISE} < set(get_args(hints["source"])) <= {NOISE, *points}
+    assert {STANDARD} < set(get_args(hints["source"])) <= {STANDARD, *points}
     (labels,) = get_args(get_type_hints(CompareConfig)["targets"])
     assert set(get_args(labels)) == {*points, "8gaussians_moons"}
     for name, record in DATA_SETS.items():
-        assert (record.name, len(record.shape)) == (
-            name,
-            3 if is_image_set(DataConfig(name=name)) else 1,
-        )
+        assert (record.name, len(record.shape)) == (name, 3 if record.is_images else 1)
+        assert record.is_images is isinstance(record, ImageSet)
         assert (record.uses >= {"root", "download"}) is (name in ("mnist", "cifar10"))
-        assert (record.uses >= {"fake", "flip"}) is is_image_set(DataConfig(name=name))
+        assert (record.uses >= {"fake", "flip"}) is record.is_images
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_every_stream_has_draws_of_its_own(monkeypatch):
     """A target with the law of the source: streams of the same seed would be the same points."""
     law = PointSet("noise", lambda n, generator: torch.randn(n, 2, generator=generator))
     monkeypatch.setitem(DATA_SETS, "noise", law)
-    data = Data(DataConfig(name="noise"), seed=0)
+    data = load_data(DataConfig(name="noise"), seed=0)
     clouds = [getattr(data, end)(stream) for end in ("source", "target") for stream in ("a", "b")]
     clouds += [data.with_seed(1).source("a"), data.with_seed(1).target("a"), data.source("a", "b")]
     assert len({cloud.sample(9).numpy().tobytes() for cloud in clouds}) == len(clouds)
@@ -75,7 +74,7 @@ def test_every_stream_has_draws_of_its_own(monkeypatch):
 
 def test_images_are_flipped_only_where_the_settings_say_so(own):
     plain, mirrored = (
-        Data(DataConfig(name="own_set", flip=flip), seed=0).target("x").sample(30)
+        load_data(DataConfig(name="own_set", flip=flip), seed=0).target("x").sample(30)
         for flip in (False, True)
     )
     same = (plain == mirrored).flatten(1).all(1)
@@ -97,12 +96,12 @@ def test_draws_are_those_of_earlier_versions(name, point):
     drawn = torch.randint(2**31 - 1, (), generator=torch.Generator().manual_seed(3))
     if name == "scurve" and drawn != 740111726:
         pytest.skip("torch 2.4 draws other seeds for scikit-learn")
-    data = Data(DataConfig(name=name), seed=7)
+    data = load_data(DataConfig(name=name), seed=7)
     start = torch.tensor([[-0.411459, -1.325302]])
     torch.testing.assert_close(data.source("pool").sample(1), start, atol=2e-6, rtol=0)
     target = torch.tensor([point])
     torch.testing.assert_close(data.target("pool").sample(1), target, atol=2e-6, rtol=0)
-    other = Data(DataConfig(name=name, source="8gaussians"), seed=7).source("x").sample(500)
+    other = load_data(DataConfig(name=name, source="8gaussians"), seed=7).source("x").sample(500)
     assert abs(float(other.norm(dim=1).mean()) - 5) < 0.1
 
 

@@ -9,7 +9,6 @@ from nsgf.data import (
     INDICES,
     TIMES,
     ClassSampler,
-    Data,
     LabelDropout,
     PointSampler,
     RowSampler,
@@ -19,6 +18,7 @@ from nsgf.data import (
 from nsgf.data.images import ImageSet, to_unit_range
 from nsgf.data.samplers import DROPPED
 from nsgf.system.errors import UserError
+from nsgf.user_data import load_data
 from tests.conftest import shipped
 
 
@@ -137,7 +137,7 @@ def test_stream_of_classes_does_not_depend_on_how_it_is_cut(run):
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_every_digit_is_of_its_class_and_the_last_group_of_all(mixed):
-    data, cut = Data(TOLD, 0), range(5, 335)
+    data, cut = load_data(TOLD, 0), range(5, 335)
     real = to_unit_range(data.images).flatten(1)
     drawn = data.target_by_class("x", mixed=mixed).at(cut).flatten(1)
     found, told = data.labels[torch.cdist(drawn, real).argmin(1)], class_labels(cut, 10 + mixed)
@@ -148,10 +148,10 @@ def test_every_digit_is_of_its_class_and_the_last_group_of_all(mixed):
 
 def test_streams_of_classes_differ_and_need_the_setting():
     """Else the same places of all classes would come together."""
-    data = Data(TOLD, 0)
+    data = load_data(TOLD, 0)
     one, other = (data.target_by_class(name).at(range(50)) for name in ("x", "y"))
     assert not torch.equal(one, other)
-    assert Data(replace(TOLD, conditional=False), 0).classes == 0
+    assert load_data(replace(TOLD, conditional=False), 0).classes == 0
     for label, stream in enumerate(data.target_by_class("x")._streams):  # their work is linear
         assert torch.equal(stream._chosen, (data.labels == label).nonzero()[:, 0])
 
@@ -160,7 +160,7 @@ def test_class_without_images_is_one_line(monkeypatch):
     real = ImageSet.labels
     monkeypatch.setattr(ImageSet, "labels", lambda *given: real(*given).clamp(max=8))
     with pytest.raises(UserError, match=r"^data\.conditional = true: 1 class"):
-        Data(TOLD, 0)
+        load_data(TOLD, 0)
 
 
 def test_labels_are_left_out_by_seed_and_position():

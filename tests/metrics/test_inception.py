@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,14 +7,20 @@ import torch
 from PIL import Image
 
 from nsgf.config.schema import DataConfig
+from nsgf.data import DATA_SETS, Data
 from nsgf.metrics import features
 from nsgf.metrics.features import PUBLISHED, FeatureMetrics, Inception
 from nsgf.system.errors import UserError
 from tests.conftest import CPU
 from tests.run.test_checkpoint import Malicious
 
-FAKE = DataConfig(name="mnist", fake=True)
-"""MNIST's shape, without files."""
+
+def mnist_of(images):
+    """Data of MNIST's shape, without files, classes and test images."""
+    record = replace(
+        DATA_SETS["mnist"], read_images=lambda *_: images, has_test=False, class_names=()
+    )
+    return Data(record, DataConfig(name="mnist"), 0)
 
 
 def images(n, low, high, seed=0):
@@ -54,13 +61,18 @@ def write_folder(folder, pixels):
 
 @pytest.mark.e2e
 def test_measures_equal_those_of_torch_fidelity(weights, tmp_path):
-    """The same samples in the same order, grey there turned into colour by reading PNG files."""
+    """The same samples in the same order, grey there turned into colour by reading PNG files.
+
+    Past mistake: torch-fidelity uses VGG16 for precision and recall by default. Its default was
+    taken from the help, and the two measures did not work beside FID.
+    """
     from torch_fidelity import calculate_metrics
 
     samples, real = images(16, 0, 256), images(20, 0, 200, seed=1)
     real[:10] = samples[:10]
     network = Inception(Path(weights))
-    found = FeatureMetrics(network, FAKE, real, tmp_path, CPU, lambda _: None).measure(samples)
+    metrics = FeatureMetrics(network, mnist_of(real), tmp_path, CPU, lambda _: None)
+    found = metrics.measure(samples)
     theirs = calculate_metrics(
         input1=write_folder(tmp_path / "samples", samples),
         input2=write_folder(tmp_path / "real", real),
@@ -108,7 +120,11 @@ def loads(monkeypatch):
 
 
 def test_weights_file_is_read_once(loads, tmp_path, monkeypatch):
-    """Whatever takes its place after it was checked is not looked at."""
+    """Whatever takes its place after it was checked is not looked at.
+
+    Past mistake: A file was checked and then handed to torch-fidelity, which unpickles it. A file
+    that changed in between could run code.
+    """
     file, checked = tmp_path / "w.pth", torch.load
     torch.save({"x": torch.ones(2)}, file)
 
@@ -161,6 +177,9 @@ def test_published_weights_are_downloaded_once_and_their_checksum_checked(
 
 @pytest.mark.parametrize("kind", ["missing", "damaged", "another network's", "hostile"])
 def test_bad_weights_files_give_a_one_line_error_and_execute_nothing(kind, tmp_path, monkeypatch):
+    """Past mistake: torch-fidelity unpickles the weights file that it gets, so a downloaded file
+    could run code.
+    """
     monkeypatch.chdir(tmp_path)
     if kind == "damaged":
         (tmp_path / "w.pth").write_bytes(b"no weights")
@@ -206,7 +225,7 @@ def cache(tmp_path, monkeypatch):
 def measure(cache, network=None, samples=SAMPLES, real=REAL):
     """Measures, and what was said."""
     said = []
-    metrics = FeatureMetrics(network or Tiny(), FAKE, real, cache, CPU, said.append)
+    metrics = FeatureMetrics(network or Tiny(), mnist_of(real), cache, CPU, said.append)
     return metrics.measure(samples), said
 
 

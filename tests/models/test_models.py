@@ -6,11 +6,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from nsgf.checks import check
 from nsgf.config.schema import UNetConfig
 from nsgf.data import DATA_SETS
+from nsgf.experiment import Experiment
 from nsgf.models import AffineStartNetwork
 from nsgf.models.unet import UNet
+from nsgf.settings.checks import check
 from nsgf.system.errors import UserError
 from tests.conftest import new_network, shipped
 
@@ -34,6 +35,25 @@ def test_new_networks_depend_on_the_seed_and_return_the_right_shapes(name, shape
         assert first(x, torch.rand(3)).shape == x.shape
 
 
+SIZES = {  # velocity network, time predictor
+    "2d": (141_058, 132_609),
+    "digits": (704_705, 92_801),
+    "mnist": (1_191_233, 388_097),
+    "cifar10": (38_307_203, 389_441),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_networks_of_shipped_experiments_have_the_known_number_of_weights(name):
+    config = shipped(f"{name}/nsgf++")
+    phases = Experiment(config).phases(("nsgf", "nsf", "predictor"))
+    with torch.device("meta"):
+        networks = [phase.network() for phase in phases]
+    counts = [sum(weight.numel() for weight in network.parameters()) for network in networks]
+    velocity, predictor = SIZES[name]
+    assert counts == [velocity, velocity, predictor]
+
+
 @given(
     name=st.sampled_from(["digits", "mnist", "cifar10"]),
     mult=st.lists(st.integers(1, 4), min_size=1, max_size=4),
@@ -45,13 +65,17 @@ def test_new_networks_depend_on_the_seed_and_return_the_right_shapes(name, shape
 @example("digits", [2], [], 1, 1, 1)
 @example("digits", [1, 1, 1, 1], [3], 1, 1, 1)
 def test_every_accepted_architecture_works(name, mult, attended, heads, res_blocks, batch):
-    """On torch's meta device, which computes shapes alone."""
+    """On torch's meta device, which computes shapes alone.
+
+    Past mistake: The UNet's output layer had the wrong number of channels unless the multipliers
+    begin with 1, as they do in all shipped files.
+    """
     config, shape = shipped(name), DATA_SETS[name].shape
     attention = [shape[1] >> level for level in attended]
     unet = UNetConfig(32, res_blocks, mult, attention, heads)
     config = replace(config, model=replace(config.model, unet=unet))
     try:
-        check(config)
+        check(Experiment(config))
     except UserError:
         return
     with torch.device("meta"):

@@ -1,21 +1,22 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torchcfm import conditional_flow_matching as cfm
 
+from nsgf.commands.evaluate import evaluate_run
+from nsgf.commands.train import train
 from nsgf.config.schema import PeerConfig
-from nsgf.data import Data, PointSampler
-from nsgf.experiment import train
-from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import PHASES, flow_matching, load_sampler
+from nsgf.data import PointSampler
+from nsgf.experiment import Experiment
+from nsgf.phases import flow_matching, lines
 from nsgf.phases.flow_matching import PeerTask, StoredPairs
-from nsgf.phases.lines import LineTask, Pairs
-from nsgf.run.log import RunLog
+from nsgf.phases.lines import LinePairs, LineTask
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.training.task import Session
-from tests.conftest import CPU, records, shipped
+from nsgf.user_data import load_data
+from tests.conftest import CPU, new_phase, new_session, records, shipped
 
 
 class Grid:
@@ -40,7 +41,7 @@ class ByClass:
 def task(method, seed=3):
     """64 pairs in a group, where the method has optimal pairs."""
     group = 64 if method in ("otcfm", "sbcfm") else None
-    pairs = Pairs(PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2), CPU, group)
+    pairs = LinePairs(PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2), CPU, group)
     return PeerTask(nn.Identity(), pairs, PeerConfig(method=method, sigma=0.3), seed)
 
 
@@ -71,7 +72,11 @@ def test_batches_are_torchcfms_for_the_same_draws(method):
 
 
 def test_noise_depends_on_seed_and_position():
-    """A batch is the same in any order, and whatever parts it is drawn in, as by processes."""
+    """A batch is the same in any order, and whatever parts it is drawn in, as by processes.
+
+    Past mistake: A library drew pairs and noise from global generators for the batch of a
+    process, so results depended on the number of processes.
+    """
     for method in MATCHERS:
         whole = task(method).draw(range(128))
         again = task(method)
@@ -97,18 +102,18 @@ def test_noise_depends_on_seed_and_position():
 def test_pairs_of_the_phase_are_those_of_its_group(tiny_run, exp, flags, group, classes):
     """If no group is set, of the whole batch, of all processes; with classes within each."""
     config = shipped(exp, "--peer.batch_size=8", *flags.split())
-    session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
-    data = Data(config.data, 0)
-    start, end, *_ = PHASES["peer"].task(session, data).draw(range(4, 8))
+    session = new_session(config, tiny_run)
+    data = load_data(config.data, 0)
+    start, end, *_ = new_phase("peer", config).task(session, data).draw(range(4, 8))
     streams = data.source("peer"), data.target_by_class("peer")
-    expected = Pairs(*streams, CPU, group, classes).at(range(4, 8))
+    expected = LinePairs(*streams, CPU, group, classes).at(range(4, 8))
     assert torch.equal(start, expected[0])
     assert torch.equal(end, expected[1])
 
 
 def test_samples_are_paired_within_their_class():
     """Pair i has class i mod K, ends of the class, and its label; a tenth has none."""
-    pairs = Pairs(PointSampler(Grid(0.0), 1), ByClass(), CPU, 64, 3)
+    pairs = LinePairs(PointSampler(Grid(0.0), 1), ByClass(), CPU, 64, 3)
     peer = PeerTask(nn.Identity(), pairs, PeerConfig(method="otcfm", sigma=0.0), 3, classes=3)
     (x, t, labels), velocity = (
         (batch := peer.batch(*peer.draw(range(64, 128)))).inputs,
@@ -143,13 +148,13 @@ def peer(tiny):
 
 
 def test_peer_and_reflow_train_sample_and_evaluate(peer):
-    run = train(peer)
+    run = train(Experiment(peer))
     assert run.checkpoint_file("reflow").name == "phase2_reflow.pt"
-    assert load_sampler(peer, run, CPU)[1] == {"reflow": "12 of 12"}
+    assert Experiment(peer).load_sampler(run)[1] == {"reflow": "12 of 12"}
     losses = [line["loss"] for line in records(run) if line["phase"] == "peer"]
     means = torch.tensor(losses).view(3, 4).mean(1).tolist()
     assert means == pytest.approx(LOSSES, rel=1e-3)  # as in earlier versions
-    _, found = evaluate_run(peer, run)
+    _, found = evaluate_run(Experiment(peer), run)
     assert found["nfe"] == peer.sampling.straight_steps == found["expected_nfe"]
     assert found["w2"] > 0
 
@@ -169,14 +174,32 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(peer, tiny_r
     monkeypatch.setattr(flow_matching, "starting_network", lambda *_: nn.Identity())
     carry = lambda x: sizes.append(len(x)) or 2 * x + 50  # noqa: E731
     monkeypatch.setattr(flow_matching, "load_euler_steps", lambda *_: carry)
-    session = Session(peer, tiny_run, RunLog(tiny_run.path), CPU)
-    data = Data(peer.data, 0)
-    start, end, _ = PHASES["reflow"].task(session, data).draw(range(64))
+    session = new_session(peer, tiny_run)
+    data = load_data(peer.data, 0)
+    phase = new_phase("reflow", peer)
+    start, end, _ = phase.task(session, data).draw(range(64))
     assert sizes == [12, 12, 8]
     torch.testing.assert_close(end, 2 * start + 50)
     session.stop = StopRequest(max_hours=0)
     with pytest.raises(Stopped):
-        PHASES["reflow"].task(session, data)
+        phase.task(session, data)
+
+
+def test_paths_of_reflow_end_at_time_1(peer, tiny_run, monkeypatch):
+    """With dx/dt = 2 t they are 1 long, less 1/n for n Euler steps."""
+
+    class Accelerating(nn.Module):
+        def forward(self, x, t):
+            return (0 * x).add(2 * t.view(-1, 1))
+
+    trained = SimpleNamespace(network=Accelerating(), precision="fp32")
+    monkeypatch.setattr(lines, "load_network", lambda *_: trained)
+    monkeypatch.setattr(flow_matching, "starting_network", lambda *_: nn.Identity())
+    session = new_session(peer, tiny_run)
+    task = new_phase("reflow", peer).task(session, load_data(peer.data, 0))
+    start, end, _ = task.draw(range(64))
+    length = 1 - 1 / flow_matching.STEPS
+    torch.testing.assert_close(end - start, torch.full((64, 2), length))
 
 
 def test_pairs_and_times_of_reflow_are_unchanged():
@@ -196,8 +219,9 @@ def test_reflow_learns_paths_within_their_class(monkeypatch, tiny_run):
     monkeypatch.setattr(flow_matching, "starting_network", lambda *_: nn.Identity())
     monkeypatch.setattr(flow_matching, "load_euler_steps", lambda *_: carry)
     config = shipped("digits/2rf", "--data.conditional=true", "--reflow.pairs=50")
-    session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
-    start, end, _, labels = PHASES["reflow"].task(session, Data(config.data, 0)).draw(range(3, 203))
+    session = new_session(config, tiny_run)
+    task = new_phase("reflow", config).task(session, load_data(config.data, 0))
+    start, end, _, labels = task.draw(range(3, 203))
     classes = torch.arange(3, 203) % 10
     torch.testing.assert_close(end, carry(start, classes))
     assert torch.equal(labels[labels < 10], classes[labels < 10].int())

@@ -5,25 +5,23 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import ClassSampler, Data, PointSampler, RowSampler, class_labels, gaussian
+from nsgf.data import ClassSampler, PointSampler, RowSampler, class_labels, gaussian
 from nsgf.data.images import to_unit_range
-from nsgf.phases import PHASES
 from nsgf.phases.lines import (
     CachedStarts,
+    LinePairs,
     LineTask,
-    Pairs,
     TimePredictorTask,
     measure_moments,
 )
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import RunLog
 from nsgf.sinkhorn.exact import optimal_pairs
-from nsgf.system.distributed import World
+from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError
-from nsgf.training.task import Session
-from tests.conftest import CPU, shipped
+from nsgf.user_data import load_data
+from tests.conftest import CPU, new_phase, new_session, shipped
 
 
 class Constant(PointSampler):
@@ -38,7 +36,7 @@ class Constant(PointSampler):
 
 
 def line(mu0=None, target=None, kind=LineTask, **options):
-    pairs = Pairs(mu0 or Constant(-1.0), target or Constant(3.0), CPU, **options)
+    pairs = LinePairs(mu0 or Constant(-1.0), target or Constant(3.0), CPU, **options)
     return kind(nn.Identity(), pairs, 0)
 
 
@@ -63,7 +61,7 @@ def test_points_lie_on_the_line_from_source_to_target():
 @pytest.mark.parametrize("kind", [LineTask, TimePredictorTask])
 def test_ends_belong_to_the_class_of_their_label(kind):
     ends = ClassSampler([Constant(float(number)) for number in range(3)])
-    task = kind(nn.Identity(), Pairs(Constant(-1.0), ends, CPU), 0, classes=3)
+    task = kind(nn.Identity(), LinePairs(Constant(-1.0), ends, CPU), 0, classes=3)
     _, end, _, labels = task.draw(range(7, 407))
     assert torch.equal(end[:, 0].int(), class_labels(range(7, 407), 3))
     is_told = labels < 3
@@ -85,7 +83,11 @@ def test_nsgf_regresses_the_velocity_of_the_pool():
 
 
 def test_batches_of_all_tasks_depend_only_on_positions():
-    """Any part can be drawn alone, later, or by another process."""
+    """Any part can be drawn alone, later, or by another process.
+
+    Past mistake: Random streams were saved as generator states, one for each process. A run could
+    not continue with another number of processes.
+    """
     images = torch.randint(256, (50, 1, 2, 2), dtype=torch.uint8)
     pool = TrajectoryPool(torch.empty(10, 3, 2), 0.5)
     pool.append(torch.randn(10, 3, 2))
@@ -112,8 +114,8 @@ class Walk:
         return x + 100 if labels is None else 0 * x + labels.view(-1, 1)
 
 
-def cached(walk, kept, classes=0):
-    return CachedStarts(PointSampler(gaussian((2,)), 0), walk, CPU, kept, classes)
+def cached(walk, count, classes=0):
+    return CachedStarts(PointSampler(gaussian((2,)), 0), walk, CPU, count, classes)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def cached(walk, kept, classes=0):
     ],
 )
 def test_flow_that_leaves_the_straight_flow_no_work_is_said(exp, flag, is_said):
-    line, _ = PHASES["nsf"].plan(shipped(exp, flag), CPU, None, World())
+    line, _ = new_phase("nsf", shipped(exp, flag)).plan(CPU, None, World())
     assert ("flow.schedule" in line) is is_said
 
 
@@ -144,9 +146,9 @@ def test_starts_are_computed_each_time_or_once_and_repeated():
     assert torch.equal(cached(Walk(), 300).at(range(890, 905)), torch.cat([first[290:], first[:5]]))
 
 
-@pytest.mark.parametrize("kept", [None, 300])
-def test_nsgf_steps_get_the_label_of_each_start(kept):
-    starts = cached(Walk(), kept, classes=3).at(range(250, 950))
+@pytest.mark.parametrize("count", [None, 300])
+def test_nsgf_steps_get_the_label_of_each_start(count):
+    starts = cached(Walk(), count, classes=3).at(range(250, 950))
     assert torch.equal(starts[:, 0].int(), class_labels(range(250, 950), 3))
 
 
@@ -155,10 +157,12 @@ def test_lines_of_a_phase_are_paired_within_the_configured_group(tiny, tiny_run,
     """If no group is set, within a batch."""
     coupling, within, group = case
     nsf = replace(tiny.nsf, batch_size=8, coupling=coupling, coupling_batch=within)
-    session = Session(replace(tiny, nsf=nsf), tiny_run, RunLog(tiny_run.path), CPU)
-    start, end, _ = PHASES["nsf"].task(session, Data(tiny.data, 0)).draw(range(8))
-    streams = (Data(tiny.data, 0).source("nsf"), Data(tiny.data, 0).target("nsf"))
-    expected = Pairs(*streams, CPU, group=group).at(range(8))
+    config = replace(tiny, nsf=nsf)
+    data = load_data(tiny.data, 0)
+    task = new_phase("nsf", config).task(new_session(config, tiny_run), data)
+    start, end, _ = task.draw(range(8))
+    streams = data.source("nsf"), data.target("nsf")
+    expected = LinePairs(*streams, CPU, group=group).at(range(8))
     assert torch.equal(start, expected[0])
     assert torch.equal(end, expected[1])
 
@@ -167,17 +171,27 @@ def test_affine_starts_go_as_far_as_the_steps_of_the_flow(tiny, tmp_path):
     """Two steps of 0.2 keep 0.64 of the noise."""
     flow = replace(tiny.flow, steps=2, eta=0.2)
     config = replace(tiny, phases=["nsf"], nsf=replace(tiny.nsf, source="affine"), flow=flow)
-    session, data = Session(config, RunFolder(tmp_path), RunLog(tmp_path), CPU), Data(tiny.data, 0)
-    start, _, _ = PHASES["nsf"].task(session, data).draw(range(4096))
+    session = new_session(config, RunFolder(tmp_path))
+    data = load_data(tiny.data, 0)
+    start, _, _ = new_phase("nsf", config).task(session, data).draw(range(4096))
     # 8gaussians has mean 0 and covariance (5^2 / 2 + 0.1) I
     expected = (0.64 + 0.36 * 12.6**0.5) * data.source("nsf").at(range(4096))
     assert float((start - expected).norm() / expected.norm()) < 0.02
 
 
 def test_moments_of_all_images():
-    data = Data(DataConfig(name="digits"), 0)
+    data = load_data(DataConfig(name="digits"), 0)
     mean, covariance = measure_moments(data)
     rows = data.images.flatten(1).double() / 127.5 - 1
+    torch.testing.assert_close(mean, rows.mean(0))
+    torch.testing.assert_close(covariance, rows.T.cov(correction=0))
+
+
+@pytest.mark.parametrize("name", ["8gaussians", "moons"])
+def test_moments_of_a_distribution_are_those_of_65536_samples(name):
+    data = load_data(DataConfig(name=name), 0)
+    mean, covariance = measure_moments(data)
+    rows = data.target("moments").at(range(65_536)).double()
     torch.testing.assert_close(mean, rows.mean(0))
     torch.testing.assert_close(covariance, rows.T.cov(correction=0))
 
@@ -188,20 +202,24 @@ def handed(config, **changes):
 
 def test_lines_of_a_phase_start_at_as_many_points_as_configured(tiny, tiny_run):
     """After the NSGF steps of the run, computed once and repeated."""
-    session = Session(handed(tiny, starts=12), tiny_run, RunLog(tiny_run.path), CPU)
-    start, _ = PHASES["nsf"].pairs(session, Data(tiny.data, 0)).at(range(24))
+    config = handed(tiny, starts=12)
+    session = new_session(config, tiny_run)
+    start, _ = new_phase("nsf", config).pairs(session, load_data(tiny.data, 0)).at(range(24))
     assert torch.equal(start[:12], start[12:])
     assert len(start.unique(dim=0)) == 12
 
 
 def test_starts_that_do_not_fit_into_memory_are_refused(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.phases.lines.available_bytes", lambda: 799)
-    plan = PHASES["nsf"].plan
+
+    def plan(config, world=ALONE):
+        return new_phase("nsf", config).plan(CPU, None, world)
+
     for processes, needed in ((1, "800 B"), (2, "1.6 KB")):
         with pytest.raises(UserError, match=rf"nsf\.starts = 100: need {needed}"):
-            plan(handed(tiny, starts=100), CPU, None, World(0, processes))
-    plan(handed(tiny, starts=None), CPU, None, World())
-    plan(replace(tiny, nsf=replace(tiny.nsf, starts=100)), CPU, None, World())
+            plan(handed(tiny, starts=100), World(0, processes))
+    plan(handed(tiny, starts=None))
+    plan(replace(tiny, nsf=replace(tiny.nsf, starts=100)))
 
 
 def sampler(seed):
@@ -209,7 +227,7 @@ def sampler(seed):
 
 
 def pairs(**options):
-    return Pairs(sampler(0), sampler(1), CPU, **options)
+    return LinePairs(sampler(0), sampler(1), CPU, **options)
 
 
 def test_each_group_of_samples_is_paired_as_a_whole():

@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from nsgf.data import Data
 from nsgf.data.images import to_unit_range
-from nsgf.phases import PHASES
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.training.task import Session
-from tests.conftest import CPU, shipped
+from nsgf.user_data import load_data
+from tests.conftest import CPU, new_phase, shipped
 from tests.pool.test_build import Apart
 
 
@@ -25,13 +24,14 @@ def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
     flags = ("--data.conditional=true", "--sinkhorn-batch=4", "--pool-batches=25")
     flags += ("--pool.build_batch=3", "--flow.schedule=harmonic", "--sinkhorn.target_batch=6")
     config = shipped("digits", *flags, "--phases=[nsgf]")
-    data = Data(config.data, 0)
+    data = load_data(config.data, 0)
     data._samples = (25 * data.labels).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     ends, labels = [], []
     for rank in range(size):
         run = RunFolder(tmp_path / f"{rank}")
-        session = Session(config, run, RunLog(tmp_path, quiet=True), CPU, Apart(rank, size))
-        task = PHASES["nsgf"].task(session, data)
+        log = RunLog(tmp_path, quiet=True)
+        session = Session(config, data.record, run, log, CPU, Apart(rank, size))
+        task = new_phase("nsgf", config).task(session, data)
         ends.append(task.pool._positions[:, -1])
         labels.append(task._labels)
     last, labels_of_pairs = torch.cat(ends), torch.cat(labels)
@@ -40,7 +40,7 @@ def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
     nearest = torch.cdist(last.flatten(1), classes).argmin(1)
     assert torch.equal(nearest, (torch.arange(25) % 10).repeat_interleave(4))
     assert torch.equal(nearest.int(), labels_of_pairs)
-    plain = Data(replace(config.data, conditional=False), 0)
+    plain = load_data(replace(config.data, conditional=False), 0)
     everyone = plain.target_by_class("pool", run=6).at(range(50))
     assert torch.equal(everyone, plain.target("pool").at(range(50)))
 

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from nsgf.plots.samples import (
-    COLUMNS,
-    ROWS,
+    PATH_ROWS,
+    PATH_STATES,
     chosen_states,
     compare_images,
     cut_panels,
@@ -65,7 +65,7 @@ def image_path(nsgf, straight):
 
 def test_image_path_has_a_row_for_each_sample_and_a_column_for_each_state():
     (panel,) = draw_image_path(image_path(2, 3)).axes
-    for row in range(ROWS):
+    for row in range(PATH_ROWS):
         shown = [cell(panel, row, column) for column in range(6)]
         np.testing.assert_allclose(shown, [0, 0.5, 0.5, 1, 1, 1])
     labels = [label.get_text() for label in panel.get_xticklabels()]
@@ -78,8 +78,8 @@ def test_image_path_has_a_row_for_each_sample_and_a_column_for_each_state():
 def test_some_states_of_a_long_path_are_shown(nsgf, straight):
     """All of the NSGF steps if they fit, and equally many between the others."""
     chosen = chosen_states(["start", *["NSGF"] * nsgf, *["straight flow"] * straight])
-    assert 0.6 * COLUMNS < len(chosen) <= COLUMNS
-    kept = nsgf if nsgf < COLUMNS else 0
+    assert 0.6 * PATH_STATES < len(chosen) <= PATH_STATES
+    kept = nsgf if nsgf < PATH_STATES else 0
     assert chosen[: kept + 1] == [*range(kept + 1)]
     assert chosen[-1] == nsgf + straight
     assert len({*np.diff(chosen[nsgf + 1 if straight else 1 :]).tolist()}) == 1
@@ -115,6 +115,9 @@ def test_panels_and_legend_are_cut_apart():
 
 
 def test_titles_and_labels_are_not_cut_off(tmp_path):
+    """Past mistake: The test looked at the size of a picture only, and titles and axis labels
+    were cut off.
+    """
     long, images = "8gaussians_moons, seed 0: 2048 samples of each, x", torch.zeros(2, 1, 8, 8)
     for figure in (
         draw_points([torch.randn(50, 2)], torch.randn(60, 2), "t"),
@@ -191,7 +194,7 @@ def test_backend_of_a_notebook_is_left_alone():
 import sys
 import torch
 from nsgf.plots.samples import draw_points
-import nsgf.experiment
+import nsgf.commands.train
 assert "matplotlib" not in sys.modules
 draw_points([torch.randn(3, 2)], torch.randn(3, 2), "title")
 assert "matplotlib.pyplot" not in sys.modules

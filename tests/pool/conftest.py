@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from nsgf.data import Data
 from nsgf.pool import build_pool, pool_folder
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
@@ -16,7 +15,8 @@ from nsgf.run.stop import StopRequest
 from nsgf.sinkhorn import Flow
 from nsgf.system.distributed import World
 from nsgf.training.task import Session
-from tests.conftest import CPU, shipped
+from nsgf.user_data import load_data
+from tests.conftest import CPU, new_phase, shipped
 
 
 class Killed(BaseException):
@@ -53,6 +53,11 @@ def config(tmp_path):
     return replace(base, out_dir=str(tmp_path))
 
 
+def pool_settings(config):
+    """The settings of an experiment's pool."""
+    return new_phase("nsgf", config).pool_settings
+
+
 def with_pool(config, **settings):
     return replace(config, pool=replace(config.pool, **settings))
 
@@ -62,7 +67,7 @@ class Lines(RunLog):
 
     def __init__(self, folder, lines):
         super().__init__(folder, quiet=True)
-        self.write = lambda text, shown=None: shown is None and lines.append(text)
+        self.write = lambda text, prints=None: prints is None and lines.append(text)
 
 
 def build(
@@ -79,12 +84,13 @@ def build(
 
     ``lines`` takes what is logged. A folder is needed where a test looks at it, or builds twice.
     """
-    data = Data(config.data, config.seed)
+    data = load_data(config.data, config.seed)
     with TemporaryDirectory() as somewhere, patch("nsgf.pool.build_flow") as make:
         make.return_value = solver or HalfWay()
         path = folder.parent if folder else Path(somewhere)
         run = RunFolder(path.parent if world and folder else path)
         assert folder in (None, pool_folder(run, world or World()))
         log = Lines(run.path, [] if lines is None else lines)
-        session = Session(config, run, log, device, world or World(), stop or StopRequest())
-        return build_pool(session, data.source("p"), data.target("p"))
+        world = world or World()
+        session = Session(config, data.record, run, log, device, world, stop or StopRequest())
+        return build_pool(session, pool_settings(config), data.source("p"), data.target("p"))

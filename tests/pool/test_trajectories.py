@@ -2,16 +2,17 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nsgf.data import INDICES
-from nsgf.pool import TrajectoryPool, plan_pool, pool_bytes
+from nsgf.pool import TrajectoryPool, plan_pool
 from nsgf.pool import trajectories as files
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
-from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
+from tests.pool.conftest import CPU, HalfWay, Killed, build, pool_settings, with_pool
 
 
 def indices(n):
@@ -148,6 +149,28 @@ def test_killed_build_keeps_the_flows_of_its_last_header(disk, folder, monkeypat
     assert rest.calls == [2, 1]
 
 
+def test_build_saves_its_flows_every_five_seconds(disk, folder, monkeypatch):
+    """With chunks of 2 seconds each: after the third one, and at the end."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(files, "time", clock)
+    saved = []
+    real = files.PoolFile.save
+
+    def save(self):
+        real(self)
+        saved.append(len(header(folder)["checksums"]))
+
+    monkeypatch.setattr(files.PoolFile, "save", save)
+
+    class Slow(HalfWay):
+        def start(self, x, y, steps):
+            clock.now += 2.0
+            return super().start(x, y, steps)
+
+    build(with_pool(disk, build_batch=1), folder, Slow())
+    assert saved == [3, 6, 7]
+
+
 def test_all_parts_of_a_pool_are_dropped_and_keep_their_headers(disk, folder):
     build(disk, folder)
     edit_header(folder, limits=[[0, 3]])
@@ -155,7 +178,7 @@ def test_all_parts_of_a_pool_are_dropped_and_keep_their_headers(disk, folder):
     part.mkdir()
     for file in ("header.json", "positions.bin"):
         shutil.copy(folder / file, part / file)
-    assert files.drop_positions(folder) == 2 * pool_bytes(disk, (2,), "float32")
+    assert files.drop_positions(folder) == 2 * pool_settings(disk).pool_bytes("float32")
     assert not [*folder.rglob(files.POSITIONS)]
     assert header(part)["limits"] == header(folder)["limits"] == [[0, 3]]
     assert header(part)["checksums"] == header(folder)["checksums"] == []
@@ -180,7 +203,9 @@ def test_pool_of_other_settings_is_refused_with_both_values(
     other = replace(disk, **{section or key: node})
     dotted = f"{section}.{key}".lstrip(".")
     run = RunFolder(folder.parent)
-    for attempt in (lambda: build(other, folder), lambda: plan_pool(other, (2,), CPU, run)):
+    settings = pool_settings(other)
+    plan = lambda: plan_pool(settings, CPU, other.out_path, run)  # noqa: E731
+    for attempt in (lambda: build(other, folder), plan):
         with pytest.raises(UserError, match="remove that folder") as caught:
             attempt()
         assert f"{dotted}: the pool has {before}, this command {after}" in str(caught.value)

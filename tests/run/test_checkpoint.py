@@ -11,9 +11,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from nsgf.phases import PHASES
+from nsgf.commands.resume import Resumption
+from nsgf.experiment import Experiment
 from nsgf.phases.base import load_network
-from nsgf.phases.resume import pending_phases
 from nsgf.run import checkpoint, store
 from nsgf.run.checkpoint import previous_file
 from nsgf.system.errors import UserError
@@ -40,7 +40,9 @@ def craft(file, content, **header):
     """A checkpoint whose header and checksums are right, whatever its content is."""
     file.write_bytes(content)
     with zipfile.ZipFile(file, "a") as archive:
-        archive.writestr(store.HEADER, json.dumps({"format": checkpoint.FORMAT, **header}))
+        archive.writestr(
+            store.HEADER, json.dumps({"format": checkpoint.CHECKPOINT_FORMAT, **header})
+        )
 
 
 @pytest.fixture
@@ -90,7 +92,11 @@ def test_the_last_two_are_kept(pair, links, monkeypatch):
     ],
 )
 def test_failed_write_keeps_the_checkpoints_before(pair, error, expected, words, monkeypatch):
-    """Torch hides the error behind one of its own, e.g. ``unexpected pos 704 vs 598``."""
+    """Torch hides the error behind one of its own, e.g. ``unexpected pos 704 vs 598``.
+
+    Past mistake: torch's zip writer replaced the error of a full disk, which ended in a
+    traceback.
+    """
 
     def writing(payload, stream, torch_save=torch.save):
         stream.write(b"half")
@@ -123,7 +129,11 @@ def same(one, other):
 
 
 def test_flipped_bits_and_cuts_are_noticed(pair):
-    """Those that change nothing, such as the time of a member of the archive, may pass."""
+    """Those that change nothing, such as the time of a member of the archive, may pass.
+
+    Past mistake: `zipfile` raises UnicodeDecodeError for some flipped bits. A damaged checkpoint
+    ended in a traceback, because exceptions were listed and not tried.
+    """
     content, flipped, passed = pair.read_bytes(), pair.with_name("flipped.pt"), 0
     end = len(content) - 22  # of the archive's directory: damage leads before the file's beginning
     for position in (*range(0, end, 5), *range(end, end + 22)):
@@ -195,7 +205,7 @@ def test_good_checkpoint_and_damaged_pair_are_left_alone(pair, spoil):
 
 def newer(patch, file):
     with patch.context() as newer:
-        newer.setattr(checkpoint, "FORMAT", 5)
+        newer.setattr(checkpoint, "CHECKPOINT_FORMAT", 5)
         file.unlink()
         checkpoint.save(file, {**START, "step": 1})
 
@@ -218,7 +228,11 @@ MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 b
     ],
 )
 def test_unreadable_file_is_not_damaged(pair, spoil, words, monkeypatch):
-    """Nothing is renamed, and the one before is not used instead."""
+    """Nothing is renamed, and the one before is not used instead.
+
+    Past mistake: A system error while reading a checkpoint counted as damage, and a good
+    checkpoint was renamed.
+    """
     spoil(monkeypatch, pair)
     for use in (checkpoint.load_good, lambda file: checkpoint.restore_previous(file, print)):
         with pytest.raises(UserError, match=words) as caught:
@@ -228,13 +242,15 @@ def test_unreadable_file_is_not_damaged(pair, spoil, words, monkeypatch):
 
 
 def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
-    for phase, other in (("nsf", "nsgf"), ("nsgf", "predictor")):
-        tiny_run.checkpoint_file(phase).write_bytes(tiny_run.checkpoint_file(other).read_bytes())
+    experiment = Experiment(tiny)
+    for name, other in (("nsf", "nsgf"), ("nsgf", "predictor")):
+        tiny_run.checkpoint_file(name).write_bytes(tiny_run.checkpoint_file(other).read_bytes())
+        (phase,) = experiment.phases([name])
         for use in (
-            lambda phase=phase: load_network(PHASES[phase], tiny, tiny_run, CPU),
-            lambda: pending_phases(tiny, tiny_run),
+            lambda phase=phase: load_network(phase, tiny_run, CPU),
+            Resumption(experiment, tiny_run).pending_phases,
         ):
-            with pytest.raises(UserError, match=f"is of phase {other}, not {phase}"):
+            with pytest.raises(UserError, match=f"is of phase {other}, not {name}"):
                 use()
 
 

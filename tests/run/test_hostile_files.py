@@ -93,6 +93,9 @@ def test_links_inside_the_run_folder_and_those_of_wandb_are_fine(tiny_run, tmp_p
 
 
 def test_a_runs_own_settings_do_not_lead_out_of_it(tiny, tiny_run, tmp_path):
+    """Past mistake: A run's `config.yaml` chose where downloads and compiled code go. Resuming a
+    copied run wrote outside its folder.
+    """
     outside = tmp_path / "outside"
     tiny_run.config_file.write_text(dump_config(replace(tiny, out_dir=str(outside))))
     argv = ["train", "--run", str(tiny_run.path), "--resume"]
@@ -132,6 +135,28 @@ def test_a_run_named_by_a_dot_lies_in_the_folder_above(tiny_run, monkeypatch):
 def test_hostile_settings_of_a_run_end_in_one_line(content, tiny_run, capsys):
     tiny_run.config_file.write_bytes(content)
     fails(capsys, "sample", "--run", tiny_run.path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        PICKLE,
+        b'{"phases": "nsgf", "settings": {}}',
+        b'{"phases": [["nsgf"]], "settings": {}}',
+        b'{"phases": ["nsgf"], "settings": "seed: 1"}',
+        b'{"phases": ["nsgf"], "settings": {"colour": 1}}',
+        b'{"phases": ["nsgf"], "settings": {"exp": "../x"}}',
+        b'{"phases": ["nsgf"], "settings": {"exp": "2d", "data": {"name": "\\ud800"}}}',
+    ],
+)
+def test_hostile_restart_of_a_run_ends_in_one_line_and_changes_nothing(content, tiny_run, capsys):
+    tiny_run.restart_file.write_bytes(content)
+    files = {file: file.read_bytes() for file in tiny_run.path.rglob("*") if file.is_file()}
+    fails(capsys, "sample", "--run", tiny_run.path)
+    fails(capsys, "train", "--run", tiny_run.path, "--resume")
+    assert files == {file: file.read_bytes() for file in files}
 
 
 # --- the sources --------------------------------------------------------------------------------

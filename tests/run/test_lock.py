@@ -7,7 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from nsgf.experiment import train
+from nsgf.commands.train import train
+from nsgf.experiment import Experiment
 from nsgf.run import lock
 from nsgf.run.lock import lock_folder, wait_for_lock
 from nsgf.system.errors import UserError
@@ -49,8 +50,8 @@ def test_waiting_ends_when_the_other_process_is_killed(tmp_path, holder):
 
 def test_training_holds_its_run_folder(tiny, tiny_run):
     with lock_folder(tiny_run.path), pytest.raises(UserError, match="works on it"):
-        train(tiny, tiny_run)
-    train(tiny, tiny_run)
+        train(Experiment(tiny), tiny_run)
+    train(Experiment(tiny), tiny_run)
 
 
 def test_a_run_that_cannot_be_written_is_to_be_copied(tiny, tiny_run):
@@ -58,7 +59,7 @@ def test_a_run_that_cannot_be_written_is_to_be_copied(tiny, tiny_run):
     (tiny_run.path / "lock").unlink(missing_ok=True)
     (tiny_run.path / "lock").mkdir()
     with pytest.raises(UserError, match=r"cannot be written \(.*\); resume a copy of it"):
-        train(tiny, tiny_run)
+        train(Experiment(tiny), tiny_run)
 
 
 def without_locks(monkeypatch, number):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli import main
-from nsgf.experiment import train
-from nsgf.phases import PHASES
+from nsgf.commands.train import train
+from nsgf.experiment import Experiment
 from nsgf.phases.base import load_network
 from nsgf.run.checkpoint import previous_file
 from nsgf.system.errors import UserError
+from tests.commands.test_train import assert_equal
 from tests.run.test_checkpoint import CPU
-from tests.test_experiment import assert_equal
 
 
 def flip_a_bit(file):
@@ -26,14 +26,15 @@ def flip_a_bit(file):
 def test_run_with_a_damaged_checkpoint_ends_as_it_would_have(tiny, tiny_run):
     """The newest checkpoint of phase 2 is damaged; training resumes from the one before."""
     flip_a_bit(tiny_run.checkpoint_file("nsf"))
-    assert "is damaged" in load_network(PHASES["nsf"], tiny, tiny_run, CPU).progress
+    (nsf,) = Experiment(tiny).phases(["nsf"])
+    assert "is damaged" in load_network(nsf, tiny_run, CPU).progress
     metrics = (tiny_run.path / "metrics.jsonl").read_bytes()
-    train(tiny, tiny_run)
+    train(Experiment(tiny), tiny_run)
     log = (tiny_run.path / "log.txt").read_text()
     assert "phase2_nsf.pt is damaged" in log
     assert "nsf: continues after step 10 of 12" in log
     assert (tiny_run.path / "metrics.jsonl").read_bytes() == metrics
-    assert_equal(tiny_run, train(tiny))
+    assert_equal(tiny_run, train(Experiment(tiny)))
 
 
 def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(tiny_run, capsys):
@@ -52,7 +53,7 @@ def test_damaged_checkpoint_is_found_before_the_next_phase_is_trained(tiny, tiny
         file.unlink()
     flip_a_bit(damaged)
     with pytest.raises(UserError, match="remove it"):
-        train(tiny, tiny_run)
+        train(Experiment(tiny), tiny_run)
     assert not tiny_run.checkpoint_file("nsf").exists()
 
 

@@ -48,7 +48,11 @@ def test_signals_are_requests_while_listening(number, before):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_repeated_signal_interrupts_and_an_echo_does_not(number, now):
-    """A scheduler signals all processes of a job, and torchrun and ``timeout`` do it again."""
+    """A scheduler signals all processes of a job, and torchrun and ``timeout`` do it again.
+
+    Past mistake: A second signal was taken for a person's wish, but torchrun and Slurm send
+    signals twice.
+    """
     request = StopRequest()
     outside = signal.signal(number, signal.default_int_handler)  # a shell may ignore it
     try:
@@ -99,6 +103,9 @@ def test_request_to_another_process_is_a_reason_too():
 
 
 def test_worker_whose_launcher_was_killed_ends(monkeypatch, launch):
+    """Past mistake: A worker looked up its parent process with the first sample, too late to see
+    that torchrun had ended.
+    """
     launch()
     launched = StopRequest()
     assert launched.reason is None

@@ -11,6 +11,9 @@ from tests.run.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: 
 
 
 def test_fingerprint_follows_values_shape_and_type():
+    """Past mistake: A checksum was made in blocks of rows, which a single number does not have.
+    The torture script could not read any checkpoint.
+    """
     tensor = torch.arange(6, dtype=torch.uint8)
     others = [tensor + 1, tensor.view(2, 3), tensor.to(torch.int8)]
     assert len({fingerprint(one) for one in (tensor, *others)}) == 4

@@ -9,18 +9,25 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from nsgf import resolve
 from nsgf.cli import main
+from nsgf.commands.train import train
+from nsgf.config.layers import sections_of
 from nsgf.config.schema import OF_PHASES, TrackingConfig
-from nsgf.experiment import train
+from nsgf.experiment import Experiment
 from nsgf.run.folder import RunFolder
 from nsgf.run.trackers import open_tracker, run_id
+from nsgf.settings import resolve
 from nsgf.system.errors import UserError
 from tests.conftest import records
 
 
 def tracked(config, tracker):
     return replace(config, tracking=TrackingConfig(tracker=tracker))
+
+
+def open_for(config, run, lines):
+    """The tracker of a configuration; its lines go into a list."""
+    return open_tracker(config.tracking.tracker, sections_of(config), run, lines.append)
 
 
 # --- the choice ---------------------------------------------------------------------------------
@@ -37,8 +44,11 @@ def test_missing_package_is_refused_before_anything_is_written(tmp_path, monkeyp
 
 
 def test_resumed_run_needs_the_package_only_if_the_command_names_it(tiny, monkeypatch, capsys):
-    """The run's settings may come from another machine."""
-    run = train(replace(tiny, phases=["nsgf"]))
+    """The run's settings may come from another machine.
+
+    Past mistake: A resumed run required the package of the tracker that it was started with.
+    """
+    run = train(Experiment(replace(tiny, phases=["nsgf"])))
     run.write_config(tracked(tiny, "tensorboard"))
     monkeypatch.setattr(resolve, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
@@ -64,7 +74,7 @@ def shown(folder):
 
 def test_tensorboard_shows_each_phase_over_its_own_steps(tiny):
     config = tracked(tiny, "tensorboard")
-    run = train(replace(config, train=replace(config.train, preview=True)))
+    run = train(Experiment(replace(config, train=replace(config.train, preview=True))))
     for phase in config.phases:
         events = shown(run.path / "tensorboard" / phase)
         for file, key in (("metrics", "loss"), ("costs", "peak_memory")):
@@ -77,13 +87,17 @@ def test_tensorboard_shows_each_phase_over_its_own_steps(tiny):
 
 
 def test_resumed_run_shows_each_step_once(tiny):
-    """Killed after records that come after its checkpoint."""
+    """Killed after records that come after its checkpoint.
+
+    Past mistake: TensorBoard keeps what an interrupted session wrote after its checkpoint, so a
+    resumed curve went back.
+    """
     config = replace(tracked(tiny, "tensorboard"), phases=["nsgf"])
-    run = train(config)
+    run = train(Experiment(config))
     folder = run.path / "tensorboard" / "nsgf"
     checkpoint = run.checkpoint_file("nsgf")
     checkpoint.with_suffix(".earlier.pt").replace(checkpoint)  # of step 10, after the record of 8
-    train(config, run)
+    train(Experiment(config), run)
     steps = [event.step for event in shown(folder).Scalars("loss")]
     assert steps == [record["step"] for record in records(run)] == [*range(1, 13)]
 
@@ -107,11 +121,18 @@ WANDB = {"WANDB_PROJECT": "project", "WANDB_NAME": "name", "WANDB_RUN_GROUP": "g
 @pytest.mark.parametrize("is_set", [False, True])
 @pytest.mark.parametrize("mode", ["online", "offline", "disabled"])
 def test_environment_wins_over_our_defaults(mode, is_set, tiny, wandb, monkeypatch):
-    """An upload that the user has switched off would be lost time, or worse."""
+    """An upload that the user has switched off would be lost time, or worse.
+
+    Past mistake: The program's defaults overrode variables of the user's environment, and an
+    offline W&B run was lost.
+
+    Past mistake: A keyword was removed because its value is the default. wandb's default is the
+    account's setting, which may upload the user's script.
+    """
     for key, value in {**WANDB, "WANDB_MODE": mode}.items():
         monkeypatch.setenv(key, value) if is_set else monkeypatch.delenv(key, raising=False)
     run, lines = RunFolder.create(tiny), []
-    open_tracker(tracked(tiny, "wandb"), run, lines.append).close(True)
+    open_for(tracked(tiny, "wandb"), run, lines).close(True)
     wandb.init.return_value.finish.assert_called_once_with(exit_code=1)  # as of a failed run
     begun = wandb.init.call_args.kwargs
     expected = [*WANDB.values()] if is_set else ["nsgf", "/".join(run.path.parts[-2:]), "2d"]
@@ -123,8 +144,8 @@ def test_environment_wins_over_our_defaults(mode, is_set, tiny, wandb, monkeypat
 
 def test_resumed_run_is_the_same_wandb_run(tiny, wandb):
     config = tracked(tiny, "wandb")
-    run = train(replace(config, phases=["nsgf"]))
-    train(config, run)
+    run = train(Experiment(replace(config, phases=["nsgf"])))
+    train(Experiment(config), run)
     first, second = (begun.kwargs for begun in wandb.init.call_args_list)
     assert first["reinit"] == second["reinit"] == "create_new"
     assert first["id"] == second["id"] == (run.path / "wandb_id.txt").read_text().strip()
@@ -137,7 +158,7 @@ def test_resumed_run_is_the_same_wandb_run(tiny, wandb):
 
 def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
     config = tracked(tiny, "wandb-offline")
-    run = train(replace(config, train=replace(config.train, preview=True)))
+    run = train(Experiment(replace(config, train=replace(config.train, preview=True))))
     noted = wandb.init.return_value
     logged = [each.args[0] for each in noted.log.call_args_list]
     for phase in config.phases:
@@ -153,10 +174,14 @@ def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
 
 
 def test_wandb_that_fails_is_one_line(tiny, wandb):
+    """Past mistake: wandb without network waits for its full time-out, keeps the run's id and
+    replaces `sys.exit` and `sys.excepthook`. Runs did not fall back to offline and had wrong exit
+    codes.
+    """
     wandb.init.side_effect = ConnectionError("no way\nout")
     lines = []
     config = tracked(tiny, "wandb-offline")
-    assert open_tracker(config, RunFolder.create(tiny), lines.append) is None
+    assert open_for(config, RunFolder.create(tiny), lines) is None
     assert lines == ["wandb-offline: not used (no way out)"]
     begun = wandb.init.call_args.kwargs
     assert begun["mode"] == "offline"
@@ -165,12 +190,16 @@ def test_wandb_that_fails_is_one_line(tiny, wandb):
 
 @pytest.mark.parametrize("folder", ["wandb", ".wandb"])
 def test_settings_in_the_working_directory_choose_no_server(folder, tiny, wandb, monkeypatch):
-    """They may lie in a run folder that somebody else has made."""
+    """They may lie in a run folder that somebody else has made.
+
+    Past mistake: wandb reads `wandb/settings` in the working folder, so the user's key could go
+    to a foreign server.
+    """
     monkeypatch.chdir(RunFolder.create(tiny).path)
     Path(folder).mkdir()
     Path(folder, "settings").write_text("[default]\nbase_url = http://elsewhere.example\n")
     lines = []
-    assert open_tracker(tracked(tiny, "wandb"), RunFolder.create(tiny), lines.append) is None
+    assert open_for(tracked(tiny, "wandb"), RunFolder.create(tiny), lines) is None
     wandb.init.assert_not_called()
     assert str(Path(folder, "settings").absolute()) in lines[0]
 
@@ -218,7 +247,11 @@ if mine is not None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("has_run", [True, False])
 def test_wandb_of_the_caller_stays_as_it_is(has_run, tmp_path):
-    """Also when a run is resumed, which continues its own W&B run."""
+    """Also when a run is resumed, which continues its own W&B run.
+
+    Past mistake: `wandb.init` returned the open run of the caller's script, which got the records
+    of training and was finished.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
     own = {"OMP_NUM_THREADS": "1", "WANDB_CONFIG_DIR": str(tmp_path), "HOME": str(tmp_path)}
     command = [sys.executable, "-c", CALLER, str(tmp_path), str(has_run)]

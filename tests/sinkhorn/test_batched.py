@@ -1,4 +1,8 @@
-"""The batched solver against the float64 fixed point along whole flows, and what it promises."""
+"""The batched solver against the float64 fixed point along whole flows, and what it promises.
+
+Past mistake: A fixed tolerance of the marginals gave velocities that were off by 10 to 40 % late
+in 2D flows, where velocities are small.
+"""
 
 import math
 from dataclasses import replace
@@ -100,7 +104,11 @@ def test_tolerance_sets_the_error():
 )
 def test_chunks_change_nothing(clouds, blur):
     """Six flows at once, or four and two; some converge long before others. The tolerance
-    is fine, because rounding may add a few updates."""
+    is fine, because rounding may add a few updates.
+
+    Past mistake: When the plan of one flow was computed again, the row factors of all flows in
+    its batch started anew. Results depended on the batch.
+    """
     x, y = clouds
     x = x * torch.linspace(0.2, 3.0, 6).view(6, 1, 1)
     whole = solver(blur=blur, tolerance=1e-4)
@@ -187,7 +195,10 @@ def test_a_cap_that_is_hit_is_counted():
 @pytest.mark.parametrize("blur", [0.5, 100.0, 1000.0])
 @pytest.mark.parametrize("tolerance", [1e-6, 1e-38])
 def test_every_solve_ends_whatever_rounding_allows(n, blur, tolerance, monkeypatch):
-    """Tolerances that float32 cannot reach; for P, for Q, or for either."""
+    """Tolerances that float32 cannot reach; for P, for Q, or for either.
+
+    Past mistake: A solve with an error of exactly 0 counted no updates, and the loop never ended.
+    """
     turns, real = [], plans.Plan.update
 
     def counted(self, *arguments):
@@ -239,14 +250,38 @@ def test_plans_in_blocks_give_the_same_flows(clouds, blur, monkeypatch):
     x, y = clouds
     expected = run_flow(solver(blur=blur, tolerance=1e-4), x, y, [0.5] * 3)
     monkeypatch.setattr(blocks, "LARGEST_PLAN", 0)
-    monkeypatch.setattr(blocks, "BLOCK", 7 * y.shape[1])
+    monkeypatch.setattr(blocks, "PLAN_BLOCK", 7 * y.shape[1])
     flows = solver(blur=blur, tolerance=1e-4)
     assert relative_error(run_flow(flows, x, y, [0.5] * 3), expected) < 2e-3
     assert flows.report.unconverged == 0
 
 
+@pytest.mark.parametrize(("small", "is_sparse"), [(1e-9, True), (1e-7, False), (1e-6, False)])
+def test_small_entries_of_a_plan_are_left_out_only_if_their_sum_is_small(
+    small, is_sparse, monkeypatch
+):
+    """All targets are near (1, ..., 1), so what is left out lacks in the velocity."""
+    n, m, dim = 32, 1024, 1100
+    plan = torch.full((1, n, m), small)
+    plan[:, range(n), range(n)] = 1 - (m - 1) * small
+    y = 1 + 0.1 * noise(1, m, dim)
+    own = noise(1, n, dim, seed=1)
+    sparse = []
+    to_sparse = torch.Tensor.to_sparse
+    monkeypatch.setattr(torch.Tensor, "to_sparse", lambda x: sparse.append(x) or to_sparse(x))
+    out = torch.empty_like(own)
+    plans._subtract(plan, y, own, [0], out)
+    assert bool(sparse) is is_sparse
+    expected = plan.double() @ y.double() - own.double()
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+
+
 def test_single_particles_with_many_coordinates_reach_their_target():
-    """Products move with the particle, and end with rounding errors around 0."""
+    """Products move with the particle, and end with rounding errors around 0.
+
+    Past mistake: |x|^2 that moved with a particle ended a rounding error below 0, and its root
+    was nan. Flows of one particle were refused with a wrong reason.
+    """
     x, y = noise(8, 1, 100), noise(8, 2, 100, seed=1)
     end = run_flow(solver(), x, y, [0.5] * 40)[:, 0, -1]
     torch.testing.assert_close(end, y.mean(1), atol=1e-4, rtol=0)

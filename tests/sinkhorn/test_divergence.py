@@ -39,6 +39,9 @@ def test_one_tensor_on_both_sides_has_no_gradient():
 
 
 def test_second_derivatives_are_refused():
+    """Past mistake: torch's `once_differentiable` refuses second derivatives only in some cases.
+    A gradient penalty would have been constant.
+    """
     x, y = pair()
     x.requires_grad_()
     with pytest.raises(UserError, match="no second derivative"):

@@ -31,6 +31,9 @@ def test_optimal_pairs_do_not_depend_on_the_origin(shape):
 
 
 def test_pairs_of_large_groups_have_enough_iterations(monkeypatch):
+    """Past mistake: POT's exact solver stops at 100,000 iterations with a warning, so pairs of
+    large batches were not optimal.
+    """
     given = {}
 
     def solve(*_, **options):

@@ -32,7 +32,11 @@ def test_velocity_is_the_gradient_of_the_energy_distance():
 @pytest.mark.parametrize("flow", [EnergyFlow(), BatchedSolver(0.5), GeomlossSolver(0.5, 0.9)])
 def test_flows_do_not_depend_on_the_origin(flow, offset, kind):
     """Of particles and targets that have the rounding of this offset: the velocity is that of
-    float64 at the origin, and the positions of a flow are only rounded."""
+    float64 at the origin, and the positions of a flow are only rounded.
+
+    Past mistake: Only the default flow subtracted the mean. The energy flow was 4 % wrong at an
+    offset of 1e5, geomloss 90 % at 1e4.
+    """
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(1, 40, 2, generator=generator, dtype=torch.float64) + offset).to(kind)
     y = (torch.randn(1, 50, 2, generator=generator, dtype=torch.float64) + offset + 1).to(kind)

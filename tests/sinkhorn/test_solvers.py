@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from nsgf.config.schema import Config, FlowConfig, SinkhornConfig
+from nsgf.config.schema import SinkhornConfig
 from nsgf.method import run_flow
 from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import UserError
@@ -19,8 +19,7 @@ pytestmark = pytest.mark.parametrize("solver", ["sinkhorn", "geomloss"])
 
 
 def build(solver, blur=0.5, scaling=0.8):
-    sinkhorn = SinkhornConfig(blur=blur, scaling=scaling)
-    return build_flow(Config(flow=FlowConfig(kind=solver), sinkhorn=sinkhorn))
+    return build_flow(solver, SinkhornConfig(blur=blur, scaling=scaling))
 
 
 def clouds(n, shape, m=None):

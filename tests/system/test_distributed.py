@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from nsgf.cli import main
-from nsgf.experiment import train
+from nsgf.commands.train import train
+from nsgf.experiment import Experiment
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
@@ -83,7 +84,11 @@ def test_wrong_settings_of_several_processes_are_refused(words, error, launch, c
 
 @pytest.mark.parametrize("error", [None, RuntimeError("Timed out, or closed by peer")])
 def test_processes_end_together_unless_one_fails(error, launch, monkeypatch):
-    """The first may measure for an hour; torchrun on other machines waits for it five minutes."""
+    """The first may measure for an hour; torchrun on other machines waits for it five minutes.
+
+    Past mistake: Processes that had drawn their samples ended while the first one measured.
+    torchrun on another machine would stop after five minutes.
+    """
     launch(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
     calls = mock.Mock(**{"barrier.side_effect": error})
     for name in ("init_process_group", "new_group", "barrier", "destroy_process_group"):
@@ -109,7 +114,7 @@ def test_machine_that_does_not_share_the_run_folder_is_told(tiny, tiny_run, tmp_
     monkeypatch.setattr(World, "agree", lambda *_: tmp_path / "elsewhere")
     monkeypatch.setattr(World, "wait", lambda _: None)
     with pytest.raises(UserError, match=r"^out_dir: process 1 does not see .*elsewhere"):
-        train(tiny, tiny_run, world=World(1, 2))
+        train(Experiment(tiny), tiny_run, world=World(1, 2))
 
 
 RUNNER = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -242,6 +247,9 @@ def test_two_processes_stop_on_request_after_the_same_update(tmp_path):
     ],
 )
 def test_request_to_one_process_ends_the_work_before_the_first_update(tmp_path, work, flags):
+    """Past mistake: One of several processes left before the first update on request, and the
+    others waited for it.
+    """
     process, workers = begun(tmp_path, work, *flags)
     workers[-1].send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
@@ -265,6 +273,7 @@ raise SystemExit(main(sys.argv[1:]))
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_processes_end_soon_after_a_torchrun_that_was_killed(tmp_path):
+    """Past mistake: Workers survived a torchrun that was killed, and kept the run's lock."""
     process, workers = begun(tmp_path, "nsgf: step", *LONG)
     process.kill()
     _, alive = psutil.wait_procs(workers, timeout=60)
@@ -308,6 +317,9 @@ def training_pair(folder):
 
 @pytest.mark.e2e
 def test_process_that_is_silent_ends_the_other_in_one_line(tmp_path):
+    """Past mistake: Each request to stop was an all_reduce without a bound, and a silent machine
+    held the others for two hours.
+    """
     with training_pair(tmp_path) as (first, second):
         second.send_signal(signal.SIGSTOP)
         first.send_signal(signal.SIGTERM)  # this request cannot be agreed on

@@ -1,3 +1,9 @@
+"""Errors in Python name settings and arguments; errors of commands name flags.
+
+Past mistake: Messages for Python were translated by regular expressions, which gave
+`pip install torchcfm no_deps`.
+"""
+
 import pytest
 
 import nsgf

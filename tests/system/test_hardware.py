@@ -71,7 +71,11 @@ OLD = {
 def test_free_memory_is_within_the_limits_of_containers_and_jobs(
     groups, own, expected, tmp_path, monkeypatch
 ):
-    """Cached files count as free."""
+    """Cached files count as free.
+
+    Past mistake: Memory limits were read at the root of the control groups, but a process can be
+    in a nested group. Jobs of Slurm were killed.
+    """
     system = SimpleNamespace(available=600_000, total=10**6)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: system)
     for name, texts in groups.items():
@@ -145,7 +149,11 @@ def test_card_that_torch_cannot_use_is_mentioned(monkeypatch, tmp_path):
 
 
 def test_cards_have_numbers_and_become_the_current_one(monkeypatch):
-    """auto and cuda mean torch's current card, which a process of torchrun sets to its own."""
+    """auto and cuda mean torch's current card, which a process of torchrun sets to its own.
+
+    Past mistake: The device `cuda` was passed on without a number. torch 2.4 failed, and on
+    `cuda:1` losses were read too early.
+    """
     used = [2]
     fakes = {"set_device": lambda card: used.append(getattr(card, "index", card))}
     pretend(monkeypatch, 3, **fakes, current_device=lambda: used[-1])

@@ -55,6 +55,9 @@ def test_silence_is_that_of_one_thread_and_leaves_the_streams(capsys):
 
 @STREAMS
 def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch, name, say):
+    """Past mistake: `UnicodeEncodeError` is a `ValueError`. A character that the terminal's
+    encoding lacks was taken for a closed terminal, and output ended.
+    """
     written = io.BytesIO()
     monkeypatch.setattr(f"sys.{name}", io.TextIOWrapper(written, encoding="ascii"))
     say("0.5 ± 0.1")
@@ -65,7 +68,11 @@ def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch, name, say):
 @pytest.mark.e2e
 @pytest.mark.parametrize("streams", [">&- 2>&-", ">/dev/full 2>/dev/full"])
 def test_streams_that_are_closed_or_full_change_no_exit_code(tmp_path, streams):
-    """Also of a command that continues its work: its log has all lines."""
+    """Also of a command that continues its work: its log has all lines.
+
+    Past mistake: `sys.stderr` is None when the stream is closed. Errors then ended with exit code
+    1.
+    """
 
     def code(flags):
         command = f"{sys.executable} -m nsgf train --exp 2d --smoke --device cpu {flags}"
@@ -81,6 +88,9 @@ def test_streams_that_are_closed_or_full_change_no_exit_code(tmp_path, streams):
 
 @pytest.mark.parametrize("say", [show, show_error])
 def test_control_characters_are_escaped(say, capsys):
+    """Past mistake: Control characters were escaped in some places only. They must be escaped
+    where lines are printed.
+    """
     say("two\nlines of \x1b]0;title\x07 \x9b31m \r \u202e \udc80 é")
     shown = "".join(capsys.readouterr())
     assert shown == "two\nlines of \\x1b]0;title\\x07 \\x9b31m \\r \\u202e \\udc80 é\n"

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,13 +11,16 @@ from nsgf import method
 from nsgf.cli import main
 from nsgf.config.schema import OptimConfig, SamplingConfig, TrainConfig
 from nsgf.run.checkpoint import is_finite
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import RunLog
 from nsgf.sampling import solvers
 from nsgf.sampling.sampler import NSGFSteps, OneCall, StraightFlow
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
-from nsgf.training.loop import PhaseLoop
+from nsgf.training.loop import PhaseLoop, fit
 from nsgf.training.state import PendingStats, TrainState
-from nsgf.training.task import load_batches
+from nsgf.training.task import Session, load_batches
+from nsgf.user_data import find_target
 from tests.system.pretended_card import (
     CARD,
     Card,
@@ -38,7 +42,11 @@ TURING, HOPPER = (7, 5), (9, 0)
 )
 def test_each_experiment_keeps_to_the_rules_of_a_card(exp, card, other, tmp_path):
     """Train the first phase on one card, resume it and the others on another, use the run. An
-    update waits once, for the one before, and a leg of sampling never."""
+    update waits once, for the one before, and a leg of sampling never.
+
+    Past mistake: On a card, batches drawn ahead did not wait for what the task had computed on
+    the main stream. A batch could be made from unfinished values.
+    """
     where = ["--exp", exp, "--smoke", "--out-dir", str(tmp_path)]
     flags = ["--device=cuda", "--pool-batches=1", "--steps=2", "--sinkhorn.blur=2"]
     flags += ["--sampling.straight_steps=2", "--num-samples=2"]
@@ -112,6 +120,9 @@ def test_a_round_of_omega_steps_is_waited_for_once(card):
 
 
 def test_weights_are_looked_through_in_one_wait(card):
+    """Past mistake: The host waited for the card once for each tensor of a checkpoint and each
+    mask of `omega`: 30 waits in place of 17 in a flow step.
+    """
     state = {name: torch.ones(3).to(CARD) for name in "abcd"}
     before = card.waits.copy()
     assert is_finite({"model": state})
@@ -129,6 +140,26 @@ def test_waits_of_a_flow_step_do_not_grow_with_the_flows(card):
         found.append(counts.waits)
     assert found[0] == found[1]
     assert sum(found[1].values()) <= 2 * 17
+
+
+def test_updates_on_a_card_round_products_and_search_for_convolutions(card, tiny, tmp_path):
+    task, seen = AnyTask(), []
+
+    def note(answer, call):
+        precision = torch.get_float32_matmul_precision()
+        seen.append((precision, torch.backends.cudnn.benchmark))
+        return answer
+
+    task.model.to(CARD).fault = note
+    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=2))
+    target = find_target(config.data)
+    session = Session(config, target, RunFolder(tmp_path), RunLog(tmp_path), CARD)
+    fit("nsgf", task, session)
+    assert {*seen} == {("high", True)}
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark) == (
+        "highest",
+        False,
+    )
 
 
 # --- faults that must be found ---
@@ -167,6 +198,7 @@ def test_races_of_streams_are_found(owner, name, broken, words, monkeypatch):
 
 
 def test_drawing_ends_before_its_images_are_given_back(card):
+    """Past mistake: Images that were drawn ahead were freed while a stream still read them."""
     ahead = threading.Event()
 
     class Resident(AnyTask):

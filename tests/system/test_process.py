@@ -18,7 +18,14 @@ import nsgf
 from nsgf.plots.samples import figure_defaults
 from nsgf.run.checkpoint import load
 from nsgf.run.stop import SIGNALS
-from nsgf.system.process import FIGURES, GENERATORS, PRODUCTS, SharedSetting
+from nsgf.system.process import (
+    FIGURES,
+    GENERATORS,
+    PRODUCTS,
+    SharedSetting,
+    exact_products,
+    fast_layers,
+)
 from tests.conftest import STYLE
 from tests.test_api import SMALL
 
@@ -83,7 +90,11 @@ def finish(*threads):
 def test_trainings_that_overlap_are_those_of_one_thread_and_leave_the_process_alone(
     caller, tmp_path
 ):
-    """The first to begin is the first to end, so it ends while the second still works."""
+    """The first to begin is the first to end, so it ends while the second still works.
+
+    Past mistake: Settings of the process were saved and restored around work. Overlapping threads
+    left the caller's default dtype and precision changed.
+    """
     alone = train(tmp_path / "alone")
     first_begun, second_begun, first_ended = Event(), Event(), Event()
     before = caller()
@@ -228,6 +239,23 @@ def test_a_setting_is_not_written_without_need_nor_over_a_new_value_of_the_calle
     with setting.request("coarse"):
         setting.value = "new"
     assert setting.value == "new"
+
+
+def product_settings():
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize("choice", [torch.device("cpu"), torch.device("cuda", 0)], ids=str)
+def test_layers_are_fast_on_a_card_unless_a_thread_needs_exact_products(choice):
+    on_card = choice.type == "cuda"
+    before = product_settings()
+    assert before == ("highest", False)
+    with fast_layers(choice):
+        assert product_settings() == ("high" if on_card else "highest", on_card)
+        with exact_products():
+            assert product_settings() == ("highest", on_card)
+        assert product_settings() == ("high" if on_card else "highest", on_card)
+    assert product_settings() == before
 
 
 def newer(value):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import nsgf
-from nsgf.experiment import train
+from nsgf.commands.train import train
+from nsgf.experiment import Experiment
 from nsgf.metrics.features import ImageNet
 from nsgf.system.seeding import derive_seed
 from tests.conftest import CPU, shipped
@@ -107,7 +108,7 @@ def test_no_tensor_has_the_default_dtype_of_the_caller(name, tmp_path, own_data)
     for dtype in (torch.float32, torch.float64):
         with setting(torch.set_default_dtype, dtype, torch.float32):
             config = shipped(name, *flags, "--smoke", "--device=cpu", "--train.preview=false")
-            run = nsgf.load(train(replace(config, out_dir=str(tmp_path))).path)
+            run = nsgf.load(train(Experiment(replace(config, out_dir=str(tmp_path)))).path)
             measures = run.evaluate()
             assert torch.get_default_dtype() == dtype
         weights = [run.folder.weights(phase).state for phase in config.phases]

@@ -19,15 +19,13 @@ from nsgf.models import AffineStartNetwork, VelocityMLP
 from nsgf.models.unet import UNet
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import RunLog
 from nsgf.run.stop import CALLBACK, Stopped, StopRequest
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.loop import fit
 from nsgf.training.state import TrainState, draws_numbers
-from nsgf.training.task import Session
-from tests.conftest import records
-from tests.training.toys import CPU, OutOfMemory, Quadratic, fails_at, weight
+from tests.conftest import new_session, records
+from tests.training.toys import OutOfMemory, Quadratic, fails_at, weight
 
 
 def run_fit(config, trainer, run=None, train=(), session=(), **changes):
@@ -35,7 +33,7 @@ def run_fit(config, trainer, run=None, train=(), session=(), **changes):
     phase, train = replace(config.nsgf, **changes), replace(config.train, **dict(train))
     config = replace(config, nsgf=phase, train=train)
     run = run or RunFolder.create(config)
-    fit("nsgf", trainer, Session(config, run, RunLog(run.path), CPU, **dict(session)))
+    fit("nsgf", trainer, new_session(config, run, **dict(session)))
     return run
 
 
@@ -113,7 +111,11 @@ def test_time_between_checkpoints_is_bounded_in_the_first_process(
 
 @pytest.mark.parametrize("first", [5, 0])
 def test_weights_that_are_not_finite_are_not_saved(tiny, first):
-    """An update with a finite loss and gradient may still leave them."""
+    """An update with a finite loss and gradient may still leave them.
+
+    Past mistake: The loss was checked for finite values only when it was logged. NaN weights
+    could be saved, and every resume failed.
+    """
     run = run_fit(tiny, Quadratic(), iterations=first) if first else RunFolder.create(tiny)
     trainer = Quadratic()
 
@@ -144,7 +146,11 @@ class Asked(StopRequest):
 @pytest.mark.usefixtures("few_lines")
 @pytest.mark.parametrize("calls", [4, 5, 7])
 def test_stop_request_saves_a_checkpoint_that_resumes_identically(tiny, calls):
-    """Wherever it falls: log lines (4, 8), checkpoints (5, 10), or neither."""
+    """Wherever it falls: log lines (4, 8), checkpoints (5, 10), or neither.
+
+    Past mistake: A run ended one update later than its message said, which is minutes on a slow
+    network.
+    """
     run, first = RunFolder.create(tiny), Quadratic(dropout=0.5)
     with pytest.raises(Stopped, match=r"nsgf: step \d+ of 12"):
         run_fit(tiny, first, run, session={"stop": Asked(calls)}, iterations=12)
@@ -178,7 +184,11 @@ def test_stop_before_the_first_update_leaves_no_network_without_an_update(tiny):
 def test_exception_of_the_callers_code_leaves_a_checkpoint_that_resumes_identically(
     tiny, place, kind
 ):
-    """After 6 of 12 updates, or in a callback after 8."""
+    """After 6 of 12 updates, or in a callback after 8.
+
+    Past mistake: Only Ctrl-C was thought of as an early end. A callback's exception lost all
+    updates since the last checkpoint.
+    """
     run, first = RunFolder.create(tiny), Quadratic(dropout=0.5)
     draw = first.draw
 
@@ -300,7 +310,11 @@ def test_bad_updates_in_a_row_stop_the_run_after_a_checkpoint(tiny, monkeypatch)
 
 
 def test_phase_without_a_finite_update_is_not_finished(tiny):
-    """Few updates may all be lost to the first scales of fp16. Resumed, it is not done either."""
+    """Few updates may all be lost to the first scales of fp16. Resumed, it is not done either.
+
+    Past mistake: Five updates that all overflowed in fp16 ended as a finished phase with initial
+    weights, because the limit of skipped updates was larger than the run.
+    """
     run, settings = RunFolder.create(tiny), {"train": {"checkpoint_every": 2}, "iterations": 5}
     for _ in range(2):
         trainer = Quadratic()
@@ -355,7 +369,11 @@ def test_checkpoints_do_not_depend_on_compilation(tiny):
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_compiled_code_is_kept_in_the_cache_of_the_user(tmp_path):
-    """In a process of its own: torch settles on a folder once."""
+    """In a process of its own: torch settles on a folder once.
+
+    Past mistake: The compiler's cache folder was set after torch had read the variable, and
+    compiled code was lost with the machine.
+    """
     runs, caches = tmp_path / "runs", tmp_path / "caches"
     command = [sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--smoke", "--device", "cpu"]
     command += ["--train.compile", "true", "--out-dir", str(runs)]
@@ -383,7 +401,11 @@ def test_failed_compilation_is_a_one_line_error(compiler, tiny, tmp_path, monkey
 
 
 def test_training_does_not_leak_memory(tiny):
-    """600 updates keep nothing: neither Python objects nor tensors."""
+    """600 updates keep nothing: neither Python objects nor tensors.
+
+    Past mistake: Each update made a new averaging function, and memory grew by a kilobyte an
+    update under a profiler.
+    """
     trainer = Quadratic()
     marks = {}
 

@@ -1,12 +1,11 @@
 import os
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from nsgf.__main__ import configure_allocator
-from nsgf.config.schema import Config, DataConfig, OptimConfig, TrainConfig
+from nsgf.config.schema import OptimConfig
 from nsgf.system.errors import UserError
 from nsgf.training.precision import (
     BFLOAT16_CHECKS,
@@ -17,10 +16,6 @@ from nsgf.training.precision import (
 from tests.training.toys import CPU, Quadratic, Updates
 
 CARD = torch.device("cuda", 0)
-
-
-def configured(precision, data="moons"):
-    return Config(data=DataConfig(name=data), train=TrainConfig(precision=precision))
 
 
 def pretend_card(monkeypatch, capability):
@@ -35,25 +30,25 @@ def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
     """A T4 (7.5) gets fp16, whatever torch's emulation of bf16 says; a P100 (6.0) fp32."""
     pretend_card(monkeypatch, capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
-    assert pick_precision(configured("auto"), CARD) == auto
-    assert pick_precision(configured("fp16"), CARD) == "fp16"
+    assert pick_precision("auto", CARD, is_images=False) == auto
+    assert pick_precision("fp16", CARD, is_images=False) == "fp16"
     if auto != "bf16":
         with pytest.raises(UserError, match=r"train.precision.*bf16: Some card.* fp16 or auto"):
-            pick_precision(configured("bf16"), CARD)
+            pick_precision("bf16", CARD, is_images=False)
 
 
 @pytest.mark.parametrize("unit", BFLOAT16_CHECKS)
 def test_auto_is_bf16_for_images_where_the_cpu_multiplies_it(monkeypatch, unit):
-    assert pick_precision(configured("auto", "digits"), CPU) == "fp32"
-    assert pick_precision(configured("bf16", "moons"), CPU) == "bf16"
+    assert pick_precision("auto", CPU, is_images=True) == "fp32"
+    assert pick_precision("bf16", CPU, is_images=False) == "bf16"
     monkeypatch.setattr(torch.cpu, unit, lambda: True, raising=False)
-    assert pick_precision(configured("auto", "digits"), CPU) == "bf16"
-    assert pick_precision(configured("auto", "moons"), CPU) == "fp32"
-    assert pick_precision(configured("fp32", "digits"), CPU) == "fp32"
+    assert pick_precision("auto", CPU, is_images=True) == "bf16"
+    assert pick_precision("auto", CPU, is_images=False) == "fp32"
+    assert pick_precision("fp32", CPU, is_images=True) == "fp32"
     for trained, expected in (("fp32", "fp32"), ("bf16", "bf16"), ("auto", "bf16")):
-        assert sampling_precision(configured("auto", "digits"), CPU, trained) == expected
+        assert sampling_precision("auto", "euler", CPU, True, trained) == expected
     monkeypatch.delattr(torch.cpu, unit)  # an older torch
-    assert pick_precision(configured("auto", "digits"), CPU) == "fp32"
+    assert pick_precision("auto", CPU, is_images=True) == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -67,12 +62,11 @@ def test_auto_is_bf16_for_images_where_the_cpu_multiplies_it(monkeypatch, unit):
 def test_sampling_precision_is_that_of_the_run_or_float32(monkeypatch, capability, found):
     """None is a CPU: what a run was trained in elsewhere may not be there."""
     pretend_card(monkeypatch, capability)
-    device, wanted = CARD if capability else CPU, ("auto", "fp32", "bf16", "fp16")
-    for trained, expected in zip(wanted, found.split(), strict=True):
-        config = configured(trained)
-        assert sampling_precision(config, device) == expected
-        exact = replace(config.sampling, solver="dopri5")  # which measures its error
-        assert sampling_precision(replace(config, sampling=exact), device) == "fp32"
+    device = CARD if capability else CPU
+    for setting, expected in zip(("auto", "fp32", "bf16", "fp16"), found.split(), strict=True):
+        assert sampling_precision(setting, "euler", device, is_images=False) == expected
+        # dopri5 measures its error
+        assert sampling_precision(setting, "dopri5", device, is_images=False) == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +74,11 @@ def test_sampling_precision_is_that_of_the_run_or_float32(monkeypatch, capabilit
     [("", "/c", "/c/nsgf/compiled"), ("", "", "/h/.cache/nsgf/compiled"), ("mine", "/c", "mine")],
 )
 def test_compiled_code_is_kept_outside_of_runs(own, caches, expected, monkeypatch):
-    """A run may bring some from elsewhere."""
+    """A run may bring some from elsewhere.
+
+    Past mistake: Compiled code was stored beside the runs, so resuming a copied run could execute
+    its code.
+    """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own)
     monkeypatch.setenv("HOME", "/h")
     monkeypatch.setenv("XDG_CACHE_HOME", caches)

@@ -1,0 +1,1 @@
+"""The commands, one file each, for the command line and for Python."""

@@ -1,0 +1,272 @@
+"""Estimate the time of training on this machine; choose updates that fit into minutes."""
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from nsgf.commands.preview import show_preview
+from nsgf.commands.train import training_plan
+from nsgf.config.layers import SETTINGS, Layer
+from nsgf.data import Data
+from nsgf.experiment import Experiment
+from nsgf.models import UserNetwork
+from nsgf.phases.base import TRIAL_SAMPLES, Phase
+from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import RunLog
+from nsgf.run.stop import CALLBACK, Stopped, StopRequest
+from nsgf.settings.checks import fit_to_classes
+from nsgf.system.errors import UserError
+from nsgf.system.files import ensure_writable, read_lines
+from nsgf.system.hardware import existing_folder, peak_memory, release_memory
+from nsgf.system.output import format_bytes, format_hours, show, silence
+from nsgf.training.loop import fit
+from nsgf.training.task import Session, Task
+
+TRIED_UPDATES = 6
+"""Number of updates in the estimate of a phase. The loss scale of fp16 needs a few to settle."""
+TRIED = 0.02
+"""Fraction of the minutes in which further updates of each phase are measured."""
+MEASURED = 0.2
+"""Fraction of the minutes after which measuring ends."""
+LONGEST = 30.0
+"""Largest time in seconds in which further updates of a phase are measured."""
+LATER = 2**14
+"""Position of samples whose pairs do not depend on the first ones."""
+PREPARED = "pool.num_batches", "nsf.starts", "reflow.pairs"
+"""Amounts that are prepared before the updates. With fewer updates they shrink."""
+LEAST_PREPARED = 16
+"""Smallest value of each of these, and of warm-ups."""
+MOST_MINUTES = 10_000
+
+
+class Estimate(NamedTuple):
+    """Estimated time of a phase."""
+
+    line: str
+    """Line for the user."""
+    prepare: float
+    """Seconds before the first update, and for starts of lines, which are computed when needed."""
+    updates: float
+    """Seconds of all updates."""
+    extra: float
+    """Seconds for reading data, checkpoints and the picture of samples."""
+
+
+class EstimateStop(StopRequest):
+    """Request to stop the updates of an estimate, also if the training is requested to stop."""
+
+    def __init__(self, training: StopRequest) -> None:
+        super().__init__()
+        self._training = training
+
+    @property
+    def reason(self) -> str | None:
+        return self._training.reason or super().reason
+
+
+def estimate_phases(
+    experiment: Experiment,
+    seconds: float,
+    stop: StopRequest,
+    network: UserNetwork | None = None,
+    ends: float = math.inf,
+) -> Iterator[Estimate]:
+    """Train each phase for a few updates in a temporary folder, then for ``seconds`` more to
+    measure more precisely. Raise Stopped if ``stop`` requests it.
+
+    After the time ``ends`` (of ``time.perf_counter``), only what cannot be left out is done: one
+    preparation and one finite update of a phase. A later phase is not tried if there is no time for
+    one more update."""
+    started = time.perf_counter()
+    data = experiment.load_data()
+    base = ensure_writable(existing_folder(experiment.config.out_path))
+    with tempfile.TemporaryDirectory(prefix=".nsgf-preflight-", dir=base) as folder:
+        run = RunFolder.prepare(Path(folder) / "run")
+        run.network = network
+        phases = experiment.phases()
+        update = 0.0
+        for number, phase in enumerate(phases):
+            now = time.perf_counter()
+            if number and now + update >= ends:
+                return
+            phase_ends = now + (ends - now) / (len(phases) - number)
+            rehearsal = Rehearsal(experiment, phase, run, data, stop, phase_ends)
+            estimate, update, counted = rehearsal.estimate(seconds)
+            yield estimate._replace(extra=time.perf_counter() - started - counted)
+            started = time.perf_counter()
+
+
+@dataclass
+class Rehearsal:
+    """A phase that is trained for a few updates, to measure them. Times are those of
+    ``time.perf_counter``."""
+
+    experiment: Experiment
+    phase: Phase
+    run: RunFolder
+    data: Data
+    stop: StopRequest
+    ends: float
+    """Time after which only what cannot be left out is done."""
+
+    def estimate(self, seconds: float) -> tuple[Estimate, float, float]:
+        """Return the estimate without its extra seconds, the seconds of an update, and those that
+        preparations and updates took. ``seconds``: see :func:`estimate_phases`."""
+        name = self.phase.name
+        device = self.experiment.device
+        layer, times = self.phase.shortened(device)
+        layer |= {f"{name}.iterations": TRIED_UPDATES, "train.max_hours": None}
+        short = self.experiment.change(layer)
+        (phase,) = short.phases([name])
+        with silence(), RunLog(self.run.path) as log:
+            session = Session(short.config, short.target, self.run, log, device, stop=self.stop)
+            task, preparations, prepared = self._prepare(phase, session)
+            update, count = self._update(task, session, seconds)
+            if time.perf_counter() < self.ends:
+                show_preview(short, session, self.data, phase)
+        del task
+        release_memory(device)
+        file = self.run.checkpoint_file(name)
+        begin = time.perf_counter()
+        checkpoint.load(file)
+        reading = time.perf_counter() - begin
+        prepare = times * prepared
+        updates = self.phase.optim.iterations * update
+        line = (
+            f"{name}: {update:.3g} s an update, about "
+            f"{format_hours(prepare + updates)} with {format_hours(prepare)} of preparation, "
+            f"checkpoint of {format_bytes(file.stat().st_size)} read in {reading:.1f} s"
+        )
+        if device.type == "cuda":
+            line += f", peak {format_bytes(peak_memory(device))} on the card"
+        counted = preparations * prepared + count * update
+        return Estimate(line, prepare, updates, 0.0), update, counted
+
+    def _prepare(self, phase: Phase, session: Session) -> tuple[Task, int, float]:
+        """Return the task, how many times it was prepared, and the seconds of one preparation."""
+        preparations = 0
+        prepared = 0.0
+        while preparations < 2:  # the first time loads libraries
+            begin = time.perf_counter()
+            if preparations and begin + prepared >= self.ends:
+                break
+            task = phase.task(session, self.data)
+            task.draw(range(TRIAL_SAMPLES))
+            drawn = time.perf_counter()
+            prepared = drawn - begin
+            preparations += 1
+        if drawn < self.ends:  # the same from what is prepared now
+            task.draw(range(LATER, LATER + TRIAL_SAMPLES))
+            prepared = max(0.0, prepared - (time.perf_counter() - drawn))
+        return task, preparations, prepared
+
+    def _update(self, task: Task, session: Session, seconds: float) -> tuple[float, int]:
+        """Return the seconds of an update, and the number of updates that were done."""
+        name = self.phase.name
+        count = self._fit(task, session)
+        rows = read_lines(self.run.path / "costs.jsonl", phase=str, steps_per_second=float)
+        speeds = [speed for logged, speed in rows if logged == name]
+        update = 1 / max(speeds[-TRIED_UPDATES // 2 :])
+        remaining = min(seconds, self.ends - time.perf_counter())
+        if more := max(0, int(remaining / update)):  # these have their share of groups to pair
+            longer = Experiment(session.config).change({f"{name}.iterations": count + more})
+            session.config = longer.config
+            begin = time.perf_counter()
+            more = self._fit(task, session) - count
+            update = (time.perf_counter() - begin) / more
+            count += more
+        return update, count
+
+    def _fit(self, task: Task, session: Session) -> int:
+        """Train until the last update, or at least for one update until :attr:`ends`. Return the
+        number of updates that are done. Raise Stopped if :attr:`stop` requests it."""
+        session.stop = EstimateStop(self.stop)
+        if math.isfinite(self.ends):
+            session.on_log = lambda _, __, loss, ___: (
+                loss is None or time.perf_counter() < self.ends
+            )
+        try:
+            fit(self.phase.name, task, session)
+        except Stopped:
+            if session.stop.reason != CALLBACK:
+                raise
+        session.stop = self.stop
+        file = self.run.checkpoint_file(self.phase.name)
+        return int(checkpoint.load(file, only_header=True)["step"])
+
+
+def fit_minutes(
+    experiment: Experiment,
+    minutes: float,
+    stop: StopRequest,
+    network: UserNetwork | None = None,
+    *,
+    is_new: bool = True,
+) -> tuple[Experiment, str]:
+    """Return the experiment of a new run with which training takes these minutes, measuring
+    included, and a line about it. Phases keep their shares of the updates. With fewer updates,
+    warm-ups are shorter and less is prepared. If the minutes are too few, each phase has an update.
+    ``is_new``: whether a new run is trained in one process; otherwise minutes are not allowed.
+
+    Raises:
+        UserError: the minutes are not allowed, the experiment cannot be trained, or ``stop`` ends
+            the measuring.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    config = experiment.config
+    option = f"minutes = {minutes:g}"
+    if config.smoke or not is_new or not 0 < minutes <= MOST_MINUTES:
+        raise UserError(
+            f"{option}: must be > 0 and <= {MOST_MINUTES}, for a new run in one process without "
+            "smoke"
+        )
+    amounts = {key: SETTINGS[key].get(config) for key in PREPARED}
+    least = {key: amount and min(amount, LEAST_PREPARED) for key, amount in amounts.items()}
+    training_plan(experiment.change(least), config.phases, network=network)
+    show(f"{option}: measuring updates")
+    begin = time.perf_counter()
+    try:
+        seconds = min(60 * minutes * TRIED, LONGEST)
+        ends = begin + 60 * minutes * MEASURED
+        estimates = [*estimate_phases(experiment, seconds, stop, network, ends)]
+    except Stopped as stopped:  # there is no run yet
+        kind = KeyboardInterrupt if stop.reason == "SIGINT" else UserError
+        raise kind(f"{option}: stopped while measuring ({stop.reason})") from stopped
+    remaining = 60 * minutes - (time.perf_counter() - begin)
+    layer, line = _shrink(experiment, estimates, remaining)
+    fitted = experiment.change(layer)
+    classes = fitted.target.classes
+    return fitted.change(fit_to_classes(fitted.config, classes)), f"{option}: {line}"
+
+
+def _shrink(experiment: Experiment, estimates: list[Estimate], seconds: float) -> tuple[Layer, str]:
+    """Return numbers of updates, and what belongs to them, that fit into these seconds, and a line
+    about them."""
+    config = experiment.config
+    prepare, updates, extra = (sum(part) for part in list(zip(*estimates, strict=True))[1:])
+    counts = dict(zip(config.phases, config.updates, strict=True))
+    # updates of phases that were not tried count as those that were
+    updates *= sum(config.updates) / sum(config.updates[: len(estimates)])
+    remaining = seconds - extra
+    # with more updates than in the recipe, nothing more is prepared
+    share = max(min(remaining / (prepare + updates), 1), (remaining - prepare) / updates)
+    layer: Layer = {
+        f"{phase}.iterations": max(1, int(share * count)) for phase, count in counts.items()
+    }
+    line = f"{sum(layer.values()):,} updates; recipe {sum(counts.values()):,}"
+    if share * min(counts.values()) < 1:
+        line += "; too few minutes on this machine now, so training takes longer"
+    least = max(LEAST_PREPARED, experiment.target.classes)
+    for key in (*PREPARED, *(f"{phase}.warmup_steps" for phase in config.phases)):
+        amount = SETTINGS[key].get(config)
+        if amount and key.partition(".")[0] in ("pool", *config.phases):
+            fitted = min(amount, max(least, int(share * amount)))
+            if fitted != amount:
+                layer[key] = fitted
+                line += f"; {key} {fitted:,}"
+    return layer, line

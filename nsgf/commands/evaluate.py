@@ -1,0 +1,203 @@
+"""``nsgf evaluate``: measure a trained run."""
+
+import json
+import math
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nsgf.config.layers import fixed_values
+from nsgf.config.schema import SamplingConfig
+from nsgf.data.images import to_unit_range
+from nsgf.experiment import Experiment
+from nsgf.metrics.columns import mean_and_spread, measure_columns
+from nsgf.metrics.distances import nearest_images
+from nsgf.metrics.measures import Values, is_measure
+from nsgf.metrics.yardstick import Yardstick
+from nsgf.run.folder import RunFolder, check_links, results_folder
+from nsgf.run.progress import count_progress
+from nsgf.sampling.generate import SAMPLE_SECTIONS, batch_folder, generate
+from nsgf.sampling.sampler import Samples
+from nsgf.system.distributed import ALONE, World
+from nsgf.system.errors import UserError, wrong_setting
+from nsgf.system.files import Plain, ensure_writable, write_text
+from nsgf.system.output import Log, show
+from nsgf.system.seeding import make_generator
+from nsgf.version import versions
+
+REPEATS = 3
+"""Number of times that points are drawn and measured."""
+NEAREST = 2048
+"""Largest number of samples, and of real images, whose nearest training images are searched."""
+
+
+def evaluate_run(
+    experiment: Experiment, run: RunFolder, log: Log = show, world: World = ALONE
+) -> tuple[Path, Plain]:
+    """Measure a run and write each group of measures to ``metrics.json`` when it is done.
+
+    Batches of samples are saved until all measures are done. If the command is interrupted, repeat
+    it to continue.
+
+    Args:
+        experiment: the run's settings, changed by those of this command. If the run does not lie
+            directly in ``out_dir``, the file goes to ``OUT_DIR/RUN``.
+        world: processes that sample together; the first one measures.
+
+    Returns:
+        The file and its content. The content is empty except in the first process.
+
+    Raises:
+        UserError: before sampling: ``sampling.label`` is set; checkpoints, data or a weights file
+            are missing or damaged; a folder cannot be written, or has a link out of it.
+    """
+    config = experiment.config
+    if config.sampling.label is not None:
+        raise wrong_setting(
+            "sampling.label", config.sampling.label, "must be null to measure a run"
+        )
+    if not world.is_main:
+        log = lambda _: None  # noqa: E731
+    # everything that can fail before sampling
+    folder = ensure_writable(results_folder(config.out_path, run))
+    evaluation = config.evaluation
+    is_images = experiment.target.is_images
+    if is_images and evaluation.features != "none":
+        check_links(ensure_writable(config.out_path / ".features"))
+    device = experiment.device
+    sampler, progress = experiment.load_sampler(run)
+    nfe = sampler.expected_nfe
+    calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
+    log(f"evaluate: {evaluation.num_samples} samples at {calls}")
+    # number of images to keep as floats as well as bytes; points are always floats
+    keep = max(evaluation.w2_samples, NEAREST) if is_images else None
+    settings = fixed_values(config, SAMPLE_SECTIONS)
+    drawn = batch_folder(folder / "samples", settings, evaluation.num_samples, device, keep)
+    yardstick = None
+    if world.is_main:
+        data = experiment.load_data()
+        yardstick = Yardstick(data, evaluation, config.out_path, device, log)
+    # samples
+    samples = [
+        generate(
+            sampler,
+            experiment.source("evaluate", repeat),
+            evaluation.num_samples,
+            device,
+            keep=keep,
+            world=world,
+            folder=drawn / repeat,
+        )
+        for repeat in map(str, range(1 if is_images else REPEATS))
+    ]
+    file = folder / "metrics.json"
+    if yardstick is None:
+        return file, {}
+    if not all(part.finite for part in samples):
+        raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
+    # measures
+    metrics = {
+        "exp": config.exp,
+        "method": config.method,
+        "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
+        "seed": config.seed,
+        "updates": progress,
+        "sampling_precision": sampler.legs[-1].network.precision,  # type: ignore[attr-defined]
+        "num_samples": evaluation.num_samples,
+        "expected_nfe": nfe,
+        "nfe": float(np.mean([part.nfe for part in samples])),
+        "sampling": changed_sampling(config.sampling),
+    }
+    if (tau := samples[0].tau) is not None:
+        metrics |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
+    for group in measure_samples(yardstick, samples, config.seed):
+        metrics |= group
+        for key, value in group.items():
+            if isinstance(value, float) and not math.isfinite(value):  # JSON has no infinity
+                metrics[key] = None
+        write_text(file, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
+    shutil.rmtree(drawn, ignore_errors=True)
+    return file, metrics
+
+
+def changed_sampling(sampling: SamplingConfig) -> Plain:
+    """Return the settings of sampling that determine measures and are not the defaults."""
+    return {
+        key: value
+        for key, value in asdict(sampling).items()
+        if value != getattr(SamplingConfig, key) and key not in ("num_samples", "batch_size")
+    }
+
+
+def measure_samples(yardstick: Yardstick, samples: list[Samples], seed: int) -> Iterator[Plain]:
+    """Yield groups of measures for ``metrics.json``."""
+    yield distances(yardstick, [part.x for part in samples], seed) | {"versions": versions()}
+    images = yardstick.data.images
+    pixels = samples[0].pixels
+    if images is None:
+        points = [yardstick.data.in_units(part.x) for part in samples]
+        yield measure_columns(yardstick.data, yardstick.measured, points, seed)
+    if images is None or pixels is None:
+        return
+    flip = yardstick.data.config.flip
+    yield nearest_real(yardstick.data.in_units(samples[0].x), images, flip, seed)
+    features = yardstick.features
+    network = yardstick.network
+    if features and network:
+        n = features.used(len(pixels))
+        kind, _ = network.spaces[0]
+        values = features.measure(pixels)
+        splits = count_progress(range(network.splits), "floors of real images", "split")
+        floors = [features.floor(n, split) for split in splits]
+        for name in filter(is_measure, list(values)):
+            values |= mean_and_spread(f"{name}_floor", [floor[name] for floor in floors])
+            values[f"{name}_noise"] = features.noise[name]
+        yield values | {
+            f"{kind}_samples": n,
+            f"{kind}_reference": features.description,
+            f"{kind}_network": network.name,
+        }
+
+
+def distances(yardstick: Yardstick, samples: list[Tensor], seed: int) -> Plain:
+    """Return mean and spread over the repeats of the direct measures, such as exact W2 to new
+    target samples, and of their floors. For own points also return W2 of standardised columns, so
+    that a column with large units does not dominate the result."""
+    most = yardstick.at_most(len(samples[0]))
+    measures = [measure for measure in yardstick.distances if measure.is_evaluated]
+    scores = defaultdict(list)
+    for number, part in enumerate(count_progress(samples, "distances", "repeat")):
+        draw = str(number)
+        values = yardstick.distance(measures, part[:most], seed, draw, "evaluate")
+        floors = yardstick.floor(measures, most, seed, draw, "evaluate floor")
+        for key in values:
+            scores[key].append(values[key])
+            scores[f"{key}_floor"].append(floors[key])
+    summary: Plain = {}
+    for key, repeats in scores.items():
+        summary |= mean_and_spread(key, repeats)
+    summary["w2_samples"] = min(yardstick.evaluation.w2_samples, most)
+    summary["repeats"] = len(samples)
+    return summary
+
+
+def nearest_real(samples: Tensor, images: Tensor, flip: bool, seed: int) -> Values:
+    """Return the mean distance from samples (N, C, H, W) to the nearest training image, and from
+    training images to the nearest different one. At most NEAREST of each are used. ``flip``:
+    whether mirrored training images count too."""
+    rows = torch.randperm(len(images), generator=make_generator(seed, "nearest"))[:NEAREST]
+
+    def mean_distance(x: Tensor, index: Tensor | None) -> float:
+        nearest = nearest_images(x, images, flip=flip, rows=index)
+        return float((x - nearest).flatten(1).norm(dim=1).mean())
+
+    return {
+        "nearest_real": mean_distance(samples[:NEAREST], None),
+        "nearest_real_among_real": mean_distance(to_unit_range(images[rows]), rows),
+    }

@@ -1,0 +1,93 @@
+"""The picture of samples at the end of each phase."""
+
+import torch
+from torch import Tensor
+
+from nsgf.config.layers import look_up
+from nsgf.config.schema import PhaseName
+from nsgf.data import Data
+from nsgf.experiment import Experiment
+from nsgf.phases.base import Phase
+from nsgf.plots.samples import compare_images, draw_points, figure_defaults, save_figure
+from nsgf.run.checkpoint import read_good_header
+from nsgf.run.folder import RunFolder
+from nsgf.run.stop import CALLBACK
+from nsgf.sampling.generate import generate
+from nsgf.system.errors import one_line
+from nsgf.system.hardware import release_memory
+from nsgf.training.task import Session
+
+POINT_SAMPLES = 2048
+"""Number of points in a picture."""
+PREVIEW_IMAGES = 64
+PREVIEW_IMAGES_ON_CPU = 16
+"""Number of images in a preview on a CPU, where a sample of a large UNet takes seconds."""
+
+
+def show_preview(experiment: Experiment, session: Session, data: Data | None, phase: Phase) -> None:
+    """If ``train.preview`` is on, draw samples beside real ones into ``samples/phaseN_PHASE.png``.
+    If this fails, log a line and continue without a picture. ``data`` None: load them.
+
+    All phases start from the same noise, so their pictures can be compared. Previews have their own
+    random streams, so training draws the same numbers with and without previews.
+    """
+    run = session.run
+    log = session.log
+    if not (experiment.config.train.preview and session.world.is_main):
+        return
+    if session.stop.reason not in (None, CALLBACK):  # the next session draws it
+        return
+    file = run.preview_file(phase.name)
+    title = f"After training: {phase.title}{continuation(experiment, phase.name)}"
+    try:
+        run.samples.mkdir(exist_ok=True)
+        data = experiment.load_data() if data is None else data
+        x = preview_samples(experiment, run, phase.name, data)
+        target = data.reference("preview").sample(len(x))
+        with figure_defaults():
+            if data.is_images:
+                figure = compare_images(x, target, title)
+            else:
+                figure = draw_points([data.in_units(x)], target, title, data.axes)
+            save_figure(figure, file)
+        release_memory(session.device)
+        log.write(f"{phase.name}: picture of samples, {file}")
+        log.picture(f"{phase.name}/samples", file)
+    except Exception as error:
+        log.write(f"{phase.name}: no picture of samples ({one_line(error)})")
+
+
+def lacks_preview(run: RunFolder, phase: PhaseName) -> bool:
+    """Return whether a finished phase was trained with previews and has no picture, because its
+    process was killed before the end of the picture."""
+    if run.preview_file(phase).exists():
+        return False
+    header = read_good_header(run.checkpoint_file(phase))
+    return look_up(header["config"], "train.preview", False) is True
+
+
+def continuation(experiment: Experiment, phase: PhaseName) -> str:
+    """Return text for the title of a phase's picture if the last leg continues from its samples."""
+    legs = experiment.method.legs
+    preview = experiment.preview_method(phase).legs
+    if legs == preview or legs[: len(preview)] != preview:
+        return ""
+    return ";\na later phase continues from here"
+
+
+def preview_samples(experiment: Experiment, run: RunFolder, phase: PhaseName, data: Data) -> Tensor:
+    """Return the samples of a phase's picture, drawn with averaged weights and the settings of
+    ``sampling`` through the legs of the preview's method.  CPU, (n, *shape)"""
+    sampler, _ = experiment.load_sampler(run, experiment.preview_method(phase))
+    device = experiment.device
+    count = count_samples(data, experiment.config.sampling.num_samples, device)
+    return generate(sampler, data.source("preview"), count, device).x
+
+
+def count_samples(data: Data, num_samples: int, device: torch.device) -> int:
+    """Return the number of samples for a picture, few enough to draw in seconds. ``num_samples``:
+    ``sampling.num_samples``."""
+    if not data.is_images:
+        return POINT_SAMPLES
+    most = PREVIEW_IMAGES_ON_CPU if device.type == "cpu" else PREVIEW_IMAGES
+    return min(num_samples, most)

@@ -1,0 +1,211 @@
+"""``nsgf sample``: files and pictures of the samples of a run."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nsgf.commands.preview import POINT_SAMPLES
+from nsgf.commands.sample_files import (
+    MOVING,
+    BatchReader,
+    check_output,
+    write_animation,
+    write_samples,
+)
+from nsgf.config.layers import build
+from nsgf.config.schema import Names
+from nsgf.data import Data, Target
+from nsgf.experiment import Experiment
+from nsgf.plots.samples import (
+    draw_image_path,
+    draw_points,
+    draw_rows,
+    figure_defaults,
+    save_figure,
+    save_grid,
+    words_of_calls,
+)
+from nsgf.run.folder import RunFolder, results_folder
+from nsgf.sampling.generate import generate, stream_batches
+from nsgf.sampling.sampler import Samples
+from nsgf.system.distributed import ALONE, World
+from nsgf.system.errors import UserError
+from nsgf.system.files import ensure_writable
+
+PATH_SAMPLES = 8
+MOVING_IMAGES = 32
+"""Largest number of images in an animation."""
+CLASS_SAMPLES = 10
+"""Largest number of samples in a class's row of a picture."""
+
+
+def sample_run(
+    experiment: Experiment,
+    run: RunFolder,
+    world: World = ALONE,
+    *,
+    nfe: int | None = None,
+    out: str | None = None,
+) -> list[str]:
+    """Write samples into ``samples/``, with a grid of images and a picture of their path.
+
+    The files are ``samples.npz`` (own points in the units of their file, images clamped to [-1, 1];
+    with classes ``labels`` too), ``grid.png`` (only images; with classes a row for each) and
+    ``trajectory.png`` (points beside the target, if its data are available). Settings that differ
+    from the run's own configuration are added to the names, as in
+    ``samples-seed1-solver_heun.npz``, so that samples with other settings are kept.
+
+    Args:
+        experiment: the run's settings, changed by those of this command. If the run does not lie
+            directly in ``out_dir``, the files go to ``OUT_DIR/RUN/samples``.
+        world: the processes that sample together; the first one writes.
+        nfe: network calls for each sample, or slightly fewer; None: determined by the settings of
+            sampling.
+        out: write only this new file or folder: ``FILE.npz`` or ``FILE.npy``; for points
+            ``FILE.csv``, ``FILE.tsv`` or ``FILE.parquet``; for images a folder of PNG files; or
+            ``FILE.gif`` or ``FILE.webp``, an animation of the paths of the first samples. Without
+            torchrun, samples are written batch by batch, so memory does not limit their number.
+
+    Returns a line about the samples, and a line for each file; nothing in other processes.
+
+    Raises:
+        UserError: checkpoints are missing or damaged, ``nfe`` is too small, ``out`` exists or has
+            another kind, or files cannot be written. All this is checked before sampling.
+    """
+    if nfe is not None:
+        method = experiment.trained_method(run.has_checkpoint)
+        experiment = experiment.choose_calls(method, nfe)
+    if out is None:
+        return _sample_into_run(experiment, run, world)
+    return _sample_to_file(experiment, run, world, out)
+
+
+def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> list[str]:
+    """Write samples and pictures into the results folder of a run."""
+    # everything that can be refused
+    target = experiment.target
+    folder = results_folder(experiment.config.out_path, run) / "samples"
+    suffix = changed_settings(experiment, run)
+    names = [f"samples{suffix}.npz", f"grid{suffix}.png", f"trajectory{suffix}.png"]
+    ensure_writable(folder, names=names)
+    arrays, grid, trajectory = (folder / name for name in names)
+    sampler, updates = experiment.load_sampler(run)
+    data = None if target.is_images else _data_for_picture(experiment)
+
+    # samples
+    count = experiment.config.sampling.num_samples
+    source = experiment.source("sample")
+    device = experiment.device
+    path = PATH_SAMPLES if target.is_images else 0
+    samples = generate(sampler, source, count, device, path=path, world=world)
+    if not world.is_main:
+        return []
+    write_samples(target, BatchReader([samples]), count, arrays, ".npz")
+
+    # pictures
+    line = describe_samples(count, samples.nfe, updates)
+    if not target.is_images:
+        noise = experiment.source("path").sample(POINT_SAMPLES).to(device)
+        samples = sampler(noise, keep_path=True)
+    with figure_defaults():
+        save_figure(draw_path(samples, target, data, "path"), trajectory)
+    if not target.is_images:
+        return [line, str(arrays), str(trajectory)]
+    all_classes = experiment.config.sampling.label is None
+    _save_pictures(samples, target.class_names if all_classes else (), grid)
+    return [line, str(arrays), str(grid), str(trajectory)]
+
+
+def _save_pictures(samples: Samples, classes: Names, grid: Path) -> None:
+    """Save a grid of images; with classes, with a row for each class."""
+    columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
+    if not columns:
+        save_grid(samples.x, grid)
+        return
+    # sample i has class i mod K
+    rows = np.arange(columns * len(classes)).reshape(columns, len(classes)).T.flatten()
+    with figure_defaults():
+        save_figure(draw_rows(samples.x[rows], classes), grid)
+
+
+def _sample_to_file(experiment: Experiment, run: RunFolder, world: World, out: str) -> list[str]:
+    """Write samples to a new file or folder, or an animation of their paths."""
+    target = experiment.target
+    device = experiment.device
+    file, suffix = check_output(out, target)
+    sampler, updates = experiment.load_sampler(run)
+    source = experiment.source("sample")
+    count = experiment.config.sampling.num_samples
+    if suffix in MOVING:
+        most = MOVING_IMAGES if target.is_images else POINT_SAMPLES
+        count = min(count, most)
+        samples = generate(sampler, source, count, device, path=most, world=world)
+        if not world.is_main:
+            return []
+        write_animation(target, samples, file)
+        return [describe_samples(count, samples.nfe, updates), str(file)]
+    if world.size == 1:
+        batches = BatchReader(stream_batches(sampler, source, count, device))
+    else:
+        samples = generate(sampler, source, count, device, world=world)
+        if not world.is_main:
+            return []
+        batches = BatchReader([samples])
+    write_samples(target, batches, count, file, suffix)
+    return [describe_samples(count, batches.nfe, updates), str(file)]
+
+
+def _data_for_picture(experiment: Experiment) -> Data | None:
+    """Return the data for a picture of points; None for a user's points whose file is not known.
+    Raise UserError if files are missing or damaged."""
+    data = experiment.config.data
+    if data.name == "points" and not data.path:
+        return None
+    try:
+        return experiment.load_data()
+    except UserError as error:
+        raise UserError(f"{error}; --out FILE.npz needs no data") from error
+
+
+def describe_samples(count: int, nfe: float, updates: dict[str, str]) -> str:
+    """Return a line about samples, with the training progress of the networks by phase."""
+    networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
+    return f"{count} samples, NFE {nfe:g}, after updates: {networks}"
+
+
+def draw_path(samples: Samples, target: Target, data: Data | None, stream: str) -> Any:
+    """Draw the path of samples: images beside the names of classes, points beside the target."""
+    if target.is_images:
+        return draw_image_path(samples, target.class_names)
+    return draw_points(
+        [target.in_units(state.cpu()) for state in samples.path],
+        data.reference(stream).sample(len(samples.x)) if data else None,
+        f"Samples after {words_of_calls(samples.nfe)}",
+        target.axes,
+        samples.marks,
+    )
+
+
+def changed_settings(experiment: Experiment, run: RunFolder) -> str:
+    """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
+    e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
+    saved, changed = (
+        {
+            "seed": config.seed,
+            "precision": config.train.precision,
+            "phases": config.phases,
+            **asdict(config.sampling),
+        }
+        for config in (build(run.read_settings()), experiment.config)
+    )
+    for values in (saved, changed):  # the name and the number of a class are the same setting
+        values["label"] = experiment.target.class_number(values["label"])
+    del changed["batch_size"]  # changes no sample
+    suffix = ""
+    for key, value in changed.items():
+        if value != saved[key]:
+            text = "+".join(value) if isinstance(value, list) else value or "null"
+            suffix += f"-{key}{value}" if isinstance(value, int | float) else f"-{key}_{text}"
+    return suffix

@@ -1,0 +1,209 @@
+"""Write samples to a new file, batch by batch, so that their number is not limited by memory."""
+
+import csv
+import io
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+from zipfile import ZipFile
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from torch import Tensor
+
+from nsgf.config.values import expand_path
+from nsgf.data import Target
+from nsgf.plots.figures import save_animation
+from nsgf.plots.samples import figure_defaults, to_pictures
+from nsgf.sampling.sampler import Samples
+from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
+from nsgf.system.files import ensure_writable, replacing, replacing_folder
+
+ARRAY_FILES = ".npz", ".npy"
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+TABLES = *DELIMITERS, ".parquet"
+MOVING = ".gif", ".webp"
+GROUP_ROWS = 2**16
+"""Smallest number of rows in a group of a Parquet file; more groups make reading slow."""
+
+
+@dataclass
+class BatchReader:
+    """Yields batches of samples, and counts samples and network calls."""
+
+    batches: Iterable[Samples]
+    count: int = 0
+    """Number of samples so far."""
+    calls: float = 0.0
+    """Network calls for these samples."""
+
+    def __iter__(self) -> Iterator[Samples]:
+        for batch in self.batches:
+            self.count += len(batch.x)
+            self.calls += batch.nfe * len(batch.x)
+            yield batch
+
+    @property
+    def nfe(self) -> float:
+        """Mean number of network calls for a sample."""
+        return self.calls / self.count
+
+
+def check_output(out: str, target: Target) -> tuple[Path, str]:
+    """Check that ``--out`` can be written. Return its path and its suffix (empty for a folder).
+    Raise UserError if the file exists, or its kind does not suit the data or needs a package that
+    is missing."""
+    path = expand_path("out", out)
+    suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix.lower()
+    suffixes = [*ARRAY_FILES, *(() if target.is_images else TABLES)]
+    suffixes += MOVING if target.shape != (1,) else ()
+    kinds = [f"FILE{ending}" for ending in suffixes] + ["DIR/"] * target.is_images
+    if (f"FILE{suffix}" if suffix else "DIR/") not in kinds:
+        raise wrong_setting("out", out, f"must be {' or '.join(kinds)} for this data")
+    if suffix == ".parquet":
+        _check_parquet(out, _columns(target))
+    images = (_image_name(0, label) for label in target.class_names)
+    ensure_writable(path.parent, "out", [path.name, *images])
+    if path.exists() and (suffix or not path.is_dir() or any(path.iterdir())):
+        raise wrong_setting("out", out, "exists; name a new one, or remove it")
+    return path, suffix
+
+
+def _check_parquet(out: str, columns: list[str]) -> None:
+    """Raise UserError if pyarrow is missing, or two columns have the same name."""
+    remedy = suggest("out", "FILE.csv")
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise wrong_setting(
+            "out", out, f"needs pyarrow (pip install pyarrow), or use {remedy}"
+        ) from error
+    if len({*columns}) < len(columns):
+        raise wrong_setting(
+            "out", out, f"needs different names, not {list_names(columns)}; use {remedy}"
+        )
+
+
+def write_samples(
+    target: Target, batches: BatchReader, count: int, path: Path, suffix: str
+) -> None:
+    """Write ``count`` samples to a new file, or to a folder of PNG files (empty ``suffix``). Points
+    have the units of the data, images are clamped to [-1, 1]. If writing fails, nothing is left."""
+    if suffix == "":
+        _write_pictures(target, batches, path)
+        return
+    with replacing(path) as stream:
+        if suffix == ".npz":
+            _write_arrays(target, batches, count, stream)
+        elif suffix == ".npy":
+            _write_array((target.in_units(batch.x) for batch in batches), count, stream)
+        elif suffix == ".parquet":
+            _write_parquet(target, batches, stream)
+        else:
+            _write_text(target, batches, stream, DELIMITERS[suffix])
+
+
+def write_animation(target: Target, samples: Samples, path: Path) -> None:
+    """Write the paths of samples as an animation. Raise UserError if they are not finite."""
+    if not samples.finite:
+        raise UserError("the samples are not finite: training has diverged")
+    states = [target.in_units(state) for state in samples.path]
+    with figure_defaults():
+        save_animation(replace(samples, path=states), path, target.axes)
+
+
+def _columns(target: Target) -> list[str]:
+    """Return the names of the coordinates of points."""
+    return [*(target.axes or (f"x{number}" for number in range(1, target.shape[0] + 1)))]
+
+
+def _write_text(target: Target, batches: BatchReader, stream: BinaryIO, delimiter: str) -> None:
+    """Write points as a table of text, with a line of names."""
+
+    def write(rows: Any) -> None:
+        text = io.StringIO()
+        csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
+        stream.write(text.getvalue().encode())
+
+    write([_columns(target)])
+    for batch in batches:
+        write(target.in_units(batch.x).tolist())
+
+
+def _write_parquet(target: Target, batches: BatchReader, stream: BinaryIO) -> None:
+    """Write points as a Parquet file, with float64 columns."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    schema = pyarrow.schema([(name, pyarrow.float64()) for name in _columns(target)])
+    waiting: list[Tensor] = []
+
+    def write_group() -> None:
+        columns = torch.cat(waiting).T.contiguous().numpy()
+        writer.write_table(pyarrow.table([*columns], schema=schema))
+        waiting.clear()
+
+    with ParquetWriter(stream, schema) as writer:
+        for batch in batches:
+            waiting.append(target.in_units(batch.x).double())
+            if sum(map(len, waiting)) >= GROUP_ROWS:
+                write_group()
+        if waiting:
+            write_group()
+
+
+def _write_arrays(target: Target, batches: BatchReader, count: int, stream: BinaryIO) -> None:
+    """Write an .npz file: samples ``x``, ``nfe``, ``tau``, and with classes ``labels``."""
+    short = defaultdict(list)
+
+    def samples() -> Iterator[Tensor]:
+        for batch in batches:
+            for name in ("tau", "labels"):
+                if (values := getattr(batch, name)) is not None:
+                    short[name].append(values)
+            yield target.in_units(batch.x)
+
+    with ZipFile(stream, "w") as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as member:
+            _write_array(samples(), count, member)
+        arrays: dict[str, Any] = {"nfe": batches.nfe, "tau": np.empty(0)}
+        arrays |= {name: torch.cat(parts) for name, parts in short.items()}
+        if "labels" in arrays:
+            arrays["class_names"] = target.class_names
+        for name, values in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, np.asarray(values), allow_pickle=False)
+
+
+def _write_array(parts: Iterable[Tensor], count: int, stream: Any) -> None:
+    """Write the parts of an array of ``count`` samples in NumPy's format."""
+    is_first = True
+    for part in parts:
+        array = part.contiguous().numpy()
+        if is_first:
+            header = npy.header_data_from_array_1_0(array) | {"shape": (count, *array.shape[1:])}
+            npy.write_array_header_1_0(stream, header)
+            is_first = False
+        stream.write(array.data)
+
+
+def _write_pictures(target: Target, batches: BatchReader, path: Path) -> None:
+    """Write a folder of PNG files, with the classes in their names."""
+    names = target.class_names
+    with replacing_folder(path) as folder:
+        number = 0
+        for batch in batches:
+            for row, image in enumerate(to_pictures(batch.x)):
+                label = "" if batch.labels is None else names[int(batch.labels[row])]
+                image.save(folder / _image_name(number, label))
+                number += 1
+
+
+def _image_name(number: int, label: str) -> str:
+    """Return the name of an image's file, with the name of its class."""
+    return f"{number:06d}" + (label and "-" + re.sub(r"\W+", "_", label)) + ".png"

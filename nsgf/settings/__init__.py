@@ -1,0 +1,1 @@
+"""The rules of settings: their layers, choices, effects and checks."""

@@ -1,0 +1,115 @@
+"""Choose settings for a user's own data, from its size and shape, when a run is begun.
+
+The rules are described in docs/own-data.md. Settings of files and flags win.
+"""
+
+from nsgf.config.layers import FACTS_OF_DATA, SETTINGS, Layer, spread_optim
+from nsgf.config.schema import Config
+from nsgf.config.values import format_layer
+from nsgf.system.errors import UserError, suggest
+from nsgf.system.hardware import pick_device
+from nsgf.user_data.files import saved_facts, split_rows
+from nsgf.user_data.images import inspect_images
+from nsgf.user_data.points import inspect_points
+
+INSPECTORS = {"images": inspect_images, "points": inspect_points}
+"""Functions that inspect a user's own data for ``data.found``, by ``data.name``."""
+POOL_VALUES = 2**29
+"""Largest number of values in a pool: 2 GiB in float32."""
+START_VALUES = 2**28
+"""Largest number of values in cached starts: 1 GiB."""
+MANY_IMAGES = 10_000
+"""From this number of images on, networks are as large as for shipped sets of this image size."""
+LARGEST_END = 16
+"""Largest side in pixels of a UNet's last level, for squares. The cost of attention grows with
+side^4."""
+CHEAP = 8
+"""Largest height in pixels of a level with attention without a card."""
+
+OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
+"""Settings that only some methods use. They are chosen only where a method sets them."""
+
+
+def choose_settings(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
+    """Inspect a new run's own data and choose settings for it.
+
+    ``config``: checked values of all layers. For further methods of a comparison, it has what was
+    found for the first method.
+
+    Returns:
+        Chosen settings, which files and flags override; facts that were found, which they do not
+        override; and lines about both.
+    """
+    data = config.data
+    facts, notes = (saved_facts(data), ()) if data.found else INSPECTORS[data.name](data)
+    samples = len(split_rows(data, facts.samples)[0])
+    choose = for_points if len(facts.shape) == 1 else for_images
+    chosen = {
+        key: value
+        for key, value in choose(samples, *facts.shape).items()
+        if key not in OPTIONAL or SETTINGS[key].get(config) is not None
+    }
+    layer: Layer = {FACTS_OF_DATA: facts}
+    if data.name == "images":
+        layer["data.size"] = facts.shape[1]
+        if pick_device(config.device).type == "cpu":  # learns more in the same time
+            chosen["model.unet.attention"] = [
+                height for height in chosen["model.unet.attention"] if height <= CHEAP
+            ]
+            if "generator" not in config.phases:  # which needs large batches
+                chosen |= {"optim.batch_size": min(32, samples), "optim.lr": 1e-3}
+    text = format_layer(chosen)
+    notes += (f"chosen for them: {text}; your own settings and {suggest('smoke')} win",)
+    return spread_optim(chosen), layer, notes
+
+
+def for_points(samples: int, dim: int) -> Layer:
+    """Return settings by dotted key for ``samples`` points of ``dim`` standardised coordinates."""
+    n = min(1024, samples)
+    return {
+        "optim.batch_size": min(256, samples),
+        "sinkhorn.batch_size": n,
+        # distances grow with sqrt(dim); 0.1 in standardised units is 0.25 in the shipped 2D sets
+        "sinkhorn.blur": round(0.07 * dim**0.5, 3),
+        "pool.num_batches": -(-min(102_400, POOL_VALUES // (11 * dim)) // n),
+        "model.mlp.width": 256 if dim <= 16 else 512 if dim <= 128 else 1024,
+    }
+
+
+def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
+    """Return settings by dotted key for ``samples`` images; raise UserError if a network cannot
+    halve their sides often enough."""
+    levels = 1  # of the network; each level halves the sides
+    while not (height | width) % 2**levels and min(height, width) >> levels >= 4:
+        levels += 1
+    areas = {height >> level: height * width >> 2 * level for level in range(levels)}
+    end = height >> levels - 1
+    if areas[end] > LARGEST_END**2:
+        raise UserError(
+            f"data: images of {height} x {width} must come to {LARGEST_END} pixels or fewer by "
+            f"halving, as 28, 32, 48, 96 and 224 do; scale them, or for a folder choose "
+            f"{suggest('data.size')}"
+        )
+    n = min(128, samples)
+    values = channels * height * width
+    # small sets get narrow networks, which overfit later
+    size = max(height, width)
+    wide = 32 if size < 32 else 64 if size < 64 else 128
+    many = samples >= MANY_IMAGES
+    if not many:
+        wide = max(32, wide // 2)
+    return {
+        "optim.batch_size": n,
+        "optim.lr": 5e-4,
+        "sinkhorn.batch_size": n,
+        "sinkhorn.blur": 0.5 if size < 32 else 1.0,
+        "pool.num_batches": -(-min(25_600, POOL_VALUES // (3 * values)) // n),
+        "model.unet.channels": wide,
+        "model.unet.res_blocks": 2 if many and size >= 32 else 1,
+        "model.unet.mult": [1, *[2] * (levels - 1)],
+        "model.unet.attention": [side for side in [*areas][1:] if 8**2 <= areas[side] <= 16**2],
+        "model.unet.heads": wide // 32 * min(2, levels),  # of 32 channels
+        "nsf.coupling_batch": min(1024, samples),
+        "nsf.starts": min(65_536, START_VALUES // values),
+        "peer.coupling_batch": min(1024, samples),
+    }

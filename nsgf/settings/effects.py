@@ -1,0 +1,171 @@
+"""Which settings have an effect on a command, and with a configuration.
+
+Each setting declares what it needs where it is defined; this file only reads the declarations:
+conditions on other settings (``OnlyIf`` in the schema); the settings that a phase (``Phase.reads``)
+or a leg of sampling (``Leg.reads``) reads; those that a flow (``Flow.uses``) or a data set
+(``Target.uses``) uses.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsgf.config.layers import KEYS, SETTINGS, Layer
+from nsgf.config.schema import OF_PHASES
+from nsgf.config.values import format_value
+from nsgf.system.errors import UserError, list_names, name_setting
+
+if TYPE_CHECKING:
+    from nsgf.experiment import Experiment  # loads torch
+
+_TRAINING = " ".join({key.partition(".")[0] for key in KEYS} - {"evaluation", "compare"})
+_RUN = "exp method smoke seed device out_dir data.root data.path data.download train.precision "
+USES = {
+    **{"train": _TRAINING, "preflight": _TRAINING},
+    "compare": f"{_TRAINING} evaluation compare",
+    **{"sample": f"{_RUN} sampling", "evaluate": f"{_RUN} sampling evaluation"},
+    "report": f"{_RUN} sampling",
+    "report --compare": "compare figures out out_dir print-config",
+    "export": "exp out_dir smoke sampling run config print-config to half",
+    "list": "out_dir",
+}
+"""Settings and sections that each command uses, and the options of STRICT commands."""
+ON_RUNS = ("sample", "evaluate", "report")
+"""Commands that draw samples of a run and train nothing."""
+SAVES = {"train": "evaluation", "preflight": "evaluation"}
+"""Settings and sections that a command only saves, for later commands."""
+UNUSED = {"evaluate": ("sampling.num_samples",)}
+"""Settings that a command does not use, although it uses their section."""
+STRICT = ("report --compare", "export", "list")
+"""Commands that also refuse options that they do not use."""
+
+
+def is_used(command: str, key: str) -> bool:
+    """Whether a command uses a setting or an option."""
+    is_listed = f"{key}.".startswith(tuple(f"{name}." for name in USES[command].split()))
+    return is_listed and key not in UNUSED.get(command, ())
+
+
+def accepts(command: str, key: str) -> bool:
+    """Whether a command uses a setting, or saves it for later commands."""
+    return is_used(command, key) or key.partition(".")[0] in SAVES.get(command, "").split()
+
+
+def check_effects(
+    command: str, layer: Layer, experiments: "Sequence[Experiment]", *, only_file: bool = False
+) -> list[str]:
+    """Check that the settings that the user gives have an effect on a command.
+
+    Args:
+        layer: the settings of flags or arguments.
+        only_file: whether ``sample`` writes only a file of samples, without a picture.
+        experiments: the experiment, or that of each method of a comparison, of which one must use
+            the setting.
+
+    Returns:
+        Lines about settings of other commands, and of parts that method and data do not have, so
+        that scripts may give the same flags to all of them.
+
+    Raises:
+        UserError: another setting makes a setting useless.
+    """
+    problems = []
+    unused = defaultdict(list)
+    for key, value in layer.items():
+        if key not in KEYS or value is None:  # null takes a value back
+            continue
+        absent = [find_absent_part(experiment, key) for experiment in experiments]
+        if not accepts(command, key):
+            unused[f"on {command}"].append(key)
+        elif command == "sample" and is_unread(experiments[0], key, only_file):
+            unused["on sample, which reads no data here"].append(key)
+        elif all(absent):
+            unused[f"with {absent[0]}"].append(key)
+        elif all(obstacles := [find_obstacle(experiment, key) for experiment in experiments]):
+            problems.append((key, f"with {obstacles[0]}"))
+    if problems:
+        texts = [
+            f"{name_setting(key, format_value(layer[key]))}: has no effect {reason}; leave it out"
+            for key, reason in problems
+        ]
+        raise UserError("; ".join(texts))
+    return [f"no effect {reason}: {list_names(keys)}" for reason, keys in unused.items()]
+
+
+def refuse_training(layer: Layer) -> None:
+    """Raise UserError if a setting has no effect on a trained run."""
+    settings = [key for key in layer if key in KEYS and key not in UNUSED["evaluate"]]
+    names = [key for key in settings if not accepts("evaluate", key)]
+    if names:
+        raise UserError(f"{list_names(names)}: no effect on a trained run; leave out")
+
+
+def find_ineffective(
+    command: str, keys: Collection[str], experiments: "Sequence[Experiment]"
+) -> list[str]:
+    """Return those settings of a file that have no effect on a command."""
+    return [
+        key
+        for key in keys
+        if key in SETTINGS
+        and not (
+            accepts(command, key)
+            and any(not find_obstacle(experiment, key) for experiment in experiments)
+        )
+    ]
+
+
+def is_unread(experiment: "Experiment", key: str, only_file: bool) -> bool:
+    """Whether a setting names a place of data that sampling does not read: it reads points for a
+    picture beside the samples, and never images."""
+    is_place = key in ("data.root", "data.download", "data.path")
+    return is_place and (only_file or experiment.target.is_images)
+
+
+def find_obstacle(experiment: "Experiment", key: str) -> str:
+    """Return the setting, as ``KEY VALUE``, because of which another one has no effect on training
+    and sampling; empty if it has one."""
+    from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS  # loads torch
+
+    if absent := find_absent_part(experiment, key):
+        return absent
+    config = experiment.config
+    target = experiment.target
+    section, _, name = key.rpartition(".")
+    for condition in SETTINGS[key].conditions if key in SETTINGS else ():
+        if not condition.holds(config):
+            return f"{condition.key} {format_value(SETTINGS[condition.key].get(config))}"
+    if key == "data.download" and name not in target.uses:
+        return f"data.name {config.data.name}"
+    if section == "data" and name in target.unread and config.data.path:
+        return f"data.path {Path(config.data.path).name}"
+    if section == "sinkhorn" and name in FLOW_SETTINGS.difference(FLOWS[config.flow.kind].uses):
+        return f"flow.kind {config.flow.kind}"
+    return ""
+
+
+def find_absent_part(experiment: "Experiment", key: str) -> str:
+    """Return the method or the data, as ``KEY VALUE``, without the phase, stage of sampling or
+    network that a setting belongs to; empty if there is one."""
+    # these load torch
+    from nsgf.phases import PHASES
+    from nsgf.sampling.sampler import SAMPLING_SETTINGS
+
+    config = experiment.config
+    section, _, name = key.rpartition(".")
+    method = f"method {config.method or format_value(config.phases)}"
+    if section in OF_PHASES:
+        return "" if section in config.phases else method
+    if section in {read.partition(".")[0] for phase in PHASES.values() for read in phase.reads}:
+        reads = {read for phase in experiment.phases() for read in phase.active_reads}
+        return "" if reads & {section, key} else method
+    if section == "sampling" and name in SAMPLING_SETTINGS:
+        reads = {read for leg, _ in experiment.method.legs for read in leg.reads}
+        return "" if name in reads else method
+    for_images = section == "model.unet" or key == "model.checkpoint_activations"
+    if for_images or section == "model.mlp":
+        if config.model.network:
+            return f"model.network {config.model.network}"
+        return "" if for_images == experiment.target.is_images else f"data.name {config.data.name}"
+    return ""

@@ -1,0 +1,124 @@
+"""What is at ``data.path``: its place, its arrays, and the facts that a run saves about it.
+
+Shapes: N samples.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nsgf.config.schema import DataConfig, DataFacts
+from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
+from nsgf.system.seeding import make_generator
+
+LEAST = 16
+"""Smallest number of images or points that can be trained on."""
+
+ARRAYS = (".npz", ".npy")
+"""Endings of files of arrays."""
+
+Inspection = tuple[DataFacts, tuple[str, ...]]
+"""Description of the data, and lines about it for the user."""
+
+
+def saved_facts(config: DataConfig) -> DataFacts:
+    """Return the facts about the data at ``data.path`` when the run began. Raise UserError if they
+    are missing, or do not fit this kind of data."""
+    facts = config.found
+    if facts is None:
+        raise wrong_setting("data.path", config.path, f"name the {config.name} to train on")
+    is_images = config.name == "images"
+    columns = () if is_images else (facts.names, facts.mean, facts.scale)
+    if (
+        min(facts.samples, *facts.shape) > 0
+        and len(facts.shape) == (3 if is_images else 1)
+        and len(facts.class_names or ()) == facts.classes
+        and all(len(column or ()) == facts.shape[0] for column in columns)
+    ):
+        return facts
+    raise UserError(f"data.found: damaged, or does not describe {config.name}; train a new run")
+
+
+def check_same_data(config: DataConfig, checksum: str) -> None:
+    """Raise UserError unless ``data.path`` has the data that the run began with."""
+    facts = saved_facts(config)
+    if checksum != facts.checksum:
+        raise wrong_setting(
+            "data.path",
+            config.path,
+            f"holds other {config.name} than the run was begun with ({facts.samples} of them, "
+            f"checksum {facts.checksum}); restore those and any labels, give their place, or train "
+            "a new run",
+        )
+
+
+def data_path(config: DataConfig) -> Path:
+    """Return ``data.path``. Raise UserError if it is null, as in exported runs, or is no .npz file
+    although ``data.key`` is set."""
+    if config.path is None:
+        raise UserError(f"data.path = null: must say where the {config.name} are")
+    path = Path(config.path).expanduser()
+    if config.key and path.suffix.lower() != ".npz":
+        raise wrong_setting("data.key", config.key, "is for files .npz")
+    return path
+
+
+def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
+    """Return the sorted indices of the samples to train on, and of those that are held out, int64.
+    Raise UserError if there are too few of either."""
+    share = config.held_out
+    held = round(share * count)
+    if share and not LEAST <= held <= count - LEAST:
+        raise UserError(
+            f"data.held_out = {share:g}: {held} of {count} samples, must be {LEAST} or more and "
+            f"leave {LEAST} for training"
+        )
+    order = torch.randperm(count, generator=make_generator(0, "held out"))
+    return order[held:].sort().values, order[:held].sort().values
+
+
+def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return an array and its labels, if any. A .npy file is mapped into memory. From a .npz file,
+    take the array ``data.key``, else the one with the name of the data, else the only one; and the
+    labels whose name has the same prefix: ``labels``, or ``test_labels`` for ``test_images``. Raise
+    errors of many types if the array is missing or damaged."""
+    # torch takes only writable arrays: "c" never writes to the file
+    file = data_path(config)
+    try:
+        content = np.load(file, mmap_mode="c", allow_pickle=False, max_header_size=2**20)
+    except ValueError as error:
+        raise _loading_error(error) from error
+    if isinstance(content, np.ndarray):
+        return content, None
+    with content:
+        if {"format", "shape", "data"} <= {*content.files}:
+            raise ValueError(
+                "a sparse matrix of scipy; save scipy.sparse.load_npz(FILE).toarray() with "
+                "numpy.save"
+            )
+        name = config.key or (config.name if config.name in content else None)
+        keys = [key for key in content.files if name in (None, key)]
+        if len(keys) != 1:
+            raise ValueError(
+                f"say {suggest('data.key', 'NAME')}, one of {list_names(content.files)}"
+            )
+        beginning = keys[0][: keys[0].rfind("_") + 1]
+        try:
+            return content[keys[0]], content.get(f"{beginning}labels")
+        except ValueError as error:
+            raise _loading_error(error) from error
+
+
+def _loading_error(error: ValueError) -> ValueError:
+    """Return an error with a remedy for arrays that numpy refuses to load, or numpy's error."""
+    text = str(error).lower()
+    if "object" in text:
+        return ValueError(
+            "its array holds Python objects, which are not loaded because they could run code; "
+            "save numbers, such as x.astype(float)"
+        )
+    if "header info length" in text:
+        return ValueError("records have too many fields; use an array (N, D), as of x.to_numpy()")
+    return error

@@ -1,0 +1,325 @@
+"""The user's points: a table in a file, standardised for networks.
+
+Shapes: N points, D coordinates.
+"""
+
+import csv
+import hashlib
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nsgf.config.schema import DataConfig, DataFacts
+from nsgf.data.points import Target
+from nsgf.system.errors import (
+    list_names,
+    name_setting,
+    one_line,
+    suggest,
+    wrong_setting,
+)
+from nsgf.user_data.files import (
+    ARRAYS,
+    LEAST,
+    Inspection,
+    check_same_data,
+    data_path,
+    load_arrays,
+    saved_facts,
+    split_rows,
+)
+from nsgf.user_data.tables import (
+    PointTable,
+    RawTable,
+    close_columns,
+    read_array,
+    read_file,
+    reason_of_cell,
+    rounded_columns,
+    to_numbers,
+)
+
+SUFFIXES = (*ARRAYS, ".csv", ".tsv", ".txt", ".parquet", ".xlsx")
+LARGEST_VALUE = 1e150
+"""Largest absolute value of a coordinate, so that squares stay within float64. 1 / LARGEST_VALUE is
+the smallest range."""
+REMEDIES = {
+    "unpack it": ".zip .gz .bz2 .xz .zst .7z .tar .tgz .rar",
+    "for pictures name their folder, with {images}": (
+        ".jpg .jpeg .png .bmp .gif .tif .tiff .webp .ppm .pgm .jp2 .avif"
+    ),
+    "read it with pandas, and save the table as .csv": (
+        ".xls .xlsm .ods .feather .arrow .orc .json .jsonl .dta .sav .sas7bdat .pkl .pickle .html"
+    ),
+    "read its array with scipy.io.loadmat, and save it with numpy.save": ".mat",
+    "read its array with h5py, and save it with numpy.save": ".h5 .hdf5 .hdf .nc",
+    "read it with anndata, and save x.X or x.obsm['X_pca'] with numpy.save": ".h5ad .loom",
+    "read its tensor with torch.load, and save it with numpy.save": ".pt .pth .safetensors",
+}
+"""What to do with files that are not read, by endings of their names."""
+
+
+class TableSet(Target):
+    """The points of a file. For networks, each coordinate has mean 0 and standard deviation 1."""
+
+    name = "points"
+    uses = frozenset({"path", "header", "columns", "held_out", "key"})
+
+    def __init__(self, facts: DataFacts, file: str | None = None) -> None:
+        has_first_row = Path(file or "").suffix.lower() not in (*ARRAYS, ".parquet")
+        self.unread = frozenset() if has_first_row else frozenset({"header"})
+        self.shape = tuple(facts.shape)
+        self.axes = tuple(facts.names or ())
+        self._mean = facts.mean
+        self._scale = facts.scale
+
+    def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor:
+        values = torch.from_numpy(read_table(config).values)
+        return values[split_rows(config, len(values))[held_out]]
+
+    def from_units(self, samples: Tensor) -> Tensor:
+        """Return points of the file, standardised for networks.  (N, D) -> float32"""
+        wide = samples.double()
+        return ((wide - wide.new_tensor(self._mean)) / wide.new_tensor(self._scale)).float()
+
+    def in_units(self, samples: Tensor) -> Tensor:
+        """Return samples of networks in the units of the file.  (N, D) -> float64"""
+        wide = samples.double()
+        return wide * wide.new_tensor(self._scale) + wide.new_tensor(self._mean)
+
+
+def inspect_points(config: DataConfig) -> Inspection:
+    """Read the points of ``data.path``, and describe the points to train on. Raise UserError if
+    float64 rounds away the differences of a column, and the errors of :func:`read_table` and
+    :func:`leave_out_constants`."""
+    table = read_table(config)
+    if not config.found:
+        _refuse_rounded(config, table)
+        table = leave_out_constants(config, table)
+    count, dim = table.values.shape
+    trained = split_rows(config, count)[0].numpy()
+    rows = table.values[trained]
+    # subtract large numbers first, whose mean float64 would round
+    close = close_columns(rows)
+    start = np.zeros(dim)
+    start[close] = rows[0, close]
+    columns = torch.from_numpy(rows - start)
+    facts = DataFacts(
+        samples=count,
+        shape=[dim],
+        checksum=_checksum(table.values),
+        names=table.names,
+        mean=(columns.mean(0) + torch.from_numpy(start)).tolist(),
+        scale=columns.std(0, correction=0).tolist(),
+    )
+    notes = [
+        f"data: {count} points of {config.path}, {dim} coordinates: {list_names(table.names)}",
+        *table.notes,
+        *_notes_of_counters(table, trained),
+    ]
+    if len(close):
+        column = close[0]
+        notes.append(
+            f"data: {table.names[column]}: the values near {rows[0, column]:g} differ little for "
+            "their size; if they were rounded before, subtract the smallest value from the "
+            "original ones"
+        )
+    notes += _notes_of_far_values(table, rows)
+    return facts, tuple(filter(None, notes))
+
+
+def _refuse_rounded(config: DataConfig, table: PointTable) -> None:
+    """Raise UserError if float64 rounds away the differences of a column."""
+    if table.rounded:
+        name = table.rounded[0]
+        values = table.values[:, table.names.index(name)]
+        raise wrong_setting(
+            "data.path",
+            config.path,
+            f"{name}: numbers near {values[0]:g} that differ so little that float64 rounds "
+            f"their differences; subtract the smallest value first, or {columns_hint()}",
+        )
+
+
+def _notes_of_counters(table: PointTable, trained: np.ndarray) -> list[str]:
+    """Return a line about columns that count the rows, unless all columns do. ``trained``: numbers
+    of the rows to train on."""
+    rows = table.values[trained]
+    candidates = np.flatnonzero(rows[-1] - rows[0] == trained[-1] - trained[0])
+    ranges = np.ptp(rows[:, candidates] - trained[:, np.newaxis], axis=0)
+    counters = {int(column) for column in candidates[ranges == 0]}
+    if not counters or len(counters) == len(table.names):
+        return []
+    remaining = [name for column, name in enumerate(table.names) if column not in counters]
+    verb = "counts" if len(counters) == 1 else "count"
+    return [
+        f"data: {list_names([table.names[column] for column in sorted(counters)])} {verb} the "
+        "rows, perhaps an index; to leave it out say "
+        f"{suggest('data.columns', repr(format_columns(remaining)))}"
+    ]
+
+
+def _notes_of_far_values(table: PointTable, rows: np.ndarray) -> list[str]:
+    """Return a line about the first value of a table that is far from the middle of ``rows``, the
+    points to train on."""
+    values = table.values
+    cut = len(rows) // 100 + 1
+    middle = np.sort(rows, axis=0)[cut:-cut]
+    far = np.argwhere(np.abs(values - np.median(rows, axis=0)) > 30 * middle.std(0))
+    if not len(far):
+        return []
+    row, column = far[0]
+    return [
+        f"data: {table.names[column]}: {values[row, column]:g} in {table.locate(row + 1)} is far "
+        "from the other values; a code for a missing value?"
+    ]
+
+
+def _checksum(values: np.ndarray) -> str:
+    """Return a checksum of shape and values. It does not depend on the type of the file."""
+    digest = hashlib.sha256(repr(values.shape).encode())
+    digest.update(np.ascontiguousarray(values, "<f8").tobytes())
+    return digest.hexdigest()[:12]
+
+
+def read_table(config: DataConfig) -> PointTable:
+    """Return the chosen columns of the points of ``data.path``, all finite; for a run that has
+    begun, without constant columns. Raise UserError unless the file has one table with enough
+    points, and the same points as when the run began."""
+    file = data_path(config)
+    saved_names = saved_facts(config).names if config.found else None
+    try:
+        raw = open_table(config, file)
+        columns = choose_columns(config, raw.names, saved_names)
+        if columns is not None:
+            cells = raw.cells
+            cells = cells[:, columns] if isinstance(cells, np.ndarray) else cells.iloc[:, columns]
+            raw = raw._replace(cells=cells, names=[raw.names[column] for column in columns])
+        values = finite_values(raw)
+        rounded = rounded_columns(raw.cells, values)
+    except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
+        raise wrong_setting("data.path", file, one_line(error)) from error
+    notes = (raw.note,) if raw.note else ()
+    table = PointTable(
+        values, raw.names, raw.locate, notes, [raw.names[column] for column in rounded]
+    )
+    if config.found:
+        table = leave_out_constants(config, table)
+        check_same_data(config, _checksum(table.values))
+    return table
+
+
+def open_table(config: DataConfig, file: Path) -> RawTable:
+    """Return the table of a file. Raise errors of many types if the file is no table of points."""
+    suffix = file.suffix.lower()
+    if not file.is_file():
+        what = "is a folder, not a file" if file.is_dir() else "no such file"
+        raise ValueError(
+            f"{what}; save a table as .csv, or name a folder of images with "
+            f"{suggest('exp', 'images')}"
+        )
+    if suffix not in SUFFIXES:
+        remedy = next((text for text, kinds in REMEDIES.items() if suffix in kinds.split()), None)
+        remedy = (remedy or "save the table as .csv").format(images=suggest("exp", "images"))
+        raise ValueError(
+            f"the file exists, but its name does not end in {', '.join(SUFFIXES)}; {remedy}"
+        )
+    is_array = suffix in ARRAYS
+    raw = read_array(load_arrays(config)[0]) if is_array else read_file(file, config.header)
+    shape = raw.cells.shape
+    if len(shape) != 2 or shape[0] < LEAST or not shape[1]:
+        raise ValueError(
+            f"an array of shape {shape}, must be (N, D) with N >= {LEAST}: a row for each "
+            "point, a column for each coordinate"
+        )
+    return raw
+
+
+def choose_columns(
+    config: DataConfig, names: list[str], saved_names: list[str] | None
+) -> list[int] | None:
+    """Return the numbers of the columns to use, from 0; None: all. Raise ValueError if
+    ``data.columns`` does not fit.
+
+    ``saved_names``: names of the columns that a run began with, which are preferred if there is no
+    ``data.columns``: a file may have more columns than an earlier version of the program read."""
+    if not config.columns:
+        if saved_names is None:
+            return None
+        saved_set = {*saved_names}
+        same = [number for number, name in enumerate(names) if name in saved_set]
+        return same if [names[number] for number in same] == saved_names else None
+    (keys,) = csv.reader([config.columns], skipinitialspace=True)
+    numbers: dict[str, list[int]] = {}
+    for number, name in enumerate(names):
+        for key in {name, str(number + 1)}:
+            numbers.setdefault(key, []).append(number)
+    chosen = [number for key in keys for number in numbers.get(key, ())]
+    all_names = {*names}
+    if len({*chosen}) != len(keys) or len({key in all_names for key in keys}) > 1:
+        raise ValueError(
+            f"{name_setting('data.columns', config.columns)}: must be different columns of "
+            f"{list_names(names)}, all by name or all by number, and none may be the name of "
+            "one and the number of another"
+        )
+    return chosen
+
+
+def format_columns(names: list[str]) -> str:
+    """Return names of columns as ``data.columns`` takes them."""
+    text = StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
+
+
+def finite_values(raw: RawTable) -> np.ndarray:
+    """Return the numbers of a table. Raise ValueError, with place and reason, if a cell is not
+    finite.  float64, (N, D)"""
+    values = to_numbers(raw.cells)
+    is_bad = ~(np.abs(values) <= LARGEST_VALUE)
+    if not is_bad.any():
+        return np.ascontiguousarray(values)
+    row, column = np.unravel_index(is_bad.argmax(), values.shape)
+    value = values[row, column]
+    if np.isnan(value):
+        cells = raw.cells
+        is_array = isinstance(cells, np.ndarray)
+        reason = reason_of_cell(cells[row, column] if is_array else cells.iat[row, column])
+    else:
+        reason = f"{value:g} must be between {-LARGEST_VALUE:g} and {LARGEST_VALUE:g}"
+    if raw.hint and row == 0 and np.isnan(values[0]).all():
+        reason += f"; {raw.hint}"
+    raise ValueError(
+        f"{raw.locate(int(row) + 1)}, {raw.names[column]}: {reason}; or {columns_hint()}"
+    )
+
+
+def columns_hint() -> str:
+    """Return the advice to choose columns."""
+    return f"name the columns to use with {suggest('data.columns', 'A,B')}"
+
+
+def leave_out_constants(config: DataConfig, table: PointTable) -> PointTable:
+    """Return a table without columns that are constant on the rows to train on. Raise UserError if
+    ``data.columns`` names such a column, or if all are constant."""
+    rows = table.values[split_rows(config, len(table.values))[0].numpy()]
+    is_constant = np.ptp(rows, axis=0) < 1 / LARGEST_VALUE
+    if not is_constant.any():
+        return table
+    constants = [table.names[column] for column in np.flatnonzero(is_constant)]
+    what = f"{len(constants)} of {len(table.names)}: {list_names(constants)}"
+    if config.columns or is_constant.all():
+        raise wrong_setting(
+            "data.path",
+            config.path,
+            f"constant columns (range below {1 / LARGEST_VALUE:g}), {what}; leave them out",
+        )
+    line = f"data: constant columns are left out, {what}"
+    return table._replace(
+        values=np.ascontiguousarray(table.values[:, ~is_constant]),
+        names=[table.names[column] for column in np.flatnonzero(~is_constant)],
+        notes=(*table.notes, line),
+    )

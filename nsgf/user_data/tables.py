@@ -1,0 +1,460 @@
+"""Tables of numbers in files and in memory. pandas reads them, and is imported only then.
+
+Shapes: N rows, D columns.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from io import StringIO
+from numbers import Real
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from nsgf.system.errors import list_names, one_line, suggest
+
+RawCells = Any
+"""Cells of a table, (N, D): an array of numbers, or a pandas DataFrame of any types."""
+FINE = 1e-6
+"""Largest error of rounding to float64, as a part of a column's range."""
+TEXT_LENGTH = 64
+"""Largest number of characters that are stored of a cell that is no number."""
+ABOVE = re.compile(r"\s*\n|[^\S\n]*#[^\n]*\n")
+"""Matches empty lines or a comment."""
+PIECE = re.compile(r'"[^"]*"|[^"\n]+')
+"""Matches a part of a row. A quoted part may have several lines."""
+QUOTED = re.compile(r'(^|[\t;,|])"[^"]*(?:""[^"]*)*"(?=[\t;,|]|$)')
+"""Matches a quoted cell and the separator before it."""
+SPACES = r"\s+"
+"""Separator of cells that have spaces between them, as a pattern."""
+DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
+"""Matches a number such as 1,05."""
+MISSING = "missing; leave out rows with gaps"
+REASONS = (
+    (r"(nan|nat|none|<na>)?", MISSING),
+    (r"-?\d+ days?\b.*", "a duration; convert it to a number, such as x.dt.total_seconds()"),
+    (
+        r".*(\d[-/]\d+[-/]\d|\d\.\d+\.\d{4}|\d:\d\d|\d\W*(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|"
+        r"nov|dec)|(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\W+\d).*",
+        "a date or time; convert it to a number, such as seconds since the first",
+    ),
+    (r"\d{4}-\d\d|\d{4}Q[1-4]", "a date; convert it to a number, such as months since the first"),
+    (
+        r"[-+]?[\d.]+(e[-+]?\d+)?([ :]+[-+]?[\d.]+(e[-+]?\d+)?)+",
+        "several numbers; separate cells by commas, semicolons, tabs or | (in a .txt by spaces)",
+    ),
+    (r"\(?[-+\de.]*[\d.]j\)?", "a complex number; make columns of x.real and x.imag"),
+    (r"[\[{].*|\(.*[\])]", "several values in a cell; make a column for each number"),
+    (r"[-+]?\d[-+\de.,' _]*", "no number; write 1234.5 for 1,234.5 or 1234,5"),
+    (r"#.*", "text or a comment; comments may stand only above the table"),
+    (r".*", "text; replace it by numbers, such as 0 and 1"),
+)
+"""Why a cell is no number, and what to do, by the first pattern that matches its text."""
+
+
+class RawTable(NamedTuple):
+    """A table before its columns are chosen."""
+
+    cells: RawCells
+    names: list[str]
+    """Names of the D columns."""
+    locate: Callable[[int], str] = "row {}".format
+    """Function of a row's number (from 1) that returns its place in the file."""
+    note: str = ""
+    """Line for the user."""
+    hint: str = ""
+    """What may be wrong if the first row has no numbers."""
+
+
+class PointTable(NamedTuple):
+    """Columns of numbers."""
+
+    values: np.ndarray
+    """(N, D), all finite.  float64"""
+    names: list[str]
+    """Names of the D columns."""
+    locate: Callable[[int], str] = "row {}".format
+    """Function of a row's number (from 1) that returns its place in the file."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
+    rounded: Sequence[str] = ()
+    """Names of columns whose differences float64 rounds away."""
+
+
+def column_names(titles: Iterable[Any]) -> list[str]:
+    """Return the names of columns from their titles, which may be empty."""
+    return [
+        one_line(str(title)) or f"coordinate {number}" for number, title in enumerate(titles, 1)
+    ]
+
+
+def read_array(array: np.ndarray) -> RawTable:
+    """Return the table of an array (N, D), or of an array of records (N,), whose fields are its
+    columns. An array of another shape has no names of columns."""
+    fields = array.dtype.names
+    if array.ndim != (1 if fields else 2):
+        return RawTable(array, [])
+    if not fields and array.dtype.kind in "biuf":
+        return RawTable(array, column_names([""] * array.shape[1]))
+    import pandas as pd
+
+    if not fields:
+        frame = pd.DataFrame(_decoded(array))
+        return RawTable(frame, column_names([""] * array.shape[1]))
+    columns = {name: _decoded(array[name]) for name in fields}
+    frame = pd.DataFrame(
+        {name: column if column.ndim == 1 else [*column] for name, column in columns.items()}
+    )
+    return RawTable(frame, column_names(fields))
+
+
+def _decoded(array: np.ndarray) -> np.ndarray:
+    """Return an array in this machine's byte order, which pandas needs, with bytes as text."""
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8", "replace")
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+class _TextTable(NamedTuple):
+    """The text of a table, without comments and empty lines above it."""
+
+    text: str
+    comment: str
+    """Last comment above the table, or an empty text."""
+    lines_above: int
+    """Number of lines above the table."""
+    first_row: str
+    """A part of ``text``. It has several lines if a quoted cell has."""
+
+    @property
+    def remedy(self) -> str:
+        """Advice for rows that do not fit the first row."""
+        return (
+            f"if line {self.lines_above + 1} is a title, remove it; quote cells that contain a "
+            "separator"
+        )
+
+
+def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
+    """Read a table from a file. Raise errors of many types if it is damaged.
+
+    ``header``: whether the first row has names; auto: true if one of its cells is not a number.
+    """
+    import pandas as pd
+
+    suffix = file.suffix.lower()
+    if suffix == ".parquet":
+        frame, note = with_index(pd.read_parquet(file))
+        return RawTable(frame, column_names(frame.columns), note=note)
+    table = _cut_table(_read_text(file))
+    sep = _find_separator(table.first_row, is_txt=suffix == ".txt")
+
+    # names stand in the first row, in the last comment, or nowhere
+    first = _first_cells(table, sep)
+    if header == "auto":
+        header = bool(np.isnan(pd.to_numeric(first, errors="coerce")).any())
+    pattern = sep if sep == SPACES else re.escape(sep)
+    titles = first if header else re.split(pattern, table.comment)
+    names = column_names(titles if len(titles) == len(first) else [""] * len(first))
+    what = (
+        f"names: {list_names(first)}"
+        if header
+        else f"a point; if it has names: {suggest('data.header', 'true')}"
+    )
+
+    # the table
+    _refuse_gaps(table, names[0])
+    frame = _parse_rows(table, sep, has_names=header)
+    if frame.shape[1] != len(first):
+        raise ValueError(
+            f"{len(first)} cells in the first row, {frame.shape[1]} in the second; {table.remedy}"
+        )
+    if not header and sep == "," and _has_decimal_commas(frame, table.text):
+        raise ValueError("decimal commas in its only column; write 0.5 for 0,5")
+    begin = table.lines_above + (table.first_row.count("\n") + 1 if header else 0)
+
+    def locate(number: int) -> str:
+        texts = frame[:number].select_dtypes(exclude="number")  # may have cells of several lines
+        return f"line {begin + texts.to_csv(header=False).count(chr(10))}"
+
+    hint = (
+        f"if line {table.lines_above + 1} is a title, or line {begin + 1} has units, remove that "
+        "line"
+    )
+    note = f"data: first row taken as {what}"
+    return RawTable(frame, names, locate, note, hint if header else "")
+
+
+def _read_text(file: Path) -> str:
+    """Return the text of a file; for a .xlsx the first sheet, with tabs between cells. Raise
+    ValueError unless the text is in UTF-8."""
+    import pandas as pd
+
+    if file.suffix.lower() == ".xlsx":
+        sheet = pd.read_excel(file, header=None, dtype=str, na_filter=False)
+        text = sheet.replace("\n", " ", regex=True).to_csv(sep="\t", header=False, index=False)
+    else:
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
+    if "\ufffd" in text:
+        raise ValueError("is not in UTF-8; save it as UTF-8")
+    return text
+
+
+def _cut_table(text: str) -> _TextTable:
+    """Return the table in the text of a file. Comments and empty lines may stand above it. Raise
+    ValueError if it has no rows."""
+    begin = match_repeatedly(ABOVE, text)
+    table = text[begin:].rstrip("\n")
+    if not table:
+        raise ValueError("has no rows")
+    return _TextTable(
+        text=table,
+        comment=text[:begin].rstrip().rpartition("\n")[2].lstrip("# "),
+        lines_above=text.count("\n", 0, begin),
+        first_row=text[begin : match_repeatedly(PIECE, text, begin)],
+    )
+
+
+def _find_separator(row: str, *, is_txt: bool) -> str:
+    """Return the separator of the cells of a row; SPACES is a pattern. Only the rows of a .txt may
+    be separated by spaces."""
+    bare = QUOTED.sub(r"\1", row)
+    sep = "\t" if "\t" in bare else max(";,", key=bare.count)
+    if ";" in bare and all(map(DECIMAL_COMMA.fullmatch, bare.split(";"))):
+        return ";"
+    if sep in bare:
+        return sep
+    if "|" in bare:
+        return "|"
+    return SPACES if is_txt else sep
+
+
+def _first_cells(table: _TextTable, sep: str) -> list[str]:
+    """Return the cells of the first row of a table."""
+    if sep == SPACES:
+        return [cell.strip('"') for cell in re.findall(r'"[^"]*"|\S+', table.first_row)]
+    return next(csv.reader(StringIO(table.text), delimiter=sep))
+
+
+def _refuse_gaps(table: _TextTable, column: str) -> None:
+    """Raise ValueError if a line in the table is empty. ``column``: name of the first column."""
+    gap = re.search(r"\n[^\S\n]*\n", table.text)
+    if gap and table.text.count('"', 0, gap.end()) % 2 == 0:
+        line = table.lines_above + table.text.count("\n", 0, gap.end())
+        raise ValueError(
+            f"line {line}, {column}: missing; remove rows that are empty; {table.remedy}"
+        )
+
+
+def _parse_rows(table: _TextTable, sep: str, *, has_names: bool) -> Any:
+    """Return the rows of a table as a DataFrame, without the first row if it has names. Raise
+    ValueError if there are none, or if they have different lengths."""
+    import pandas as pd
+
+    exact: Any = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
+    try:
+        return pd.read_csv(
+            StringIO(table.text),
+            sep=sep,
+            header=None,
+            skip_blank_lines=False,
+            skiprows=int(has_names),
+            low_memory=False,
+            **exact,
+        )
+    except pd.errors.EmptyDataError as error:
+        raise ValueError("has names but no rows") from error
+    except pd.errors.ParserError as error:
+        words = one_line(error).rpartition("C error: ")[2]
+        words = re.sub(r"(?<=line )\d+", lambda line: str(table.lines_above + int(line[0])), words)
+        raise ValueError(f"rows of different lengths: {words}; {table.remedy}") from error
+
+
+def _has_decimal_commas(frame: Any, text: str) -> bool:
+    """Whether the two columns of a table with commas are rather one column of numbers such as
+    0,5."""
+    is_whole = frame.shape[1] == 2 and all(kind.kind in "iu" for kind in frame.dtypes)
+    return bool(is_whole and (frame[1] >= 0).all() and re.search(r"\b0\d|-0,", text))
+
+
+def match_repeatedly(pattern: re.Pattern[str], text: str, begin: int = 0) -> int:
+    """Return the end of the successive matches of a pattern. A repeated group in the pattern would
+    need memory for each match."""
+    while match := pattern.match(text, begin):
+        begin = match.end()
+    return begin
+
+
+def with_index(frame: Any) -> tuple[Any, str]:
+    """Return a DataFrame with the named levels of the index as last columns, as pyarrow and polars
+    see it, and a line for the user. Levels are left out if they have no name, repeat a column or
+    are not all numbers."""
+    import pandas as pd
+
+    names = column_names(frame.columns)
+    levels = {}
+    other_levels = []
+    for number, title in enumerate(frame.index.names):
+        if title is None or not str(title).strip():
+            continue
+        (name,) = column_names([title])
+        level = pd.DataFrame({name: frame.index.get_level_values(number)})
+        values = to_numbers(level)
+        if np.isnan(values).any():
+            other_levels.append(name)
+            continue
+        same = to_numbers(frame.iloc[:, [n for n, other in enumerate(names) if other == name]])
+        if (same == values).all(axis=0).any():
+            continue
+        while name in names or name in levels:
+            name += " (index)"
+        levels[name] = level.iloc[:, 0]
+    if not levels and not other_levels:
+        return frame, ""
+    parts = []
+    if levels:
+        plain = frame.reset_index(drop=True).set_axis(names, axis=1)
+        frame = pd.concat([plain, pd.DataFrame(levels)], axis=1)
+        parts.append(f"columns from the index: {list_names([*levels])}")
+    if other_levels:
+        parts.append(
+            f"index left out, because it has cells that are no numbers: {list_names(other_levels)}"
+        )
+    return frame, f"data: {'; '.join(parts)}"
+
+
+def to_numbers(cells: RawCells) -> np.ndarray:
+    """Return the values of cells, NaN where a cell is not a number.  float64, (N, D)"""
+    if isinstance(cells, np.ndarray):
+        return cells.astype(np.float64)
+    is_number = _number_columns(cells)
+    if is_number.all():  # all at once: a table may have very many columns
+        return cells.to_numpy(np.float64, na_value=np.nan)
+    values = np.empty(cells.shape)
+    values[:, is_number] = to_numbers(cells.loc[:, is_number])
+    objects = cells.loc[:, ~is_number].astype(object).to_numpy()
+    values[:, ~is_number] = _numbers_of_cells(objects.ravel()).reshape(objects.shape)
+    return values
+
+
+def _number_columns(frame: Any) -> np.ndarray:
+    """Whether the type of each column holds only real numbers, true and false.  bool (D,)"""
+    from pandas.api import types
+
+    kinds = {
+        kind: types.is_bool_dtype(kind)
+        or (types.is_numeric_dtype(kind) and not types.is_complex_dtype(kind))
+        for kind in {*frame.dtypes}
+    }
+    return np.array([kinds[kind] for kind in frame.dtypes], dtype=bool)
+
+
+def _numbers_of_cells(cells: np.ndarray) -> np.ndarray:
+    """Return the numbers of objects, NaN where a cell is not a number; int64 or uint64 if all are
+    whole, otherwise float64.  (N,)"""
+    import pandas as pd
+
+    allowed = (Real, Decimal, str, np.bool_)
+    numbers = [cell if isinstance(cell, allowed) else None for cell in cells]
+    return pd.to_numeric(pd.Series(numbers, dtype=object), errors="coerce").to_numpy()
+
+
+def rounded_columns(cells: RawCells, values: np.ndarray) -> list[int]:
+    """Return the columns of finite numbers whose differences float64 rounds by more than FINE of
+    the column's range, such as whole numbers beyond 2^53 that differ little."""
+    columns = []
+    for column in close_columns(values):
+        part: Any = cells[:, column] if isinstance(cells, np.ndarray) else cells.iloc[:, column]
+        if getattr(part.dtype, "kind", "O") in "fb":
+            continue
+        several = np.unique(part) if isinstance(cells, np.ndarray) else part.unique()
+        exact = {
+            Decimal(cell.item() if isinstance(cell, np.generic) else cell)
+            for cell in several.tolist()
+        }
+        if len(exact) > 1 and any(Decimal(float(number)) != number for number in exact):
+            columns.append(int(column))
+    return columns
+
+
+def close_columns(values: np.ndarray) -> np.ndarray:
+    """Return the columns whose range has fewer than 1 / FINE steps of float64.  int64"""
+    if not len(values):
+        return np.empty(0, int)
+    steps = np.spacing(np.abs(values).max(axis=0))
+    return np.flatnonzero(steps > FINE * np.ptp(values, axis=0))
+
+
+def reason_of_cell(cell: Any) -> str:
+    """Return why a cell is no number, and what to do."""
+    text = text_of_cell(cell)
+    reason = next(
+        reason
+        for pattern, reason in REASONS
+        if re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL)
+    )
+    return reason if reason == MISSING else f"'{one_line(text)}' is {reason}"
+
+
+def text_of_cell(cell: Any) -> str:
+    """Return the begin of the text of a cell; for several values in a cell, their number."""
+    if hasattr(cell, "__len__") and not isinstance(cell, str | bytes):
+        return f"[{len(cell)} values]"
+    return str(cell).strip()[:TEXT_LENGTH]
+
+
+def to_frame(data: Any) -> tuple[Any, str]:
+    """Return a table of pandas, polars or pyarrow as a DataFrame of pandas, with the named levels
+    of the index as columns, and a line for the user. Raise ValueError if it is no such table."""
+    import pandas as pd
+
+    if not isinstance(data, pd.DataFrame):
+        if hasattr(data, "to_pandas"):
+            data = data.to_pandas()
+        elif hasattr(data, "__dataframe__"):
+            data = pd.api.interchange.from_dataframe(data)
+        else:
+            raise ValueError(
+                f"{type(data).__name__} is no DataFrame of pandas, polars or pyarrow; convert it "
+                "to such a table (of polars: x.collect())"
+            )
+    return with_index(data)
+
+
+def to_records(frame: Any) -> np.ndarray:
+    """Return a pandas DataFrame as an array of records, with a field for each column, (N,). A field
+    has numbers, float64 or whole. If some cells are not numbers, it has the begin of each cell as
+    text."""
+    columns = [
+        _stored_column(frame.iloc[:, column], is_number)
+        for column, is_number in enumerate(_number_columns(frame))
+    ]
+    names = column_names(frame.columns)
+    kinds = [column.dtype for column in columns]
+    records = np.empty(len(frame), dtype=[*zip(names, kinds, strict=True)])
+    for name, column in zip(names, columns, strict=True):
+        records[name] = column
+    return records
+
+
+def _stored_column(column: Any, is_number: bool) -> np.ndarray:
+    """Return a column for :func:`to_records`.  (N,)"""
+    if is_number:
+        kind = getattr(column.dtype, "kind", "O")
+        if kind in "iu" and not column.hasnans:
+            return column.to_numpy("u8" if kind == "u" else "i8")
+        return column.to_numpy(np.float64, na_value=np.nan)
+    numbers = _numbers_of_cells(column.astype(object).to_numpy())
+    if numbers.dtype.kind in "iu":
+        return numbers
+    values = numbers.astype(np.float64)
+    is_finite = np.isfinite(values).all()
+    if np.isnan(values).any() or (
+        is_finite and rounded_columns(column.to_frame(), values[:, None])
+    ):
+        texts = [text_of_cell(cell) for cell in column.astype(object)]
+        return np.array(texts, dtype=f"U{TEXT_LENGTH}")
+    return values
