@@ -27,7 +27,7 @@ from nsgf.sinkhorn.base import (
     positive_number,
     to_tensor,
 )
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, wrong_setting
 
 LARGEST_T = 100_000  # more steps change no flow
 Velocity = Callable[[Tensor, Tensor], Tensor]  # states (B, *shape), times (B,) -> (B, *shape)
@@ -148,11 +148,25 @@ def straight_steps(
 
 class SinkhornFlowMatcher:
     """Training pairs of Sinkhorn flows, as torchcfm's matchers return them. ``blur``: root of eps,
-    in units of the data; ``eta``: step size; None: harmonic steps, which end at the data."""
+    in units of the data; ``eta``: step size; None: harmonic steps, which end at the data;
+    ``first_blur``: blur of the first step, which falls to ``blur`` in the last one; None: ``blur``
+    in all steps."""
 
-    def __init__(self, blur: float = 0.5, steps: int = 5, eta: float | None = None) -> None:
+    def __init__(
+        self,
+        blur: float = 0.5,
+        steps: int = 5,
+        eta: float | None = None,
+        *,
+        first_blur: float | None = None,
+    ) -> None:
         eta = None if eta is None else positive_number("eta", eta)
-        self._flow = BatchedSolver(positive_number("blur", blur))
+        blur = positive_number("blur", blur)
+        if first_blur is not None:
+            first_blur = positive_number("first_blur", first_blur)
+            if first_blur < blur:
+                raise wrong_setting("first_blur", first_blur, f"must be >= blur, {blur:g}")
+        self._flow = BatchedSolver(blur, first_blur=first_blur)
         self._etas = step_sizes(positive_number("steps", steps, is_whole=True, most=LARGEST_T), eta)
 
     def sample_location_and_conditional_flow(

@@ -55,6 +55,8 @@ class SinkhornPool:
         target_batch: number of targets in a flow; None: as many as particles.
         device: device for simulation and batches, such as ``cuda``. The pool is in main memory.
         seed: seed of the order of the points, and of the generators that functions get.
+        first_blur: blur of a flow's first step, at least ``blur``. It falls by the same factor from
+            step to step and is ``blur`` in the last one. None: ``blur`` in all steps.
 
     Raises:
         UserError: an argument is out of its range, points are not finite or of different shapes,
@@ -76,9 +78,11 @@ class SinkhornPool:
         target_batch: int | None = None,
         device: str | torch.device = "auto",
         seed: int = 0,
+        first_blur: float | None = None,
     ) -> None:
         settings = {
             "sinkhorn.blur": blur,
+            "sinkhorn.first_blur": first_blur,
             "sinkhorn.batch_size": batch_size,
             "sinkhorn.target_batch": target_batch,
             "pool.num_batches": num_batches,

@@ -71,6 +71,7 @@ Steps = Annotated[int, Range(1, MOST_STEPS)]
 StepsOrNull = Annotated[int | None, Range(1, MOST_STEPS)]
 Positive = Annotated[float, Range(above=0)]
 PositiveOrNull = Annotated[float | None, Range(above=0)]
+Blur = Range(above=0, maximum=1e6)
 GroupOrNull = Annotated[int | None, Range(2, 2**14)]
 Repeats = Annotated[int, Range(1, 1000)]
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
@@ -174,8 +175,11 @@ class SinkhornConfig:
     """Number of particles n in one flow."""
     target_batch: CountOrNull = None
     """Number of targets m in one flow; null: as many as particles."""
-    blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
+    blur: Annotated[float, Blur] = 0.5
     """sinkhorn and geomloss: square root of the regularization eps, in units of the data."""
+    first_blur: Annotated[float | None, Blur] = None
+    """sinkhorn and geomloss: blur of a flow's first step, which falls by the same factor from step
+    to step and is blur in the last one; null: blur in all steps (paper)."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
     """geomloss: ratio of successive blurs while annealing; closer to 1 is slower and more exact."""
     tolerance: Positive = 5e-4
@@ -330,9 +334,7 @@ class GeneratorConfig(OptimConfig):
     targets: Annotated[int | None, Range(4)] = None
     """Number of real samples in one update; each half of the batch uses half of them; null:
     batch_size."""
-    blurs: Annotated[list[float], Range(above=0, maximum=1e6)] = field(
-        default_factory=lambda: [0.1]
-    )
+    blurs: Annotated[list[float], Blur] = field(default_factory=lambda: [0.1])
     """Square roots of eps. The unit is the root of the mean cost between generated and real
     samples: 0.1 makes eps 1 % of that cost. The velocities for several blurs are averaged."""
     tolerance: Positive = 5e-4

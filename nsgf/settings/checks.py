@@ -150,6 +150,10 @@ class Rules:
                     "nsf.source",
                     f"must not be affine for samples of {size} values, more than {MOST_VALUES}",
                 )
+        sinkhorn = config.sinkhorn
+        if sinkhorn.first_blur is not None and sinkhorn.first_blur < sinkhorn.blur:
+            least = name_setting("sinkhorn.blur", f"{sinkhorn.blur:g}")
+            yield "sinkhorn.first_blur", f"must be >= {least}"
         if config.peer.method == "sbcfm" and config.peer.sigma == 0:
             yield "peer.sigma", "must be > 0 for sbcfm"
         split = config.train.accumulate

@@ -142,6 +142,8 @@ def find_obstacle(experiment: "Experiment", key: str) -> str:
         return f"data.path {Path(config.data.path).name}"
     if section == "sinkhorn" and name in FLOW_SETTINGS.difference(FLOWS[config.flow.kind].uses):
         return f"flow.kind {config.flow.kind}"
+    if key == "sinkhorn.first_blur" and config.flow.steps == 1:
+        return "flow.steps 1"
     return ""
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nsgf.sinkhorn.base import Flow, around_mean, box_diameter
+from nsgf.sinkhorn.base import BlurredFlow, Flow, around_mean, box_diameter
 from nsgf.sinkhorn.batched import BatchedSolver
 
 if TYPE_CHECKING:  # the solver alone needs no settings
@@ -50,18 +50,17 @@ def _mean_direction(x: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(eq=False)
-class GeomlossSolver(Flow):
+class GeomlossSolver(BlurredFlow):
     """The Sinkhorn flow as in the paper: geomloss solves one pair of clouds at a time.
 
     v = -grad sum(F), where F = f_xy - f_xx is the debiased potential on x.
     """
 
     title = "Sinkhorn gradient flow by geomloss"
-    uses = ("blur", "scaling")
-    shows = uses
+    uses = ("blur", "first_blur", "scaling")
+    shows = ("blur", "scaling")
     arrives = True
 
-    blur: float
     scaling: float
     """Ratio of successive blurs while annealing."""
 

@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -89,6 +89,10 @@ class Flow(ABC):
         """Return the number of entries of the largest matrix for n particles and m targets."""
         return max(n, m) ** 2
 
+    def at_steps(self, steps: int) -> "list[Flow]":
+        """Return the flow that moves the particles in each step; the flows share the report."""
+        return [self] * steps
+
     @abstractmethod
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the velocities of the particles of B flows, float32, without gradients.
@@ -99,14 +103,50 @@ class Flow(ABC):
     def start(self, x: Tensor, y: Tensor, steps: int) -> "Particles":
         """Return the particles x (B, N, D), ready for their first step towards y (B, M, D)."""
         near_x, near_y, origin = around_mean(x, y)
-        return Particles(self, near_x.float(), near_y.float(), origin)
+        return Particles(iter(self.at_steps(steps)), near_x.float(), near_y.float(), origin)
+
+
+@dataclass(eq=False)
+class BlurredFlow(Flow):
+    """A flow of entropic transport with regularization eps = blur^2.
+
+    If ``first_blur`` is set, the blur falls by the same factor from step to step, from
+    ``first_blur`` in the first step to ``blur`` in the last one. The first steps then follow a
+    smooth plan, which differs little between mini-batches; the last steps resolve details of the
+    data that a larger blur hides.
+    """
+
+    blur: float
+    """Blur of the last step, in units of the data."""
+    first_blur: float | None = field(default=None, kw_only=True)
+    """Blur of the first step; None: ``blur``."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.first_blur is None:
+            return text
+        return text.replace("blur ", f"blur falling from {self.first_blur:g} to ", 1)
+
+    def at_steps(self, steps: int) -> list[Flow]:
+        if self.first_blur is None:
+            return [self] * steps
+        ratio = self.first_blur / self.blur
+        last = max(steps - 1, 1)
+        flows: list[Flow] = []
+        for step in range(steps):
+            blur = self.blur * ratio ** ((steps - 1 - step) / last)
+            flow = replace(self, blur=blur, first_blur=None)
+            flow.report = self.report
+            flows.append(flow)
+        return flows
 
 
 @dataclass
 class Particles:
     """The particles of B flows between two steps. A subclass may store more for the next solve."""
 
-    flow: Flow
+    flows: Iterator[Flow]
+    """The flow of each step that is left."""
     x: Tensor
     y: Tensor
     origin: Tensor
@@ -114,7 +154,7 @@ class Particles:
 
     def move(self, eta: float) -> Tensor:
         """Move the particles to X + eta v(X), and return these positions.  (B, N, D)"""
-        self.x = self.x + eta * self.flow.velocity(self.x, self.y)
+        self.x = self.x + eta * next(self.flows).velocity(self.x, self.y)
         return self.origin + self.x
 
 

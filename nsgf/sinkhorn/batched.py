@@ -16,12 +16,14 @@ Shapes: B flows, N particles x, M targets y, D coordinates; potentials g, and h 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from nsgf.sinkhorn.base import Flow, Particles, around_mean, as_clouds, full_precision
+from nsgf.sinkhorn.base import BlurredFlow, Particles, around_mean, as_clouds, full_precision
 from nsgf.sinkhorn.blocks import LARGEST_PLAN, PLAN_BLOCK, clouds_of
 from nsgf.sinkhorn.plans import Clouds, some_of, with_some
 from nsgf.system.errors import UserError, name_setting
@@ -68,7 +70,7 @@ class Solution:
 
 
 @dataclass(eq=False)
-class BatchedSolver(Flow):
+class BatchedSolver(BlurredFlow):
     """The Sinkhorn flow, solved for many flows at once. Only the report outlives a call.
 
     The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is below 1, the
@@ -76,11 +78,10 @@ class BatchedSolver(Flow):
     """
 
     title = "Sinkhorn gradient flow"
-    uses = ("blur", "tolerance")
+    uses = ("blur", "first_blur", "tolerance")
     shows = ("blur",)
     arrives = True
 
-    blur: float
     tolerance: float = TOLERANCE
     max_iterations: int = MAX_ITERATIONS
 
@@ -109,9 +110,12 @@ class BatchedSolver(Flow):
         return solution
 
     def start(self, x: Tensor, y: Tensor, steps: int) -> Particles:
-        near_x, near_y, origin = self.centred(x, y)
+        flows = cast(list[BatchedSolver], self.at_steps(steps))
+        flow = flows[0]
+        near_x, near_y, origin = flow.centred(x, y)
         clouds = clouds_of(near_x, near_y, steps)
-        return WarmParticles(self, near_x, near_y, origin, clouds, clouds.last_potential())
+        limit = clouds.last_potential()
+        return WarmParticles(iter(flows), near_x, near_y, origin, clouds, flow.blur, limit)
 
     def centred(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the clouds (B, N, D) and (B, M, D) around the mean of y, in units of the blur and
@@ -216,9 +220,11 @@ def _better_omega(omega: float, rate: float) -> float:
 class WarmParticles(Particles):
     """Particles whose solves start from the potentials of earlier steps."""
 
-    flow: BatchedSolver
+    flows: Iterator[BatchedSolver]
     clouds: Clouds
-    """The particles, which move, and the targets."""
+    """The particles, which move, and the targets, in units of the blur."""
+    blur: float
+    """Blur of the last solve."""
     limit: Tensor
     """Potential of the targets when the particles have arrived.  (B, M)"""
     guess: Solution | None = None
@@ -226,7 +232,10 @@ class WarmParticles(Particles):
     """Expected potential of the next step, minus `limit`.  (B, M)"""
 
     def move(self, eta: float) -> Tensor:
-        solution = self.flow.solve_clouds(self.clouds, self.guess)
+        flow = next(self.flows)
+        if flow.blur != self.blur:
+            self._change_unit(flow.blur)
+        solution = flow.solve_clouds(self.clouds, self.guess)
         self.clouds.move(solution.velocity, eta)
         # the remaining way shrinks by the factor 1 - eta, and so does the difference between g and
         # its value for x = y; the error of this guess changes little from step to step
@@ -237,4 +246,21 @@ class WarmParticles(Particles):
         solution.speed = [remaining * speed for speed in solution.speed]
         self.guess = solution
         self.offset = offset
-        return torch.add(self.origin, self.clouds.x, alpha=self.flow.blur)
+        return torch.add(self.origin, self.clouds.x, alpha=self.blur)
+
+    def _change_unit(self, blur: float) -> None:
+        """Express clouds and guess in units of another blur.
+
+        The potential has the unit blur^2. Its limit, the potential of the targets against
+        themselves, depends on the blur and is computed again. What the offset describes is the way
+        that is left, which hardly depends on the blur, so it is only converted.
+        """
+        ratio = self.blur / blur
+        self.blur = blur
+        self.clouds.scale(ratio)
+        limit = self.limit
+        self.limit = self.clouds.last_potential()
+        if self.guess is not None and self.offset is not None:
+            self.guess.g = self.limit + (self.guess.g - limit) * ratio**2
+            self.guess.speed = [ratio * speed for speed in self.guess.speed]
+            self.offset = self.offset * ratio**2

@@ -149,6 +149,13 @@ class Clouds:
         total = some_of(squares.diagonal(dim1=1, dim2=2).mean(1), at)
         return v, total.clamp_min(0.0).sqrt().tolist()
 
+    def scale(self, factor: float) -> None:
+        """Multiply all points by a factor."""
+        for rows in (self._left, self._right):
+            rows[:, :, : self._dim] *= factor
+            rows[:, :, self._dim :] *= factor**2  # inner products
+        self.norm_y *= factor**2
+
     def move(self, v: Tensor, eta: float) -> None:
         """Move the particles by eta v."""
         self._left.add_(v, alpha=eta)
