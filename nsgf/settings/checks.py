@@ -152,8 +152,8 @@ class Rules:
                 )
         sinkhorn = config.sinkhorn
         if sinkhorn.first_blur is not None and sinkhorn.first_blur < sinkhorn.blur:
-            least = name_setting("sinkhorn.blur", f"{sinkhorn.blur:g}")
-            yield "sinkhorn.first_blur", f"must be >= {least}"
+            last_blur = name_setting("sinkhorn.blur", f"{sinkhorn.blur:g}")
+            yield "sinkhorn.first_blur", f"must be >= {last_blur}"
         if config.peer.method == "sbcfm" and config.peer.sigma == 0:
             yield "peer.sigma", "must be > 0 for sbcfm"
         split = config.train.accumulate

@@ -104,9 +104,9 @@ def test_potentials_of_the_step_before_save_updates():
     x = noise(2, 256, 2)
     y = narrow_clusters(2, 256, 0.1)
     etas = step_sizes(10, None)
-    falling = BatchedSolver(0.03, first_blur=0.5)
+    falling = BatchedSolver(0.02, first_blur=0.5)
     positions = run_flow(falling, x, y, etas)
-    constant = BatchedSolver(0.03)
+    constant = BatchedSolver(0.02)
     run_flow(constant, x, y, etas)
     assert falling.report.iterations < 0.8 * constant.report.iterations
     cold = 0.0
