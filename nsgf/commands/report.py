@@ -37,6 +37,7 @@ from nsgf.phases import PHASES
 from nsgf.phases.base import Phase
 from nsgf.plots.figures import Field, draw_curves, draw_entry_times, draw_fields, save_animation
 from nsgf.plots.samples import compare_images, draw_rows, figure_defaults
+from nsgf.pool.ends import ENDS
 from nsgf.report import curves, trained_updates
 from nsgf.report.page import Album
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder
@@ -195,6 +196,7 @@ def report_run(
             "Training",
             "Loss and gradient of each update that was logged.",
         )
+    ends = run.pool / ENDS
     log = run.path / "log.txt"
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
@@ -204,6 +206,7 @@ def report_run(
         config=config,
         chosen=changed_from_recipe(config),
         phases=phases,
+        ends=ends.read_text("utf-8", "replace") if ends.exists() else "",
         calls=calls,
         classes=list_names(experiment.target.class_names),
         missing=missing,

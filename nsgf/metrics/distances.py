@@ -1,8 +1,7 @@
-"""Distances between samples (energy distance, classifier, columns, nearest images) and between
-their features (kernel distance; with torch-fidelity, Frechet distance, precision and recall)."""
+"""Distances between samples (classifier, columns, nearest images) and between their features
+(kernel distance; with torch-fidelity, Frechet distance, precision and recall)."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from nsgf.data.images import to_unit_range
 from nsgf.sinkhorn.base import full_precision
+from nsgf.sinkhorn.energy import cross_minus_within
 from nsgf.system.errors import UserError, suggest
 
 LEAST_ROWS = 20
@@ -26,51 +26,16 @@ PART_VALUES = 2**22
 """Number of values of training images, and of distances to them, that are processed at a time."""
 
 
-def energy_distance(x: Tensor, y: Tensor) -> float:
-    """Return 2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias. It is around 0 for equal
-    distributions.
-
-    With few samples, this distance shows differences in shape better than W2, which then mostly
-    shows random differences in mass (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape),
-    N, M > 1
-    """
-    middle = y.flatten(1).double().mean(0)  # far from the origin, cdist loses digits
-    return _cross_minus_within(
-        x.flatten(1).double() - middle,
-        y.flatten(1).double() - middle,
-        torch.cdist,
-        lambda rows: torch.zeros(len(rows), dtype=torch.float32),
-    )
-
-
 def kernel_distance(x: Tensor, y: Tensor) -> float:
     """Return the squared maximum mean discrepancy with the kernel k(a, b) = (a.b / D + 1)^3 (KID,
     Binkowski et al. 2018). The estimate has no bias: it is around 0 for equal distributions, for
     any number of samples.  x (N, D), y (M, D), N, M > 1"""
-    return -_cross_minus_within(
+    return -cross_minus_within(
         x.cpu().double(),
         y.cpu().double(),
         lambda a, b: (a @ b.T / a.shape[1] + 1) ** 3,
         lambda a: (a.square().mean(1) + 1) ** 3,
     )
-
-
-def _cross_minus_within(
-    a: Tensor,
-    b: Tensor,
-    pairwise: Callable[[Tensor, Tensor], Tensor],
-    with_itself: Callable[[Tensor], Tensor],
-) -> float:
-    """Return 2 E f(X, Y) - E f(X, X') - E f(Y, Y') for different X, X' and Y, Y'."""
-
-    def total(rows: Tensor, columns: Tensor) -> float:
-        return sum(float(pairwise(part, columns).sum()) for part in rows.split(2048))
-
-    difference = 2 * total(a, b) / (len(a) * len(b))
-    for rows in (a, b):
-        within = total(rows, rows) - float(with_itself(rows).sum())
-        difference -= within / (len(rows) * (len(rows) - 1))
-    return difference
 
 
 def classifier_auc(x: Tensor, y: Tensor) -> float:

@@ -13,13 +13,13 @@ from typing import Any, Literal
 from nsgf.metrics.distances import (
     LEAST_ROWS,
     classifier_auc,
-    energy_distance,
     frechet_distance,
     inception_score,
     kernel_distance,
     precision_and_recall,
     subset_kernel_distance,
 )
+from nsgf.sinkhorn.energy import energy_distance
 from nsgf.sinkhorn.exact import w2
 from nsgf.system.files import Plain, fields
 

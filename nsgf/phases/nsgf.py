@@ -7,10 +7,12 @@ from nsgf.config.layers import Layer, fixed_values
 from nsgf.data import INDICES, Data, LabelDropout, PointSampler, class_labels
 from nsgf.phases.base import Phase, starting_network
 from nsgf.pool import build_pool, plan_pool
+from nsgf.pool.ends import ENDS, pool_ends
 from nsgf.pool.settings import PoolSettings
 from nsgf.pool.trajectories import POOL_SECTIONS, TrajectoryPool, drop_positions
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World, check_shares
+from nsgf.system.files import write_text
 from nsgf.system.hardware import release_memory
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
@@ -68,6 +70,11 @@ class NSGF(Phase):
         target = data.target_by_class("pool", run=config.sinkhorn.targets)
         pool = build_pool(session, self.pool_settings, data.source("pool"), target)
         release_memory(session.device)
+        further = data.target_by_class("pool", "ends", run=config.sinkhorn.targets)
+        if session.world.is_main and (ends := pool_ends(self.pool_settings, pool, target, further)):
+            text = ends.describe(config.sinkhorn.blur)
+            session.log.write(f"pool: {text}")
+            write_text(session.run.pool / ENDS, text)
         labels = None
         if data.classes:
             n = config.sinkhorn.batch_size

@@ -216,6 +216,10 @@ class TrajectoryPool:
             raise UserError(f"values of a flow are not finite in {stored.dtype}; try {remedy}")
         self.filled = end
 
+    def ends(self, count: int) -> Tensor:
+        """Return the last positions of the first ``count`` trajectories, float32."""
+        return self._positions[:count, -1].float()
+
     def particles(self, indices: Tensor) -> Tensor:
         """Return the number of the trajectory of each pair at these indices, int64, (B,)."""
         return indices % len(self) // self.steps

@@ -1,8 +1,8 @@
 """Flows of empirical measures, and their velocities.
 
 ``base`` states the conventions and the base class of flows; ``batched`` is the solver of every
-shipped configuration. This file has the table of all flows, and two short ones: the flow of the
-energy distance, and geomloss, a reference that uses automatic differentiation.
+shipped configuration. This file has the table of all flows, and geomloss, a reference that uses
+automatic differentiation.
 
 Shapes: B flows, N particles x, M targets y, D coordinates.
 """
@@ -15,38 +15,10 @@ from torch import Tensor
 
 from nsgf.sinkhorn.base import BlurredFlow, Flow, around_mean, box_diameter
 from nsgf.sinkhorn.batched import BatchedSolver
+from nsgf.sinkhorn.energy import EnergyFlow
 
 if TYPE_CHECKING:  # the solver alone needs no settings
     from nsgf.config.schema import SinkhornConfig
-
-
-class EnergyFlow(Flow):
-    """The flow of the energy distance, which has no transport problem to solve.
-
-        E(x, y) = mean |x_i - y_j| - 1/2 mean |x_i - x_k| - 1/2 mean |y_j - y_l|
-        v_i = -N grad_{x_i} E
-            = mean_j (y_j - x_i) / |y_j - x_i| - mean_k (x_k - x_i) / |x_k - x_i|
-
-    Each mean of unit vectors has length <= 1, however far away the targets are. So choose the step
-    sizes in units of the data. Pairs of equal points contribute 0.
-    """
-
-    title = "energy-distance gradient flow"
-    card_prefix = (
-        "the gradient flow of the energy distance, in place of the Sinkhorn divergence of "
-    )
-
-    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
-        x, y, _ = around_mean(x, y)
-        return _mean_direction(x, y) - _mean_direction(x, x)
-
-
-def _mean_direction(x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean unit vector from each point of x (B, N, D) to the points of y (B, M, D), two
-    clouds near the origin."""
-    distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-    weights = torch.where(distances > 0, 1 / distances, 0.0) / y.shape[1]
-    return weights @ y - weights.sum(2, keepdim=True) * x
 
 
 @dataclass(eq=False)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torchvision.datasets import MNIST
 
 import nsgf
-from nsgf.metrics.distances import energy_distance
+from nsgf.sinkhorn.energy import energy_distance
 from nsgf.sinkhorn.exact import w2
 
 POINTS, HELD_OUT, DRAWS = 10_000, 4096, 4

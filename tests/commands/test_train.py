@@ -19,12 +19,12 @@ from nsgf.config.files import METHOD_NAMES
 from nsgf.config.layers import build, change, values
 from nsgf.config.schema import OF_PHASES
 from nsgf.experiment import Experiment
-from nsgf.metrics.distances import energy_distance
 from nsgf.phases.base import load_network
 from nsgf.phases.lines import NSF
 from nsgf.pool import build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
+from nsgf.sinkhorn.energy import energy_distance
 from nsgf.system.errors import UserError
 from nsgf.training.precision import BFLOAT16_CHECKS
 from nsgf.user_data import load_data

@@ -11,12 +11,12 @@ from nsgf.metrics import distances
 from nsgf.metrics.distances import (
     classifier_auc,
     column_distances,
-    energy_distance,
     kernel_distance,
     nearest_images,
     precision_and_recall,
     require_fidelity,
 )
+from nsgf.sinkhorn.energy import energy_distance
 from nsgf.sinkhorn.exact import w2
 from nsgf.system.errors import UserError
 from tests.system.pretended_card import pretended_card

@@ -1,0 +1,89 @@
+"""How far the ends of a pool's flows are from their targets.
+
+A flow cannot resolve details of the data that are smaller than its blur: there its particles end
+too far apart. A network trained on the pool learns the same.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nsgf.data import Sampler
+from nsgf.pool.settings import PoolSettings
+from nsgf.pool.trajectories import TrajectoryPool
+from nsgf.sinkhorn import FLOWS
+from nsgf.sinkhorn.energy import energy_distance
+from nsgf.system.errors import suggest
+
+MEASURED = 2048
+"""Number of ends that are compared with targets, of as many flows as needed."""
+ENDS = "ends.txt"
+"""Name of the file in the folder of the pool with the line about the ends."""
+NEIGHBOUR = 10
+"""The spread around a point is the squared distance to its neighbour of this rank."""
+TOO_WIDE = 1.5
+"""Smallest ratio of spreads for which a smaller blur is suggested."""
+
+
+class Ends(NamedTuple):
+    """Distances between the ends of flows and the data, and the spread around an end."""
+
+    energy: float
+    """Energy distance between the ends and targets of further flows."""
+    floor: float
+    """Energy distance between the flows' own targets and targets of further flows."""
+    width: float
+    """Mean squared distance of an end to its NEIGHBOUR-th neighbour, in units of that of targets:
+    about the ratio of the variances of a detail of the data. NaN: most targets are equal."""
+
+    def describe(self, blur: float) -> str:
+        """Return one line, with the remedy if the ends are too wide for ``blur``, that of the last
+        step."""
+        text = (
+            f"ends of flows have 1000 x energy distance {1000 * self.energy:.1f} to the data "
+            f"(targets: {1000 * self.floor:.1f}) and {self.width:.2g} times the spread around a "
+            "point"
+        )
+        if self.width < TOO_WIDE or math.isnan(self.width):
+            return text
+        # details at the end are about half as wide as the blur, and sqrt(width) times too wide
+        smaller = suggest("sinkhorn.blur", f"{blur / (2 * math.sqrt(self.width)):.2g}")
+        return f"{text}: the blur hides details; try {smaller}"
+
+
+def pool_ends(
+    settings: PoolSettings, pool: TrajectoryPool, target: Sampler, further: Sampler
+) -> Ends | None:
+    """Measure the ends of the first flows in a pool; None if they should not arrive at the data, or
+    are too few. ``target``: the sampler of the pool; ``further``: a sampler of the same classes."""
+    if not (settings.flow.schedule == "harmonic" and FLOWS[settings.flow.kind].arrives):
+        return None
+    n = settings.sinkhorn.batch_size
+    m = settings.sinkhorn.targets
+    size = min(n, m, MEASURED)
+    flows = min(pool.filled // n, max(1, MEASURED // size))
+    if flows * size <= NEIGHBOUR:
+        return None
+
+    def some_of_each_flow(points: Tensor) -> Tensor:
+        return points.unflatten(0, (flows, -1))[:, :size].flatten(0, 1)
+
+    targets = range(flows * m)
+    clouds = pool.ends(flows * n), target.at(targets), further.at(targets)
+    return measure_ends(*map(some_of_each_flow, clouds))
+
+
+def measure_ends(ends: Tensor, targets: Tensor, further: Tensor) -> Ends:
+    """Measure ends of flows, their targets and targets of further flows, all (N, *shape)."""
+    spreads = [_spread(ends), _spread(targets)]
+    width = spreads[0] / spreads[1] if spreads[1] else math.nan
+    return Ends(energy_distance(ends, further), energy_distance(targets, further), width)
+
+
+def _spread(x: Tensor) -> float:
+    """Return the mean squared distance of a point to its NEIGHBOUR-th neighbour.  x (N, *shape)"""
+    points = x.flatten(1).double()
+    distances = torch.cdist(points, points)
+    return float(distances.kthvalue(NEIGHBOUR + 1).values.square().mean())  # rank 1: the point

@@ -1,0 +1,93 @@
+"""The line after the pool: how far its flows end from their targets."""
+
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nsgf.config.schema import FlowConfig, PoolConfig, SinkhornConfig
+from nsgf.data import RowSampler
+from nsgf.method import run_flow, step_sizes
+from nsgf.pool.ends import Ends, measure_ends, pool_ends
+from nsgf.pool.settings import PoolSettings
+from nsgf.pool.trajectories import TrajectoryPool
+from nsgf.sinkhorn.batched import BatchedSolver
+
+CENTRES = 3 * torch.randn(12, 2, generator=torch.Generator().manual_seed(1))
+
+
+def clusters(n, std, seed):
+    rng = torch.Generator().manual_seed(seed)
+    return CENTRES[torch.arange(n) % 12] + std * torch.randn(n, 2, generator=rng)
+
+
+def ends_of_flow(blur, std, first_blur=None):
+    x = torch.randn(1, 1024, 2, generator=torch.Generator().manual_seed(0))
+    targets = clusters(1024, std, seed=2)
+    flow = BatchedSolver(blur, first_blur=first_blur)
+    ends = run_flow(flow, x, targets[None], step_sizes(10, None))[0, :, -1]
+    return ends, measure_ends(ends, targets, clusters(1024, std, seed=3))
+
+
+@pytest.mark.parametrize("std", [0.1, 0.2])
+def test_width_is_the_ratio_of_the_variances_of_narrow_clusters(std):
+    ends, measured = ends_of_flow(0.5, std)
+    variance = torch.cdist(ends, CENTRES).amin(1).square().mean() / (2 * std**2)
+    assert measured.width == pytest.approx(float(variance), rel=0.15)
+    assert measured.width > 1.4
+    assert measured.energy > measured.floor
+
+
+def test_the_remedy_helps():
+    _, measured = ends_of_flow(0.5, 0.1)
+    (blur,) = re.findall(r"try sinkhorn\.blur=(\S+)", measured.describe(0.5))
+    assert float(blur) < 0.2
+    for first_blur in (None, 0.5):
+        _, measured = ends_of_flow(float(blur), 0.1, first_blur)
+        assert "try" not in measured.describe(float(blur))
+        assert measured.width == pytest.approx(1, abs=0.3)
+
+
+def test_equal_targets_have_no_spread():
+    measured = measure_ends(torch.randn(50, 2), torch.zeros(50, 2), torch.zeros(50, 2))
+    assert math.isnan(measured.width)
+    assert "try" not in measured.describe(0.5)
+
+
+def test_narrow_ends_need_no_smaller_blur():
+    assert "try" not in Ends(0.0, 0.0, 0.5).describe(0.5)
+
+
+def settings(n=64, m=48, **flow):
+    flow = {"schedule": "harmonic", **flow}
+    sinkhorn = SinkhornConfig(batch_size=n, target_batch=m)
+    return PoolSettings(sinkhorn, FlowConfig(**flow), PoolConfig(num_batches=4), (2,))
+
+
+def pool_at(points, filled):
+    return TrajectoryPool(torch.stack([0 * points, points], 1), 1.0, filled)
+
+
+def test_ends_of_finished_flows_are_compared_with_the_targets_of_the_same_flows():
+    """The second half of the pool is not finished: its positions must not be looked at."""
+    targets = torch.arange(4 * 48).div(48, rounding_mode="floor").float().unsqueeze(1).repeat(1, 2)
+    targets = targets + 0.01 * clusters(192, 1.0, seed=4)
+    sampler = SimpleNamespace(at=lambda positions: targets[list(positions)])
+    filled = targets.view(4, 48, 2)[:, :1].expand(4, 64, 2).flatten(0, 1).clone()
+    filled += 0.01 * clusters(256, 1.0, seed=5)
+    filled[128:] = math.nan
+    measured = pool_ends(settings(), pool_at(filled, 128), sampler, sampler)
+    assert measured.energy == pytest.approx(0, abs=0.02)
+    filled[:128] += 5
+    assert pool_ends(settings(), pool_at(filled, 128), sampler, sampler).energy > 1
+
+
+@pytest.mark.parametrize(
+    "changed", [{"schedule": "constant"}, {"kind": "energy"}, {"m": 2}], ids=str
+)
+def test_flows_that_do_not_arrive_or_are_few_are_not_measured(changed):
+    sampler = RowSampler(clusters(100, 0.1, seed=0), 0)
+    pool = pool_at(clusters(256, 0.1, seed=6), 256)
+    assert pool_ends(settings(**changed), pool, sampler, sampler) is None
