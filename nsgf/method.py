@@ -121,7 +121,7 @@ def straight_times(tau: Tensor, steps: int, power: float) -> Iterator[tuple[Tens
     """Algorithm 4: times t and sizes h of the steps from entry times tau in [0, 1] to 1, all (B,):
     t_k = tau + (1 - tau) (1 - (1 - k/n)^p). p = 1: equal steps (paper); > 1: finer at the data."""
     size = (1 - tau) / steps
-    # in units of an equal step, without rounding if p is 1
+    # use units of an equal step, so that p = 1 has no rounding
     marks = (steps - steps ** (1 - power) * (steps - k) ** power for k in range(steps + 1))
     for begin, end in pairwise(marks):
         t = tau + begin * size

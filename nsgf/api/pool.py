@@ -147,7 +147,7 @@ class SinkhornPool:
 def _sampler(name: str, points: Array | DrawPoints, seed: int) -> Sampler:
     """Return a sampler of the points of an argument with this name. Raise UserError if they are not
     finite or of wrong shape."""
-    seed = derive_seed(seed, name, "pool")  # as in a run
+    seed = derive_seed(seed, name, "pool")  # the same stream as in a run
     if not callable(points):
         return RowSampler(_check_points(name, points), seed)
 

@@ -230,7 +230,8 @@ def load(
     run.network = network
     layer = {**settings, **class_name(network)}
     experiment = resolve("evaluate", layer, {}, run=run).experiment
-    if "root" in experiment.target.uses:  # the caller may change the working directory
+    # an absolute path stays valid if the caller changes the working directory
+    if "root" in experiment.target.uses:
         root = data_root(experiment.config.data).absolute()
         experiment = experiment.change({"data.root": str(root)})
     return _open(experiment, run)
@@ -288,7 +289,7 @@ def check_network(
     classes = target.classes
     x = torch.randn(2, *target.shape, generator=make_generator(0), dtype=torch.float32)
     inputs = [x.to(device), torch.tensor([0.25, 0.5], dtype=torch.float32, device=device)]
-    if classes:  # a class and, as in training, `classes` for "no class"
+    if classes:  # test one class, and the label `classes`, which means "no class" in training
         inputs.append(torch.tensor([0, classes], dtype=torch.int32, device=device))
     try:
         with keep_random_numbers([device] if device.type == "cuda" else []):
@@ -341,12 +342,12 @@ def _check_copy(
 ) -> None:
     """Raise ValueError unless a network that was made again computes the same as ``model`` with the
     same weights. Later sessions make the network again."""
-    # weights are moved, because a last layer may begin with zeros
+    # change the weights first: a last layer may begin with zeros, which would hide a difference
     moved = {name: part + part.is_floating_point() / 8 for name, part in state.items()}
-    torch.clear_autocast_cache()  # it keeps 16-bit copies of the earlier weights
+    torch.clear_autocast_cache()  # the cache keeps 16-bit copies of the old weights
     again.eval()
     for network in (model, again):
-        network.load_state_dict(moved)  # fails for expanded buffers
+        network.load_state_dict(moved)  # raises an error for expanded buffers
     if not torch.allclose(model(*inputs), again(*inputs), equal_nan=True):
         raise ValueError(
             "two of them differ with the same weights; keep random parts with "

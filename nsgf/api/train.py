@@ -262,7 +262,8 @@ def request_with_data(
         layer = {} if "run" in files else _data_layer(kind, files, settings)
         return resolve(command, {**layer, "data.path": str(path), **settings}, files)
     notes = []
-    if hasattr(type(data), "columns"):  # a lazy frame would compute its columns
+    # on the type, because a lazy frame would compute the columns
+    if hasattr(type(data), "columns"):
         data, note = _to_frame(data)
         notes = [note] if note else []
     arrays = _arrays(data, labels)
@@ -287,7 +288,8 @@ def _request_with_arrays(
     layer |= {"data.conditional": True} if "labels" in arrays and not resumed else {}
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{_checksum(arrays)}.npz"
-    with TemporaryDirectory(prefix=".", dir=folder) as private:  # other calls may use `file`
+    # private, because parallel calls may use `file`
+    with TemporaryDirectory(prefix=".", dir=folder) as private:
         draft = Path(private) / file.name
         with replacing(draft) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
@@ -326,7 +328,7 @@ def _kind_of_data(path: Path, key: str | None) -> str:
     not checked here."""
     is_image = path.is_dir() or not path.suffix
     if path.suffix.lower() in ARRAYS:
-        is_image = True  # also several arrays, such as images with labels
+        is_image = True  # a file of several arrays, such as images with labels, counts as images
         with suppress(Exception):  # numpy raises many types for damaged files
             array, *_ = load_arrays(DataConfig(name="points", path=str(path), key=key))
             is_image = array.ndim > 2
@@ -351,7 +353,8 @@ def _arrays(data: UserSamples, labels: ArrayLike | None) -> dict[str, np.ndarray
         samples = (
             to_records(to_frame(data)[0]) if hasattr(type(data), "columns") else to_array(data)
         )
-        if samples.dtype.hasobject:  # records, which a file without pickles cannot hold
+        # object arrays would need pickles in the file, so store records
+        if samples.dtype.hasobject:
             samples = to_records(read_array(samples).cells)
         if samples.ndim < 3:
             if labels is not None:
@@ -361,7 +364,7 @@ def _arrays(data: UserSamples, labels: ArrayLike | None) -> dict[str, np.ndarray
         if labels is None:
             return arrays
         name = "labels"
-        if not isinstance(labels, Tensor | np.ma.MaskedArray):  # pandas keeps names as objects
+        if not isinstance(labels, Tensor | np.ma.MaskedArray):  # pandas stores texts as objects
             objects = np.asarray(labels, dtype=object)
             if len({isinstance(label, str) for label in objects.flat}) > 1:
                 raise ValueError("numbers or gaps among names; all must be names, or all numbers")

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     try:
         with naming(FLAG_NAMES, are_flags=True):
-            os.getcwd()  # torch ends the process if the folder is removed
+            os.getcwd()  # torch would abort without a working folder
             words = sys.argv[1:] if argv is None else argv
             if _explains(words):
                 return 0
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         who = f" (process {launched_rank()})" if is_launched() else ""
         show_error(f"nsgf: error{who}: {error}")
         return 2
-    except ModuleNotFoundError:  # the caller names it
+    except ModuleNotFoundError:  # the caller prints the name of the module
         raise
     except Exception:
         show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
@@ -156,13 +156,14 @@ def _resume_command(folder: str, processes: int, tracker: str) -> str:
     from nsgf.run.folder import IN_FOLDER
 
     runner = "python -m nsgf"
-    if processes > 1:  # the user replaces ... by the address where machines meet
+    if processes > 1:  # the user replaces ... by the rendezvous address of the machines
         local = local_processes(processes)
         nodes = f"--nnodes {processes // local} ... " if processes > local else ""
-        # without -- torchrun reads --run as short for its --run-path
+        # -- keeps torchrun from reading --run as its flag --run-path
         runner = f"torchrun {nodes}--nproc-per-node {local} -m nsgf --"
     command = f"{runner} train --run {shlex.quote(folder)} --resume"
-    if tracker not in IN_FOLDER:  # saved settings may not start a service
+    # a tracker with a service starts only by a flag, not by saved settings
+    if tracker not in IN_FOLDER:
         command += f" --tracker {tracker}"
     return command
 

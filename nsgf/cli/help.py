@@ -48,7 +48,7 @@ def help_parser(command: str, topic: str) -> ArgumentParser:
     docs = setting_docs()
     flags = used_flags(command)
     words = ON_TRAINED_RUN if command in (*ON_RUNS, "export") else ON_TRAINING
-    # compare has --method and --methods; show the second
+    # compare has --method and --methods: show only --methods
     first = [name for name in words.split() if name in flags and f"{name}s" not in flags]
     texts: dict[str, Any] = {"description": COMMANDS[command], "usage": f"nsgf {command} [flags]"}
     texts["epilog"] = "--help all lists every setting, and --help KEY explains one."

@@ -66,8 +66,8 @@ def compare(
     for line in comparison_plan(comparison):
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
-    work.measure_functions()  # first, so that errors in them come before hours of training
-    # the search of settings, for each target and method
+    work.measure_functions()  # before training, so that their errors appear early
+    # train the trials of the search
     work.finish_all(comparison.tuning_trials)
     ranked = ranking(work.rows_of(comparison.tuning_trials))
     chosen = {
@@ -79,7 +79,7 @@ def compare(
         comparison = replace(comparison, chosen=chosen)
         work.comparison = comparison
         _check_trials(comparison.trials)
-    # the trials of the tables
+    # train the trials of the tables
     work.finish_all(comparison.trials, reports=reports)
     if not reports:
         return []
@@ -116,7 +116,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     for name in config.compare.tune:
         if not any(name in trial.choice.names for trial in tuning):
             raise wrong_setting("compare.tune", name, "must be a setting that a method uses")
-    # settings that the search decides cannot be checked before it
+    # the search selects these settings, so they are checked after the search
     searched = {(trial.target, trial.method) for trial in tuning}
     settled = [trial for trial in todo if (trial.target, trial.method) not in searched]
     _check_trials(tuning + settled)
@@ -147,7 +147,7 @@ def _check_trials(trials: Sequence[Trial]) -> None:
                     f"{run.path} was trained with other settings ({'; '.join(texts)}); give its "
                     "settings as flags, use another out_dir, or remove it"
                 )
-        if trial.label not in planned:  # other seeds and targets need the same memory
+        if trial.label not in planned:  # every seed and target needs the same memory
             planned.add(trial.label)
             training_plan(trial.experiment, untrained_phases(trial), run)
 
@@ -286,7 +286,7 @@ class Work:
     def rows(self) -> list[Row]:
         """Return all measures so far, and the floors; measure missing floors."""
         comparison = self.comparison
-        # functions of earlier calls come last
+        # functions that only earlier calls had come last
         files = sorted(comparison.folder.glob("*/functions.jsonl"))
         saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
         compared = {*comparison.functions, *comparison.methods}
@@ -297,7 +297,7 @@ class Work:
             + comparison.trials_of(dict.fromkeys(names))
         )
         rows = self.rows_of(trials)
-        # floors, and for images pure noise
+        # add the floors, and for images the measures of pure noise
         for target in targets_of(rows):
             yardstick = self._yardsticks[target]
             file = comparison.folder / target / "floors.jsonl"

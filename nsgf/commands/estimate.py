@@ -151,7 +151,7 @@ class Rehearsal:
         """Return the task, how many times it was prepared, and the seconds of one preparation."""
         preparations = 0
         prepared = 0.0
-        while preparations < 2:  # the first time loads libraries
+        while preparations < 2:  # the first preparation also loads libraries
             begin = time.perf_counter()
             if preparations and begin + prepared >= self.ends:
                 break
@@ -160,7 +160,7 @@ class Rehearsal:
             drawn = time.perf_counter()
             prepared = drawn - begin
             preparations += 1
-        if drawn < self.ends:  # the same from what is prepared now
+        if drawn < self.ends:  # draw samples again, without the first preparations
             task.draw(range(LATER, LATER + TRIAL_SAMPLES))
             prepared = max(0.0, prepared - (time.perf_counter() - drawn))
         return task, preparations, prepared
@@ -173,7 +173,8 @@ class Rehearsal:
         speeds = [speed for logged, speed in rows if logged == name]
         update = 1 / max(speeds[-TRIED_UPDATES // 2 :])
         remaining = min(seconds, self.ends - time.perf_counter())
-        if more := max(0, int(remaining / update)):  # these have their share of groups to pair
+        # the further updates include their share of pairing
+        if more := max(0, int(remaining / update)):
             longer = Experiment(session.config).change({f"{name}.iterations": count + more})
             session.config = longer.config
             begin = time.perf_counter()
@@ -234,7 +235,7 @@ def fit_minutes(
         seconds = min(60 * minutes * TRIED, LONGEST)
         ends = begin + 60 * minutes * MEASURED
         estimates = [*estimate_phases(experiment, seconds, stop, network, ends)]
-    except Stopped as stopped:  # there is no run yet
+    except Stopped as stopped:  # no run folder exists yet
         kind = KeyboardInterrupt if stop.reason == "SIGINT" else UserError
         raise kind(f"{option}: stopped while measuring ({stop.reason})") from stopped
     remaining = 60 * minutes - (time.perf_counter() - begin)
@@ -250,10 +251,10 @@ def _shrink(experiment: Experiment, estimates: list[Estimate], seconds: float) -
     config = experiment.config
     prepare, updates, extra = (sum(part) for part in list(zip(*estimates, strict=True))[1:])
     counts = dict(zip(config.phases, config.updates, strict=True))
-    # updates of phases that were not tried count as those that were
+    # assume that untried phases are as fast as tried phases
     updates *= sum(config.updates) / sum(config.updates[: len(estimates)])
     remaining = seconds - extra
-    # with more updates than in the recipe, nothing more is prepared
+    # if the updates exceed the recipe, the preparation does not grow
     share = max(min(remaining / (prepare + updates), 1), (remaining - prepare) / updates)
     layer: Layer = {
         f"{phase}.iterations": max(1, int(share * count)) for phase, count in counts.items()

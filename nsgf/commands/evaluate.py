@@ -64,7 +64,7 @@ def evaluate_run(
         )
     if not world.is_main:
         log = lambda _: None  # noqa: E731
-    # everything that can fail before sampling
+    # check everything that can fail, before samples are drawn
     folder = ensure_writable(results_folder(config.out_path, run))
     evaluation = config.evaluation
     is_images = experiment.target.is_images
@@ -75,7 +75,7 @@ def evaluate_run(
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
-    # number of images to keep as floats as well as bytes; points are always floats
+    # number of images to keep as floats and as bytes; points are always floats
     keep = max(evaluation.w2_samples, NEAREST) if is_images else None
     settings = fixed_values(config, SAMPLE_SECTIONS)
     drawn = batch_folder(folder / "samples", settings, evaluation.num_samples, device, keep)
@@ -83,7 +83,7 @@ def evaluate_run(
     if world.is_main:
         data = experiment.load_data()
         yardstick = Yardstick(data, evaluation, config.out_path, device, log)
-    # samples
+    # draw samples
     samples = [
         generate(
             sampler,
@@ -101,7 +101,7 @@ def evaluate_run(
         return file, {}
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
-    # measures
+    # compute measures
     metrics = {
         "exp": config.exp,
         "method": config.method,

@@ -65,7 +65,7 @@ def export_run(experiment: Experiment, run: RunFolder, to: Path, half: bool = Fa
         for phase in phases:
             trained = load_network(phase, run, torch.device("cpu"))
             updates[phase.name] = trained.progress
-            if trained.precision == "fp32" and not half:  # auto continues in it
+            if trained.precision == "fp32" and not half:  # the setting auto could select bf16
                 experiment = experiment.change({"train.precision": "fp32"})
             with replacing(partial / weights_file(phase.name)) as stream:
                 stream.write(save(_exported_state(trained.network, half), {"format": "pt"}))
@@ -89,7 +89,8 @@ def _exported_state(network: torch.nn.Module, half: bool) -> dict[str, Tensor]:
     """Return copies of the tensors of a network; with ``half`` in float16 if all values fit."""
     state = {}
     for name, part in network.state_dict().items():
-        state[name] = part.clone(memory_format=torch.contiguous_format)  # may be shared
+        # a copy, because tensors may share memory
+        state[name] = part.clone(memory_format=torch.contiguous_format)
         if half and part.is_floating_point() and part.half().isfinite().all():
             state[name] = state[name].half()
     return state
@@ -175,7 +176,7 @@ def _current_measures(experiment: Experiment, run: RunFolder, updates: dict[str,
     }
     progress |= experiment.unused_networks(method)
     measures = read_object(run.path / "metrics.json")
-    # measures of earlier versions have no "sampling"
+    # earlier versions stored no "sampling"
     measured = (measures.get("updates"), measures.get("sampling"))
     if measured != (progress, changed_sampling(experiment.config.sampling)):
         return {}

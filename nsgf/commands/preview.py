@@ -35,7 +35,7 @@ def show_preview(experiment: Experiment, session: Session, data: Data | None, ph
     log = session.log
     if not (experiment.config.train.preview and session.world.is_main):
         return
-    if session.stop.reason not in (None, CALLBACK):  # the next session draws it
+    if session.stop.reason not in (None, CALLBACK):  # the next session draws the picture
         return
     file = run.preview_file(phase.name)
     title = f"After training: {phase.title}{continuation(experiment, phase.name)}"

@@ -228,7 +228,7 @@ def changed_from_recipe(config: Config) -> str:
     method_settings, settings = method_layers(shipped, method)
     recipe = saved_values(build({**method_settings, **settings}))
     parts = {"seed", "model", "sampling", "train.precision"}
-    for name in config.phases:  # the data of a comparison may be missing
+    for name in config.phases:  # by name, because the data of a comparison may be missing
         parts |= {name, *PHASES[name].reads}
     used = fixed_values(config, parts)
     changed = {key: value for key, value in used.items() if value != recipe[key]}

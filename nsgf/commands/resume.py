@@ -58,7 +58,7 @@ class Resumption:
             if number >= begin or not is_done:
                 pending.append(name)
             else:
-                checkpoint.load(file)  # not only its header: later phases may need it
+                checkpoint.load(file)  # read the whole file: later phases may need the weights
         for name in pending:
             self._check_followers(name, restarts)
         return pending, restarts
@@ -102,7 +102,7 @@ class Resumption:
         """Return the values that finished phases were trained with, and lines about settings that
         are ignored. ``names``: the phases to train."""
         finished = {*self.config.phases}.difference(names)
-        if not finished:  # a new run may have no settings yet
+        if not finished:  # a new run may have no saved settings
             return {}, []
         saved = self.run.read_settings()
         frozen = finished if names else {"train", "sampling", *finished}

@@ -84,7 +84,7 @@ def sample_run(
 
 def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> list[str]:
     """Write samples and pictures into the results folder of a run."""
-    # everything that can be refused
+    # check everything that can be refused
     target = experiment.target
     folder = results_folder(experiment.config.out_path, run) / "samples"
     suffix = changed_settings(experiment, run)
@@ -94,7 +94,7 @@ def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> li
     sampler, updates = experiment.load_sampler(run)
     data = None if target.is_images else _data_for_picture(experiment)
 
-    # samples
+    # draw samples
     count = experiment.config.sampling.num_samples
     source = experiment.source("sample")
     device = experiment.device
@@ -104,7 +104,7 @@ def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> li
         return []
     write_samples(target, BatchReader([samples]), count, arrays, ".npz")
 
-    # pictures
+    # draw pictures
     line = describe_samples(count, samples.nfe, updates)
     if not target.is_images:
         noise = experiment.source("path").sample(POINT_SAMPLES).to(device)
@@ -200,9 +200,9 @@ def changed_settings(experiment: Experiment, run: RunFolder) -> str:
         }
         for config in (build(run.read_settings()), experiment.config)
     )
-    for values in (saved, changed):  # the name and the number of a class are the same setting
+    for values in (saved, changed):  # compare classes by number, not by name
         values["label"] = experiment.target.class_number(values["label"])
-    del changed["batch_size"]  # changes no sample
+    del changed["batch_size"]  # the batch size changes no sample
     suffix = ""
     for key, value in changed.items():
         if value != saved[key]:

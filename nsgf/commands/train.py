@@ -83,7 +83,7 @@ def train(
         restarts: list[PhaseName] = []
         ignored: list[str] = []
         resumption = Resumption(experiment, run) if run else None
-        trained = experiment  # with the precision of the run's first phase
+        trained = experiment  # gets the precision of the run's first phase
         if resumption:
             names, restarts = resumption.pending_phases(first)
             trained_settings, ignored = resumption.finished_settings(names)
@@ -97,7 +97,7 @@ def train(
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = experiment.load_data() if names else None
 
-        # the run folder, the same for all processes
+        # make the run folder, and tell all processes its name
         if world.is_main and run is None:
             run = RunFolder.create(experiment.config)
             stack.enter_context(lock_folder(run.path))
@@ -169,7 +169,7 @@ class Training:
         for number, phase in enumerate(self.experiment.phases(names)):
             try:
                 self._train_phase(phase, is_first=number == 0)
-            except KeyboardInterrupt:  # a second Ctrl-C
+            except KeyboardInterrupt:  # the user pressed Ctrl-C twice
                 self.session.log.write(
                     f"{phase.name}: interrupted; resuming continues from its last checkpoint"
                 )
@@ -183,17 +183,17 @@ class Training:
         session = self.session
         run = session.run
         log = session.log
-        session.world.wait()  # for the first process, which writes and renames files
+        session.world.wait()  # wait for the first process, which writes and renames files
         if not is_first and session.should_stop():
             raise Stopped(f"{phase.name}: not begun")
-        if session.world.is_main:  # so a picture always shows the last checkpoint of its phase
+        if session.world.is_main:  # remove the old picture, which shows an old checkpoint
             run.preview_file(phase.name).unlink(missing_ok=True)
         assert self.data is not None
         started = time.perf_counter()
         task = phase.task(session, self.data)
-        session.world.wait()  # a process may have drawn for longer than an update may take
+        session.world.wait()  # drawing a picture may take longer than the time limit of an update
         fit(phase.name, task, session, prepare_seconds=time.perf_counter() - started)
-        del task  # frees its data
+        del task  # frees the data of the phase
         phase.clean(session)
         release_memory(session.device)
         log.tidy(self.experiment.config.phases)

@@ -112,6 +112,7 @@ def add_measure(file: Path, key: str, measured: Measured) -> None:
     }
     line = json.dumps(content)
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists() and not file.read_bytes().endswith(b"\n"):  # cut by a killed process
+    # a killed process left an incomplete line
+    if file.exists() and not file.read_bytes().endswith(b"\n"):
         line = f"\n{line}"
     append_text(file, f"{line}\n")

@@ -53,7 +53,7 @@ def _draw_measure(panel: Any, rows: Rows, target: str, metric: str) -> None:
         line = _line_of({nfe: cells[target, nfe, method] for nfe in counts_of(rows)}, metric)
         colour = colours.index(method)
         method_name = method_title(method)
-        if method_name.startswith("_"):  # legends hide such names
+        if method_name.startswith("_"):  # matplotlib leaves names with _ out of a legend
             method_name = f" {method_name}"
         panel.errorbar(
             line.calls,
@@ -61,10 +61,10 @@ def _draw_measure(panel: Any, rows: Rows, target: str, metric: str) -> None:
             line.spreads,
             label=method_name,
             color=f"C{colour}",
-            linestyle="-" if colour < 10 else ":",  # there are ten colours
+            linestyle="-" if colour < 10 else ":",  # matplotlib has ten colours
             marker=MARKERS[colour % len(MARKERS)],
             markersize=4,
-            capsize=2 + number,  # so that bars on top of each other stay visible
+            capsize=2 + number,  # different widths keep overlapping bars visible
         )
         ticks |= {round(calls, 1) for calls in line.calls}
         finite += filter(math.isfinite, line.means)

@@ -169,7 +169,7 @@ def difference_table(rows: Rows, metric: str) -> TextTable:
 
 def verdict(differences: Sequence[float], metric: str) -> str:
     """Return the mean difference, its standard error, and the result of a t test at 5 %."""
-    from scipy.special import stdtrit  # scipy.stats takes a second to import
+    from scipy.special import stdtrit  # import of scipy.stats takes a second
 
     if not differences:
         return "-"
@@ -230,7 +230,7 @@ def all_tables(rows: Rows, tried: Rows = ()) -> Tables:
     metrics = without_classes(rows[0].values)
     means = [measure_table(rows, metric) for metric in metrics]
     differences = [difference_table(rows, metric) for metric in metrics]
-    # a single method has no differences
+    # for a single method, the table of differences is empty
     further = [cost_table(rows), *([search_table(rows, tried)] if tried else [])]
     return means, [table for table in differences if len(table) > 1], further
 

@@ -229,7 +229,7 @@ class Trial:
         """The run folder of the trial. Rectified flows share a folder, because 2-RF continues after
         1-RF, unless their numbers of updates differ."""
         name = SHARED if _shares_training(self._recipe.config) else self.method
-        if self.is_tuning:  # trials that differ only in sampling share a folder
+        if self.is_tuning:  # trials with equal training share a folder
             name = f"{name}, {self.choice.trained}"
         return RunFolder(self.comparison.folder / self.target / f"{name}-seed{self.seed}")
 
@@ -283,7 +283,7 @@ class Trial:
                 for unused in ("num_samples", "label", "guidance"):
                     del sampling[unused]
                 if sampling["spacing"] == 1:
-                    del sampling["spacing"]  # rows of earlier versions have none
+                    del sampling["spacing"]  # earlier versions did not store this key
                 settings["sampling"] = sampling
             for draw in range(config.compare.draws):
                 keys[nfe, draw] = measure_key(config.evaluation, config.data, draw=draw, **settings)
@@ -293,13 +293,13 @@ class Trial:
 def edition_key(target: str) -> Plain:
     """Return the part of a measure's key for targets whose distributions have changed."""
     edition = edition_of(*split_target(target))
-    return {"edition": edition} if edition > 1 else {}  # rows of earlier versions have none
+    return {"edition": edition} if edition > 1 else {}  # earlier versions did not store this key
 
 
 def split_target(target: str) -> tuple[str, str]:
     """Return ``data.source`` and ``data.name`` of a target such as ``8gaussians_moons``."""
     source, _, name = target.rpartition("_")
-    if target in DATA_SETS or not source:  # a name may have an underscore
+    if target in DATA_SETS or not source:  # the name of a set may contain an underscore
         return STANDARD, target
     return source, name
 
@@ -316,7 +316,7 @@ def measure_key(evaluation: EvaluationConfig, data: DataConfig, **settings: Any)
             settings["is_antialiased"] = True  # earlier versions resized without antialiasing
     if data.held_out:
         settings["held_out"] = data.held_out
-    if "updates" not in settings:  # a floor or a function: checkpoints have the data of methods
+    if "updates" not in settings:  # floors and functions have no checkpoint that describes the data
         settings |= {"fake": data.fake, "size": data.size}
     return json.dumps({"format": MEASURE_FORMAT, **counts, **settings}, sort_keys=True)
 
@@ -357,7 +357,7 @@ def _with_updates(method: Config, total: int, fixed: Collection[str]) -> Config:
     """Return the settings of a method whose networks have ``total`` updates together, in proportion
     to their iterations. Warm-ups change in proportion unless they are ``fixed`` settings."""
     experiment = Experiment(method)
-    if not experiment.methods:  # only NSGF++ has tau
+    if not experiment.methods:  # only NSGF++ accepts sampling.tau
         experiment = experiment.change({"sampling.tau": None})
     fitted = experiment.change(_share_updates(experiment, total))
     return fitted.change(shorter_warmups(experiment.config, fitted.config, fixed)).config

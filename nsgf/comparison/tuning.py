@@ -50,7 +50,7 @@ def choices_of(config: Config) -> list[Choice]:
     """Return each combination of the values in ``compare.tune`` for the settings that a method
     uses; one empty combination if it uses none. Raise UserError if a key or a value is wrong."""
     keys_of = {name: name if name in KEYS else f"optim.{name}" for name in config.compare.tune}
-    # settings of optim first, so that settings of single phases override them
+    # put settings of optim first, so that settings of single phases override them
     names = sorted(keys_of.items(), key=lambda item: not item[1].startswith("optim."))
     grid = [_values_of(name, key, config.compare.tune[name], config.phases) for name, key in names]
     choices = {}

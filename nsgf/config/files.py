@@ -73,10 +73,10 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
     layer = {}
     for name, value in sections.items():
         key = f"{prefix}{name}"
-        if key == "sinkhorn.solver":  # of earlier versions
+        if key == "sinkhorn.solver":  # keys of earlier versions
             key = "flow.kind"
             value = "sinkhorn" if value == "batched" else value
-        # exported runs have facts among their settings; the last one is of earlier versions
+        # exported runs store facts among the settings; the last name is from earlier versions
         if key in FACTS or key in (EDITION, "model.predictor_channels"):
             continue
         if key in KEYS:

@@ -160,7 +160,7 @@ def nest(layer: Layer) -> Plain:
 def look_up(sections: Any, key: str, default: Any = None) -> Any:
     """Return the value at a dotted key of nested sections, or the default."""
     if key == "flow.kind" and look_up(sections, "sinkhorn.solver") == "geomloss":
-        return "geomloss"  # of an earlier version
+        return "geomloss"  # a file of an earlier version
     for part in key.split("."):
         sections = sections.get(part, default) if isinstance(sections, dict) else default
     return sections
@@ -201,7 +201,7 @@ def agrees(key: str, saved: Any, value: Any) -> bool:
     Facts that an earlier version did not save have their defaults."""
     if key != FACTS_OF_DATA:
         return saved == value
-    if saved and isinstance(saved, dict):  # a damaged file may have anything
+    if saved and isinstance(saved, dict):  # a damaged file may hold any value
         saved = {**DEFAULT_FACTS, **saved}
     return (saved or {}) == value
 

@@ -135,7 +135,7 @@ def _convert(kind: Any, value: Any) -> Any:
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         if NoneType in parts and (value is None or (value in NULL and str not in parts)):
-            return None  # where texts are allowed, null may be a name
+            return None  # if texts are allowed, null may be a name
         for part in parts:
             with suppress(*WRONG):
                 return _convert(part, value)
@@ -175,7 +175,7 @@ def is_path(text: str) -> bool:
     """Whether a text can be a path (~NAME only for an existing user)."""
     try:
         return bool(text and Path(text).expanduser())
-    except RuntimeError:  # no user of this NAME in ~NAME
+    except RuntimeError:  # there is no user NAME of ~NAME
         return False
 
 

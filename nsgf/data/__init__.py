@@ -49,7 +49,8 @@ class Data:
         self.record = target
         self.config = config
         self._seed = seed
-        self._file_state = target.mapped and file_state(target.mapped)  # before reading samples
+        # read the state before the samples
+        self._file_state = target.mapped and file_state(target.mapped)
         self._hold(target.load(config, seed))
         self.shape = target.shape
         self.axes = target.axes

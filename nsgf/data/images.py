@@ -140,8 +140,9 @@ def _mnist(config: DataConfig, held_out: bool, kind: str) -> Tensor:
     raw = root / "MNIST" / "raw"
     stems = (name, name.replace("-idx", ".idx"))
     names = [stem + ending for stem in stems for ending in ("", ".gz")]
-    names += [f"{copy}/{copy}" for copy in names]  # an archive unpacked into a folder of its name
-    # no other folders: FashionMNIST has the same names in its own
+    # unpacked archives lie in a folder of the same name
+    names += [f"{copy}/{copy}" for copy in names]
+    # search only these folders: FashionMNIST has files of the same names elsewhere
     folders = (raw, root, raw.parent, root / "mnist")
     files = [folder / copy for folder in folders for copy in names]
     file = next(filter(Path.is_file, files), None)
@@ -161,7 +162,7 @@ def _cifar10(config: DataConfig, held_out: bool) -> tuple[Tensor, Tensor]:
     from torchvision.datasets import CIFAR10
 
     root = data_root(config)
-    is_there = (root / CIFAR10.base_folder).exists()  # a download would replace it
+    is_there = (root / CIFAR10.base_folder).exists()  # a download would replace the files
     content = CIFAR10(root, not held_out, download=config.download and not is_there)
     return torch.from_numpy(content.data).permute(0, 3, 1, 2), torch.tensor(content.targets)
 

@@ -47,7 +47,7 @@ class Target:
         labels = [*self.class_names]
         if not any(map(str.isdecimal, labels)):
             labels += map(str, range(self.classes))
-        # compare texts: YAML reads a name of digits as a number
+        # compare as texts, because YAML reads a name of digits as a number
         return labels.index(str(label)) % self.classes if str(label) in labels else None
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:

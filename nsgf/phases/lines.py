@@ -103,7 +103,7 @@ class TimePredictorTask(LineTask):
     """Regression of t_phi(x) on t."""
 
     def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t, *_ = drawn  # labels, if there are any
+        start, end, t, *_ = drawn  # the rest is labels, if there are any
         x, _ = line_pairs(start, end, t)
         return Batch((x,), t)
 
@@ -178,14 +178,14 @@ class NSF(LinePhase):
 
     name = "nsf"
     title = "straight flow"
-    reads = ("flow.schedule", "flow.steps", "flow.eta")  # of the affine map
+    reads = ("flow.schedule", "flow.steps", "flow.eta")  # the affine map depends on them
     follows = (*LinePhase.follows, "nsf.init")
 
     @property
     def active_reads(self) -> Names:
         if self.config.nsf.source != "affine":
             return ()
-        # harmonic steps arrive, however many they are
+        # any number of harmonic steps reaches the end
         return self.reads if self.config.flow.schedule == "constant" else ("flow.schedule",)
 
     def task(self, session: Session, data: Data) -> Task:
@@ -195,7 +195,7 @@ class NSF(LinePhase):
         model: Any = starting_network(self, session, teacher)
         if config.nsf.source == "affine":
             etas = step_sizes(config.flow.steps, config.flow.step_size)
-            # step t of a flow between Gaussians goes the part eta_t of the remaining way
+            # step t of a flow between Gaussians covers the fraction eta_t of the remaining distance
             part = 1 - math.prod(1 - eta for eta in etas)
             session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
             model.set_map(*measure_moments(data), part)
@@ -298,7 +298,8 @@ class CachedStarts(Sampler):
         for _, epoch in pages(positions, self.count):
             for number, cut in pages(range(epoch.start, epoch.stop), DRAW_BLOCK):
                 if number not in self._pages:
-                    # compute a whole page: rounding depends on the size of the network's batch
+                    # compute a whole page, because rounding depends on the size of a network's
+                    # batch
                     page = range(number * DRAW_BLOCK, (number + 1) * DRAW_BLOCK)
                     self._pages[number] = replace(self, count=None).at(page).cpu()
                 parts.append(self._pages[number][cut].to(self.device))

@@ -53,7 +53,7 @@ def figure_defaults() -> Iterator[None]:
 
 def new_figure(width: float, height: float) -> Any:
     """Return an empty figure, sizes in inches."""
-    from matplotlib.figure import Figure  # half a second to import
+    from matplotlib.figure import Figure  # the import takes half a second
 
     return Figure(figsize=(width, height), layout="constrained", dpi=DPI)
 
@@ -61,7 +61,7 @@ def new_figure(width: float, height: float) -> Any:
 def save_figure(figure: Any, file: Path, dpi: int = DPI) -> None:
     """Write a figure in the format of the file's suffix: .png, .svg or .pdf."""
     with replacing(file) as stream:
-        # equal axes, and the title of a narrow table, overflow a constrained layout
+        # equal axes and the title of a narrow table do not fit a constrained layout
         figure.savefig(stream, format=file.suffix[1:], dpi=dpi, bbox_inches="tight")
 
 
@@ -90,7 +90,8 @@ def to_pictures(images: Tensor) -> Iterator[Any]:
     """Yield images (N, C, H, W) in [-1, 1] as PIL images, without the last of 2 or 4 channels."""
     from PIL import Image
 
-    images = images[:, : 1 if images.shape[1] < 3 else 3]  # Pillow's last would be transparency
+    # Pillow would read the last channel as transparency
+    images = images[:, : 1 if images.shape[1] < 3 else 3]
     for image in to_bytes(images).permute(0, 2, 3, 1).numpy():
         yield Image.fromarray(image.squeeze())
 
@@ -275,7 +276,8 @@ def name_axes(panel: Any, axes: Sequence[str] | None) -> None:
         panel.set_aspect("equal")
         return
     more = f" (of {len(axes)} coordinates)" if len(axes) > 2 else ""
-    panel.set_xlabel(shown_name(axes[0]) + more, parse_math=False)  # $ in a name is no formula
+    # a $ in a name begins no formula
+    panel.set_xlabel(shown_name(axes[0]) + more, parse_math=False)
     panel.set_ylabel(shown_name("".join(axes[1:2])), parse_math=False)
 
 
@@ -312,7 +314,7 @@ def draw_table(
         drawn: samples by method and NFE: images (N, C, H, W) in [-1, 1], or points with paths.
         target, title, axes: see :func:`draw_points`.
     """
-    # rows, and the extent of points
+    # choose the rows, and the range of the axes
     counts = sorted({nfe for samples in drawn.values() for nfe in samples})
     is_image = target.ndim == 4
     on_line = target.shape[1:] == (1,)
@@ -373,7 +375,8 @@ def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> Non
     """Draw source, paths and samples from states (N, D), or only the samples from a single state.
     With ``marks``, the paths of the last leg have another colour. The second axis of 1D points is
     the number of the state."""
-    from matplotlib.collections import LineCollection  # a Line2D each takes ten times as long
+    # ten times as fast as one Line2D for each path
+    from matplotlib.collections import LineCollection
 
     if path[0].shape[1] == 1:
         path = [torch.cat([x, torch.full_like(x, step)], 1) for step, x in enumerate(path)]

@@ -210,7 +210,7 @@ class PoolBuild:
             with log.progress("pool", self.flows, "flow", first) as progress:
                 while self._has_work() and not session.should_stop():
                     if self.finished == self.flows:
-                        continue  # the remaining processes have more to do
+                        continue  # other processes still have flows to simulate
                     limits = [limit for flow, limit in self.header.limits if flow <= self.finished]
                     next_flow = self.share[self.finished]
                     group = stops[bisect_right(stops, next_flow)] - next_flow
@@ -257,12 +257,12 @@ class PoolBuild:
                     "with a single flow of the pool; use a smaller one, or a smaller "
                     f"{suggest('sinkhorn.target_batch')}",
                 ) from error
-        # here the handler has freed the flows
+        # after the except block, the flows are freed
         self.solver.report = before
         release_memory(session.device)
         half = size // 2
         session.log.write(f"pool: the card has no memory for {size} flows, trying {half}")
-        # a resumed or rebuilt pool must use the same limit: rounding depends on it
+        # a resumed or rebuilt pool must use the same limit, because it affects rounding
         self.header.limits.append([self.finished, half])
         if not self.file:  # otherwise the header is written with the next flows
             write_header(self.folder, self.header)

@@ -133,7 +133,8 @@ class PoolFile:
         nbytes = flows * math.prod(shape) * dtype.itemsize
         if not header.checksums:
             with file.open("wb") as stream:
-                if hasattr(os, "posix_fallocate"):  # otherwise a full disk kills the process later
+                # reserve the space: a full disk would later kill the process
+                if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(stream.fileno(), 0, nbytes)
                 stream.truncate(nbytes)
         self._map = np.memmap(file, dtype=np.uint8, mode="r+", shape=(nbytes,))
@@ -168,7 +169,7 @@ def drop_positions(folder: Path) -> int:
     """Remove the positions of the pools in ``folder``, and return the number of freed bytes. Keep
     the headers without checksums, so that a rebuilt pool has the same values."""
     freed = 0
-    for file in list(folder.rglob(POSITIONS)):  # one for each process
+    for file in list(folder.rglob(POSITIONS)):  # each process has a file
         if header := read_pool_header(file.parent):
             header.checksums = []
             write_header(file.parent, header)
@@ -210,7 +211,7 @@ class TrajectoryPool:
         """
         end = self.filled + len(positions)
         stored = self._positions[self.filled : end].copy_(positions)
-        low, high = stored.aminmax()  # nan if any value is nan
+        low, high = stored.aminmax()  # both are nan if any value is nan
         if not (low.isfinite() & high.isfinite()):
             remedy = f"{suggest('pool.dtype', 'float32')} or a smaller {suggest('flow.eta')}"
             raise UserError(f"values of a flow are not finite in {stored.dtype}; try {remedy}")

@@ -45,7 +45,7 @@ class Album:
             save_figure(figure, file)
             if kind != "png":
                 self.files.append(str(file))
-        self.add(file, title, text)  # the last kind: PNG
+        self.add(file, title, text)  # kinds[-1]: PNG
         if len(figure.axes) > 1:
             panels = [(_as_link(part, "png"), width) for part, width in cut_panels(figure)]
             self.pictures[-1] |= {"panels": panels, "is_broad": False}

@@ -92,7 +92,7 @@ def load(file: Path, *, only_header: bool = False) -> Plain:
         raise
     except Exception as failure:  # zipfile and torch raise many types for damaged and foreign files
         error = _original_error(failure)
-        # in a damaged archive zipfile seeks to negative positions
+        # for a damaged archive, zipfile seeks to negative positions
         is_system = isinstance(error, OSError) and error.errno != errno.EINVAL
         if is_system or is_memory_full(error):
             raise UserError(f"checkpoint {file} cannot be read ({one_line(error)})") from error
@@ -126,7 +126,8 @@ def is_finite(payload: Mapping[str, Any]) -> bool:
         for part in state.values()
         if isinstance(part, torch.Tensor)
     ]
-    return not finite or bool(torch.stack(finite).all())  # one result to wait for, not many
+    # combine the results on the device, to wait only once
+    return not finite or bool(torch.stack(finite).all())
 
 
 def load_good(file: Path, *, only_header: bool = False) -> tuple[Plain, str]:

@@ -194,7 +194,8 @@ class RunFolder:
     def set_aside(self, phase: PhaseName) -> Path:
         """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
         file = self.checkpoint_file(phase)
-        previous_file(file).unlink(missing_ok=True)  # it precedes the one that is set aside
+        # this file is older than the checkpoint that is set aside
+        previous_file(file).unlink(missing_ok=True)
         aside = file.replace(unused_file(file, "previous"))
         sync_folder(file.parent)
         return aside
@@ -224,7 +225,7 @@ def results_folder(out: Path, run: RunFolder) -> Path:
     home = run.path.resolve()
     if run.results_name:
         return out / run.results_name
-    parents = {home.parent, run.path.parent.resolve()}  # these differ for a link
+    parents = {home.parent, run.path.parent.resolve()}  # the two paths differ for a link
     return run.path if out.resolve() in parents else out / home.name
 
 
@@ -325,7 +326,8 @@ def provenance() -> dict[str, object]:
     if (CHECKOUT / ".git").exists():
         command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40"]
         command.append("--exclude=*")
-        with suppress(OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
+        # git is missing, or the folder is not this user's checkout
+        with suppress(OSError, subprocess.SubprocessError):
             said = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=10)
             commit = said.decode().strip()
     return {

@@ -93,7 +93,7 @@ class RunLog(AbstractContextManager["RunLog"]):
             self.tracker = None
             self.write(f"tracking: the tracker failed and is not used any more ({one_line(error)})")
             if not is_last:
-                with suppress(Exception):  # release its threads and files
+                with suppress(Exception):  # release the tracker's threads and files
                     failed.close(failed=True)
 
 

@@ -14,7 +14,7 @@ from nsgf.system.files import Plain, parse_object, replacing
 from nsgf.system.output import Log, show
 
 if TYPE_CHECKING:
-    from torch import Tensor  # takes seconds to load; headers can be read without torch
+    from torch import Tensor  # torch takes seconds to load, and headers need no torch
 
 Stored = TypeVar("Stored")
 

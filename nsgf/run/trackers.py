@@ -81,7 +81,7 @@ class TensorBoardTracker:
         for key, value in values.items():
             if key not in ("phase", "step") and isinstance(value, int | float):
                 writer.add_scalar(key, value, step)
-        writer.flush()  # so a killed run lacks only records that the resumed run writes again
+        writer.flush()  # write at once: the resumed run repeats all records that a killed run lacks
 
     def picture(self, name: str, file: Path) -> None:
         """Write an image file; ``name`` is ``PHASE/WHAT``."""
@@ -125,7 +125,8 @@ class WandbTracker:
         mode: Any = env.get("WANDB_MODE", "online")
         if is_offline:
             mode = "offline"
-        name = "/".join(run.path.resolve().parts[-2:])  # such as moons/nsgf-seed0
+        # a run of a comparison, such as moons/nsgf-seed0
+        name = "/".join(run.path.resolve().parts[-2:])
         with _unchanged_process(wandb):
             self._run = wandb.init(
                 mode=mode,
@@ -134,20 +135,20 @@ class WandbTracker:
                 group=env.get("WANDB_RUN_GROUP", settings["exp"]),
                 id=run_id(run),
                 resume="allow",
-                reinit="create_new",  # the caller's script may have a run: it stays wandb.run
+                reinit="create_new",  # a run of the caller's script stays wandb.run
                 config=settings,
                 allow_val_change=True,  # a resumed run may train longer
                 dir=str(run.path),
                 settings=wandb.Settings(
                     silent=True,
-                    console="off",  # progress bars would fill its copy of the terminal
+                    console="off",  # progress bars would fill W&B's copy of the terminal
                     init_timeout=INIT_SECONDS,
                     finish_timeout=FINISH_SECONDS,
                     disable_git=True,
-                    save_code=False,  # an account's setting would upload the user's script
+                    save_code=False,  # a setting of the account could upload the user's script
                 ),
             )
-        if mode == "offline":  # W&B warns of a url that an offline run lacks
+        if mode == "offline":  # W&B would warn that an offline run has no url
             self.place = f"kept offline; upload it with: wandb sync {Path(self._run.dir).parent}"
         else:
             self.place = self._run.url or mode
@@ -179,7 +180,8 @@ def _unchanged_process(wandb: Any) -> Iterator[None]:
     with TRACKERS:
         exits = sys.exit, sys.excepthook
         address = os.environ.get(SERVICE)
-        service = wandb.setup()  # reads the user's settings, unless the caller's script has
+        # reads the user's settings, unless the caller's script has read them
+        service = wandb.setup()
         wandb.termsetup(wandb.Settings(silent=True), None)
         try:
             yield
@@ -201,6 +203,6 @@ def run_id(run: RunFolder) -> str:
     if not file.exists():
         write_text(file, uuid.uuid4().hex + "\n")
     text = file.read_text().strip()
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text):  # wandb names folders after it
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text):  # wandb uses the id in the names of folders
         raise UserError(f"{file} holds no id of a W&B run; remove it for a new one")
     return text

@@ -79,12 +79,12 @@ def generate(
     stop = StopRequest()
     cuts = batch_positions(sampler, n)
     numbers = range(len(cuts))
-    # batches of an earlier command with the same weights, settings and noise
+    # reuse batches of an earlier command with the same weights, settings and noise
     origin = _origin(folder, sampler) if folder else ""
     done = _saved_batches(folder, origin, numbers) if folder and world.is_main else {}
     if done:
         show(f"sample: {len(done)} of {len(cuts)} batches are reused from an earlier command")
-    # each process draws its share of the missing ones
+    # each process draws its share of the missing batches
     missing = world.agree([number for number in numbers if number not in done])
     share = missing[world.rank :: world.size]
     paths: Plain = {}
@@ -102,7 +102,7 @@ def generate(
             if not store.keep(folder / f"{number}.pt", content):
                 show("an interruption would lose all samples")
                 folder = None
-    # all batches together
+    # combine all batches
     for drawn in world.gather({} if world.is_main else done):
         done |= drawn
     if not world.is_main:

@@ -71,7 +71,8 @@ class InferenceNetwork(nn.Module):
                     raise UserError(
                         f"card memory is full, even with one sample; use {suggest('device', 'cpu')}"
                     ) from error
-            size = -(-min(size, len(inputs[0])) // 2)  # here the handler has freed its tensors
+            # after the except block, its tensors are freed
+            size = -(-min(size, len(inputs[0])) // 2)
             self._most = size
             torch.cuda.empty_cache()
         if self._most != before:
@@ -209,7 +210,7 @@ class AffineStart(Leg):
 class EntryTimes(Leg):
     """Algorithm 4: predict when each sample enters the straight flow, tau = t_phi(x)."""
 
-    expected_calls = 1  # guidance does not apply
+    expected_calls = 1  # the predictor uses no guidance
 
     def carry(self, samples: Samples, observe: Observer) -> None:
         samples.tau = self._call(samples.x)
@@ -315,7 +316,8 @@ class FlowSampler:
         if keep_path:
             samples.path = [x]
             samples.marks = ["start"]
-        for leg in map(copy, self.legs):  # which count calls: other threads may sample too
+        # copies count the calls, because several threads may sample
+        for leg in map(copy, self.legs):
             leg.evaluations = 0
             leg.carry(samples, samples.path.append if keep_path else None)
             samples.nfe += leg.evaluations

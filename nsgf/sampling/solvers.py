@@ -105,7 +105,7 @@ def _solve_in_fixed_steps(
     for count in range(int(needed.max())):
         t = start + count * size
         h = torch.minimum(size, 1 - t)
-        active = (needed > count).nonzero()[:, 0]  # waits for the card once
+        active = (needed > count).nonzero()[:, 0]  # this line waits for the card
         moved = euler_step(velocity, x[active], t[active], pad_t_like_x(h[active], x))
         x = x.index_copy(0, active, moved)
         if observe:
@@ -122,7 +122,7 @@ def _solve_adaptively(
     factor = pad_t_like_x(span, x)
 
     def slope(s: Tensor, state: Tensor) -> Tensor:
-        # the search for the first step may look beyond the end, where the network is not trained
+        # dopri5 may try a first step beyond time 1, where the network is not trained
         return factor * velocity(state, start + s.clamp(max=1) * span)
 
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)

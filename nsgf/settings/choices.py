@@ -52,11 +52,11 @@ def choose_settings(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     layer: Layer = {FACTS_OF_DATA: facts}
     if data.name == "images":
         layer["data.size"] = facts.shape[1]
-        if pick_device(config.device).type == "cpu":  # learns more in the same time
+        if pick_device(config.device).type == "cpu":  # small networks learn more in the same time
             chosen["model.unet.attention"] = [
                 height for height in chosen["model.unet.attention"] if height <= CHEAP
             ]
-            if "generator" not in config.phases:  # which needs large batches
+            if "generator" not in config.phases:  # a generator needs large batches
                 chosen |= {"optim.batch_size": min(32, samples), "optim.lr": 1e-3}
     text = format_layer(chosen)
     notes += (f"chosen for them: {text}; your own settings and {suggest('smoke')} win",)
@@ -79,7 +79,7 @@ def for_points(samples: int, dim: int) -> Layer:
 def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
     """Return settings by dotted key for ``samples`` images; raise UserError if a network cannot
     halve their sides often enough."""
-    levels = 1  # of the network; each level halves the sides
+    levels = 1  # levels of the UNet, each of which halves the sides
     while not (height | width) % 2**levels and min(height, width) >> levels >= 4:
         levels += 1
     areas = {height >> level: height * width >> 2 * level for level in range(levels)}
@@ -92,7 +92,7 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
         )
     n = min(128, samples)
     values = channels * height * width
-    # small sets get narrow networks, which overfit later
+    # small sets get narrow networks, because narrow networks overfit later
     size = max(height, width)
     wide = 32 if size < 32 else 64 if size < 64 else 128
     many = samples >= MANY_IMAGES
@@ -108,7 +108,7 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
         "model.unet.res_blocks": 2 if many and size >= 32 else 1,
         "model.unet.mult": [1, *[2] * (levels - 1)],
         "model.unet.attention": [side for side in [*areas][1:] if 8**2 <= areas[side] <= 16**2],
-        "model.unet.heads": wide // 32 * min(2, levels),  # of 32 channels
+        "model.unet.heads": wide // 32 * min(2, levels),  # each head has 32 channels
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),
         "peer.coupling_batch": min(1024, samples),

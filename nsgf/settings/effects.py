@@ -73,7 +73,7 @@ def check_effects(
     problems = []
     unused = defaultdict(list)
     for key, value in layer.items():
-        if key not in KEYS or value is None:  # null takes a value back
+        if key not in KEYS or value is None:  # null removes a value
             continue
         absent = [find_absent_part(experiment, key) for experiment in experiments]
         if not accepts(command, key):
@@ -148,7 +148,7 @@ def find_obstacle(experiment: "Experiment", key: str) -> str:
 def find_absent_part(experiment: "Experiment", key: str) -> str:
     """Return the method or the data, as ``KEY VALUE``, without the phase, stage of sampling or
     network that a setting belongs to; empty if there is one."""
-    # these load torch
+    # imported here, because these modules load torch
     from nsgf.phases import PHASES
     from nsgf.sampling.sampler import SAMPLING_SETTINGS
 

@@ -127,7 +127,7 @@ def resolve(
     Raises:
         UserError: a setting or an option is wrong, or a file or run is missing or damaged.
     """
-    if command == "list":  # takes only out_dir, and the checks load torch
+    if command == "list":  # list uses only out_dir, and checks would load torch
         return Request(command, build(spread_optim(arguments)))
     options = _expand_options(command, options)
     layers = Layers(command, arguments, options, keeps_total)
@@ -136,7 +136,7 @@ def resolve(
     run = run or _find_run(layers)
     layers.use_run(run)
 
-    # one checked experiment, and for a comparison one for each method
+    # configure the experiment, or each method of a comparison
     from nsgf.experiment import Experiment
     from nsgf.settings.checks import check_training
 
@@ -147,7 +147,7 @@ def resolve(
         check_training(Experiment(config))
     methods = layers.configure_methods(config.compare.methods if command == "compare" else ())
 
-    # settings without effect, and a missing package
+    # report settings without effect, and a missing package
     notes = layers.notes
     if "compare" not in options:  # the page of a comparison takes no settings
         notes += layers.find_useless(methods or [config])
@@ -191,7 +191,8 @@ class Layers:
         if "config" in options:
             content = read_recipe(options["config"])
             self.file = Recipe(spread_optim(content.settings), content.methods)
-        # a file's settings win over those of a smoke run, and its data over an experiment's targets
+        # the file's settings override the smoke settings; the file's data override the targets of
+        # an experiment
         smoke_settings = spread_optim(SMOKE) if self.file.settings.get("smoke") else {}
         if command == "compare" and ONE_TARGET & self.file.settings.keys():
             smoke_settings["compare.targets"] = []
@@ -221,7 +222,7 @@ class Layers:
             raise wrong_setting("exp", exp, f"the file of config has exp {file_exp}; leave one out")
         if exp in EXPERIMENT_NAMES:
             shipped = read_recipe(CONFIGS / f"{exp}.yaml")
-            # a warm-up belongs to the number of updates in the file that sets it
+            # store each warm-up with the number of updates in the same file
             with_warmups = {
                 key: value
                 for key, value in self.recipe.settings.items()
@@ -256,7 +257,7 @@ class Layers:
         """Return the checked configuration of a run, or of one method of an experiment. Add facts
         about the user's data to the arguments, and lines to the notes. For fewer updates, shrink a
         pool that is chosen for the user's data, or with ``shrinks_pool`` the pool of the recipe."""
-        # these load torch; typos are reported before
+        # imported here, because these modules load torch: typos are reported before
         from nsgf.experiment import Experiment
         from nsgf.settings.checks import check
 
@@ -319,7 +320,7 @@ class Layers:
             return data_choices
         is_automatic = self.arguments.get("data.size", 0) in ("auto", None)
         if is_automatic and layer.get("data.name") == "images":
-            del self.arguments["data.size"]  # the size that was found
+            del self.arguments["data.size"]  # the size comes from the inspection, not from the user
         return {}
 
     def _note_lost_settings(
@@ -370,7 +371,8 @@ class Layers:
         updates = config.nsgf.iterations
         recipe_updates = recipe.nsgf.iterations
         if self.is_new and is_free and updates < recipe_updates and "nsgf" in config.phases:
-            proportional = -(-flows * updates // recipe_updates)  # each pair is drawn as often
+            # so each pair is drawn equally often
+            proportional = -(-flows * updates // recipe_updates)
             classes = Experiment(config).target.classes
             fewer = min(flows, max(proportional, LEAST_FLOWS, classes))
             self.notes.append(
@@ -427,7 +429,8 @@ def _find_run(layers: Layers) -> "RunFolder | None":
     is_new = command == "train" and not {"run", "resume", "resume-phase"} & options.keys()
     if command in WITHOUT_RUN or "compare" in options or is_new:
         return None
-    if str(arguments.get("method")).endswith((".yaml", ".yml")):  # a run has the name of the file
+    # a run stores the file's name, not the path
+    if str(arguments.get("method")).endswith((".yaml", ".yml")):
         arguments["method"] = Path(arguments["method"]).stem
     from nsgf.run.folder import newest_run
     from nsgf.settings.checks import check_values
@@ -472,14 +475,14 @@ def _settings_of_run(run: "RunFolder", layers: Layers) -> Layer:
         raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
     tracker = saved.get(TRACKER)
     safe = {**drop_unsafe_settings(saved, by_user), **layers.file.settings}
-    if "method" in saved:  # a file of --config cannot change it
+    if "method" in saved:  # the file of --config cannot change the method
         safe["method"] = saved["method"]
     if is_training and TRACKER not in by_user and safe.get(TRACKER) != tracker:
         layers.notes.append(
             f"the run's tracker {tracker} is not used: add {suggest(TRACKER, tracker)} to use it"
         )
     home = (run.path.resolve() if run.path.name == ".." else run.path).parent
-    if run.results_name is None:  # the run's current place
+    if run.results_name is None:  # the folder where the run is now
         safe["out_dir"] = str(home)
     out = Path(arguments.get("out_dir", home)).expanduser()
     if is_training and "run" in layers.options and out.resolve() != home.resolve():

@@ -55,7 +55,7 @@ def find_folder(path: str | PathLike[str]) -> Path:
                 "pip install -e '.[hub]'"
             ) from error
     folder = expand_path("run", path)
-    index = folder / CONFIG_FILE  # other programs use this name too
+    index = folder / CONFIG_FILE  # other programs also write files of this name
     is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
     is_run = is_export or (folder / "config.yaml").is_file()
     return folder if is_run else PRETRAINED.get(str(path), folder)
@@ -124,6 +124,6 @@ class ExportedRun(RunFolder):
             state = load_tensors(content)
         except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
             raise UserError(f"{file} cannot be read ({cause(error)}); export it again") from error
-        for key, part in state.items():  # of an export with --half
+        for key, part in state.items():  # an export with --half stores float16
             state[key] = part.float() if part.dtype == torch.float16 else part
         return Weights(file, state, nest(saved_values(self._saved)), str(self._updates.get(phase)))

@@ -16,7 +16,7 @@ from torch import Tensor
 from nsgf.sinkhorn.base import Flow, around_mean, box_diameter
 from nsgf.sinkhorn.batched import BatchedSolver
 
-if TYPE_CHECKING:  # the solver alone needs no settings
+if TYPE_CHECKING:  # the solver itself does not need the settings
     from nsgf.config.schema import SinkhornConfig
 
 
@@ -76,10 +76,10 @@ class GeomlossSolver(Flow):
             backend="tensorized",
         )
         velocity = torch.zeros_like(x)
-        x, y, _ = around_mean(x.detach(), y.detach())  # geomloss does not subtract it
+        x, y, _ = around_mean(x.detach(), y.detach())  # geomloss does not subtract the mean
         for particles, targets, out in zip(x, y, velocity, strict=True):
             self.report.solves += 1
-            if box_diameter(particles, targets) > 0:  # else all points are equal
+            if box_diameter(particles, targets) > 0:  # the velocity of equal points is 0
                 with torch.enable_grad():
                     potential, _ = loss(particles.requires_grad_(), targets)
                     (gradient,) = torch.autograd.grad(potential.sum(), particles)

@@ -130,7 +130,8 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False, most: int 
     """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
     > 0 from Python, numpy or torch; a whole number must be at most ``most``."""
     number = math.nan
-    with suppress(ValueError, OverflowError, TypeError):  # of texts, nan, inf and None
+    # texts, nan, inf and None raise these errors
+    with suppress(ValueError, OverflowError, TypeError):
         number = int(value) if is_whole else float(value)
     if number != value or not 0 < number < math.inf or (is_whole and number > most):
         kind = f"a whole number <= {most} and" if is_whole else "a number"
@@ -178,7 +179,7 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
 def numbers_of_objects(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return an array of objects as numbers or texts, NaN for None; unchanged if it has cells of
     another type. Lists of one length become a new last dimension."""
-    with suppress(ValueError):  # lists of different lengths
+    with suppress(ValueError):  # lists of different lengths stay objects
         array = np.array(array.tolist())
     if array.dtype.kind == "O":
         with suppress(TypeError, ValueError):

@@ -132,7 +132,7 @@ class BatchedSolver(Flow):
             goal = [self.tolerance for _ in live]
             omega = [OMEGA for _ in live]
         else:
-            # start from the guess of the step before
+            # start from the potentials that the last step predicted
             h = start.g - norm_y
             iterations = [0 for _ in live]
             goal = [self._goal(speed) for speed in start.speed]
@@ -142,7 +142,7 @@ class BatchedSolver(Flow):
         needed = list(goal)
         # update until each flow is within its tolerance
         plan = clouds.plan(h, live)
-        while live:  # counts iterations, so it ends even if an error is nan
+        while live:  # ends after max_iterations even if an error is nan
             before = plan.error
             plan.update([omega[k] for k in live], UPDATES)
             for k, old, new in zip(live, before, plan.error, strict=True):
@@ -159,7 +159,8 @@ class BatchedSolver(Flow):
                     speed[k] = value
                     needed[k] = self._goal(value)
                     is_done = error[k] <= needed[k] or iterations[k] >= self.max_iterations
-                    # v is slower than guessed and may become slower: aim below the new tolerance
+                    # v is smaller than guessed and may shrink further, so aim below the new
+                    # tolerance
                     goal[k] = math.inf if is_done else 0.8 * min(needed[k], goal[k])
                 going = [i for i, k in enumerate(live) if goal[k] < math.inf]
                 live = [live[i] for i in going]
@@ -206,7 +207,7 @@ def _better_omega(omega: float, rate: float) -> float:
     """Return the best over-relaxation by Young's formula, at least ``omega``. ``rate``: factor by
     which an update with ``omega`` changed the error."""
     rate = min(max(rate, 0.01), 0.999)
-    if not rate > omega - 0.98:  # omega limits the rate; also true for nan
+    if not rate > omega - 0.98:  # omega itself limits the rate; also true for nan
         return omega
     plain_rate = min((rate + omega - 1) ** 2 / (rate * omega**2), 0.9999)
     return max(omega, min(2 / (1 + math.sqrt(1 - plain_rate)), OMEGA_MAX))
@@ -228,8 +229,8 @@ class WarmParticles(Particles):
     def move(self, eta: float) -> Tensor:
         solution = self.flow.solve_clouds(self.clouds, self.guess)
         self.clouds.move(solution.velocity, eta)
-        # the remaining way shrinks by the factor 1 - eta, and so does the difference between g and
-        # its value for x = y; the error of this guess changes little from step to step
+        # the remaining distance shrinks by the factor 1 - eta, and so does the difference between g
+        # and the potential for x = y; the error of this guess changes little from step to step
         last = self.offset
         offset = (solution.g - self.limit) * (1 - eta)
         solution.g = self.limit + (offset if last is None else 2 * offset - last * (1 - eta))

@@ -45,7 +45,7 @@ class BlockClouds(Clouds):
     ) -> Tensor:
         """Return the logarithms of the sums of exp(scale (x . y + h) + log_u) over rows (dim 0) or
         columns (dim 1), for log_u (N,) and one problem."""
-        # one more coordinate, so that the product adds log_u
+        # add a coordinate for log_u, so that the product includes it
         x = torch.cat([x, log_u.unsqueeze(1) / scale], 1)
         y = torch.cat([y, torch.ones_like(y[:, :1])], 1)
         blocks = self.blocks(x, y, h, scale)

@@ -113,7 +113,7 @@ class _Divergence(torch.autograd.Function):
         value, f = _dual(x, y, solution.g)
         value -= 0.5 * (_dual(x, x, solution.self_potential)[0] + _dual(y, y, own_y)[0])
         v_y = targets.own  # Q y
-        if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
+        if ctx.needs_input_grad[1]:  # the same plan, but with exact column sums
             logits = f.float().unsqueeze(1) - half_squared_distances(y, x)
             plan = torch.softmax(logits, 2).clamp_min_(LOWEST_ENTRY)
             v_y = plan @ x - targets.own
@@ -122,7 +122,7 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # once_differentiable would return zero second derivatives
+        if torch.is_grad_enabled():  # once_differentiable would silently return zero
             raise UserError("sinkhorn_divergence: has no second derivative (create_graph=True)")
         gradients = [
             (grad / -v.shape[1]).float().view(-1, 1, 1) * v if is_needed else None
@@ -183,5 +183,5 @@ def _warn(report: SolverReport) -> None:
             f"{report.unconverged} of {report.solves} Sinkhorn problems did not converge: the "
             f"error is {report.worst_error:.1e}; use a larger max_iterations, tolerance or blur",
             RuntimeWarning,
-            stacklevel=4,  # the line of the caller
+            stacklevel=4,  # the warning names the line of the caller
         )

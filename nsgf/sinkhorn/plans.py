@@ -94,7 +94,7 @@ class Clouds:
             out = self.memory.get("self", len(x), self._n, self._n)
             own_inner = torch.bmm(x, x.mT, out=out)
         self._inner: Tensor | None = None
-        # after updates of the inner products, rounding may leave a value below 0
+        # rounding in the updates of inner products may make a value negative
         self.norm_x = (0.5 * own_inner.diagonal(dim1=1, dim2=2)).clamp_min_(0.0)
         self._own_plan, potential, error = self._self_plan(own_inner)
         self.own = x  # Q x, with all columns

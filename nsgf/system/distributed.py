@@ -108,16 +108,19 @@ def join(device: str) -> Iterator[World]:
     try:
         distributed.init_process_group(backend, timeout=PATIENCE)
         patient = distributed.new_group(backend="gloo", timeout=LONG_PATIENCE)
-    except (ValueError, RuntimeError) as error:  # its other variables, or the network
+    # a variable of torchrun is wrong, or the network fails
+    except (ValueError, RuntimeError) as error:
         raise UserError(
             f"torchrun: the processes cannot meet ({one_line(error)}); start them with torchrun, "
             "or unset WORLD_SIZE"
         ) from error
     yield (world := World(rank, size, patient))
-    # not after an error: other processes may wait until this one ends
-    if local_processes(size) < size:  # on several machines
-        with suppress(RuntimeError):  # another process failed and reports its error
-            world.wait()  # for the first process: torchrun on other machines ends early
+    # do not wait after an error: other processes may wait until this process ends
+    if local_processes(size) < size:  # the job runs on several machines
+        with suppress(RuntimeError):  # another process failed, and reports the error
+            # wait for the first process; otherwise torchrun on the remaining machines would end
+            # early
+            world.wait()
     distributed.destroy_process_group()
 
 

@@ -96,10 +96,10 @@ def cause(error: Exception) -> str:
 def machine_problem(error: Exception) -> str | None:
     """Return the message for an error whose cause lies outside of this program: a file, the memory,
     or another process of torchrun. Return None for other errors."""
-    kind = type(error).__name__  # torch may not be loaded
+    kind = type(error).__name__  # by name, because torch may not be loaded
     reason = one_line(error)[:200]
     if isinstance(error, OSError):
-        # errors of os.getcwd have no file name
+        # an error of os.getcwd has no file name
         unnamed = "the working directory" if isinstance(error, FileNotFoundError) else "a file"
         return f"cannot use {error.filename or unnamed}: {cause(error)}"
     if kind == "OutOfMemoryError":

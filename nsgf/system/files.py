@@ -126,7 +126,7 @@ def remove_leftovers(folder: Path, pattern: str = "*") -> None:
     after a day."""
     of_machine = re.compile(rf".+\.{re.escape(platform.node())}-(\d{{1,9}})(_\d+)?\.partial")
     for leftover in folder.glob(f"{pattern}.*-*.partial"):
-        with suppress(OSError):  # another process removed it
+        with suppress(OSError):  # another process may have removed the file
             if name := of_machine.fullmatch(leftover.name):
                 is_leftover = not psutil.pid_exists(int(name[1]))
             else:
@@ -209,7 +209,7 @@ def read_lines(file: Path, /, **kinds: Any) -> Iterator[list[Any]]:
         try:
             yield fields(parse_object(line), **kinds)
         except ValueError:
-            continue  # cut off by an interruption, or written by another version
+            continue  # the line is incomplete, or from another version
 
 
 def _finite(text: str) -> float:

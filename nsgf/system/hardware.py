@@ -34,11 +34,11 @@ def pick_device(name: str) -> torch.device:
         return device
     if (device.index or 0) >= (count := torch.cuda.device_count()):
         raise wrong_setting("device", name, f"this machine has {count} CUDA devices; use auto")
-    if device.index is None:  # some functions of torch need a number
+    if device.index is None:  # some functions of torch need the number of the card
         device = torch.device("cuda", torch.cuda.current_device())
     if problem := _kernel_problem(device):
         raise wrong_setting("device", name, f"{problem}; or use cpu")
-    torch.cuda.set_device(device)  # for streams, events and memory without a given device
+    torch.cuda.set_device(device)  # streams, events and memory use the current card by default
     return device
 
 
@@ -47,7 +47,7 @@ def _kernel_problem(device: torch.device) -> str | None:
     card's generation, or code that the driver can translate (``compute_``)."""
     major, minor = torch.cuda.get_device_capability(device)
     built = " ".join(torch.cuda.get_arch_list())
-    codes = re.findall(r"(sm|compute)_(\d+)", built)  # builds for AMD have other names
+    codes = re.findall(r"(sm|compute)_(\d+)", built)  # builds for AMD use different names
     if not codes or any(
         int(code) <= 10 * major + minor and (kind == "compute" or int(code) // 10 == major)
         for kind, code in codes
@@ -73,7 +73,7 @@ def cgroup_folders() -> list[Path]:
     """Return the folders of this process's control groups, version 2 and 1: its own groups and all
     groups above them. Each may limit the process."""
     folders = [CGROUPS, CGROUPS / "memory"]
-    with suppress(OSError):  # not on Linux
+    with suppress(OSError):  # only Linux has this file
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             for controller in controllers.split(","):  # "" in version 2
@@ -91,7 +91,7 @@ def available_bytes() -> int:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            # no such file, or the limit is "max"
+            # the file may be missing, or the limit "max"
             with suppress(OSError, ValueError, KeyError):
                 most = int((folder / limit).read_text())
                 stat = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
@@ -103,10 +103,10 @@ def available_bytes() -> int:
 def available_cores() -> int:
     """Return the number of cores that this process may use."""
     cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+    if hasattr(os, "sched_getaffinity"):  # missing on macOS and Windows
         cores = len(os.sched_getaffinity(0))
     for folder in cgroup_folders():
-        with suppress(OSError, ValueError):  # no such file, or the quota is "max"
+        with suppress(OSError, ValueError):  # the file may be missing, or the quota "max"
             quota, period = map(int, (folder / "cpu.max").read_text().split())
             cores = min(cores, math.ceil(quota / period))
     return cores

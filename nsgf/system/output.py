@@ -31,7 +31,7 @@ def show(text: str, stream: TextIO | None = None) -> None:
         tqdm.write(line, file=stream)
         stream.flush()
     except (OSError, ValueError):
-        with suppress(OSError, ValueError):  # otherwise Python fails when it flushes at exit
+        with suppress(OSError, ValueError):  # Python flushes at exit, which must not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -101,7 +101,7 @@ class PhaseLoop:
         state = self.state
         self._load_checkpoint()
         session.log.tidy(session.config.phases, self.name, state.step)
-        # for points a thread costs more time than it saves
+        # for points, a thread would cost more time than it saves
         is_large = session.device.type == "cuda" and session.target.is_images
         loaded = load_batches(
             self.task,
@@ -116,9 +116,11 @@ class PhaseLoop:
         with closing(loaded), progress:
             batches = self._compile(loaded) if self._must_compile() else loaded
             is_stopping = self._run_updates(batches, progress)
-        if state.step or not is_stopping:  # a network without an update would be sampled from
+        # a checkpoint without updates could be sampled by mistake
+        if state.step or not is_stopping:
             self._save_once()
-        if is_stopping and state.step < self.total:  # otherwise the next phase raises Stopped
+        # after the last update, the next phase raises Stopped
+        if is_stopping and state.step < self.total:
             raise Stopped(f"{self.name}: step {state.step} of {self.total}")
 
     def _load_checkpoint(self) -> None:
@@ -146,7 +148,7 @@ class PhaseLoop:
     def _compile(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Compile the network with the first batch, and return all batches. Raise UserError if that
         is not possible."""
-        from torch._dynamo.exc import TorchDynamoException  # takes seconds
+        from torch._dynamo.exc import TorchDynamoException  # the import takes seconds
 
         self.log("compiling")
         started = time.perf_counter()
@@ -172,7 +174,7 @@ class PhaseLoop:
             # queue an update, then read the result of the previous one, which has finished
             try:
                 outcome = self._update(batches)
-            except Exception:  # of data, the caller's network, or a full card
+            except Exception:  # an error of the data, of the caller's network, or of a full card
                 self._rescue(pending, progress)
                 raise
             self._settle(pending, progress)
@@ -212,7 +214,7 @@ class PhaseLoop:
         step = self.state.step
         try:
             answer = on_log(self.name, step, self.mean_loss, self._save_once)
-        except BaseException as error:  # also of Ctrl-C and sys.exit
+        except BaseException as error:  # includes Ctrl-C and sys.exit
             self._rescue(None, progress)
             self.log(
                 f"{type(error).__name__} in the callback at step {step} of "
@@ -228,7 +230,7 @@ class PhaseLoop:
         caller sees the exception itself."""
         try:
             self._settle(pending, progress)
-            if self.state.step:  # a network without an update would be sampled from
+            if self.state.step:  # a checkpoint without updates could be sampled by mistake
                 self._save_once()
         except Exception as error:
             self.log(f"no checkpoint at step {self.state.step} ({one_line(error)})")
@@ -298,7 +300,7 @@ class PhaseLoop:
         step = self.state.step
         counts = (
             moments["step"] for moments in self.state.adam.state.values()
-        )  # of finite updates
+        )  # number of finite updates
         is_untrained = step >= self.optim.iterations > 0 and not any(counts)
         if is_untrained or not checkpoint.is_finite(content):
             raise Diverged(

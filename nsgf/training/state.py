@@ -94,7 +94,7 @@ class TrainState:
         if self.world.size > 1:
             buffers = "forward_sync_buffers"
             if buffers not in signature(DistributedDataParallel).parameters:
-                buffers = "broadcast_buffers"  # its name before torch 2.14
+                buffers = "broadcast_buffers"  # the name of this argument before torch 2.14
             network = self._shared = DistributedDataParallel(
                 network,
                 device_ids=[self.device] if self.device.type == "cuda" else None,
@@ -130,12 +130,12 @@ class TrainState:
         for group in self.adam.param_groups:
             group["lr"] = self.config.lr * lr_factor(self.step, self.config)
         self.adam.step()
-        # an autocast context around training, as in nsgf.train, would keep the 16-bit weights
+        # an autocast context around the loop, as in nsgf.train, would keep old 16-bit weights
         torch.clear_autocast_cache()
         self.scaler.update()
-        # the warm-up lets short runs forget the initial weights
+        # this warm-up lets the average of a short run forget the initial weights
         decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
-        with torch.no_grad():  # swa_utils would make a new function that profilers keep
+        with torch.no_grad():  # faster than swa_utils, which makes a new function in each update
             torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
         self.step += 1
         on_card = loss.device.type == "cuda"
@@ -183,7 +183,8 @@ class TrainState:
         with GENERATORS:
             before = [generator.get_state() for generator in generators]
             try:
-                for generator in generators:  # torch.manual_seed takes longer than a small update
+                # torch.manual_seed would take longer than a small update
+                for generator in generators:
                     generator.manual_seed(seed)
                 yield
             finally:
@@ -193,16 +194,16 @@ class TrainState:
     def _try_gradient(self, batch: Batch) -> Tensor | None:
         """Compute the gradient of a batch and return the loss; None if the memory is full."""
         world = self.world
-        for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
+        for parameter in self._parameters:  # Adam's zero_grad would take ten times as long
             parameter.grad = None
         parts = batch.split(self.accumulate)
-        # processes average their gradients with equal weights, even if one has a sample more
+        # processes average gradients with equal weights, even if a process has one more sample
         size = self.config.batch_size / world.size if world.size > 1 else batch.size
         total = torch.zeros((), dtype=torch.float32, device=batch.target.device)
         try:
             with self._seeded():
                 for number, part in enumerate(parts, start=1):
-                    # processes exchange gradients only in the last part
+                    # processes exchange gradients only for the last part of a batch
                     shared = self._shared if number < len(parts) else None
                     with shared.no_sync() if shared else nullcontext():
                         loss = self.task.loss(self.forward, part) * (part.size / size)
@@ -232,9 +233,12 @@ class TrainState:
         for moments in self.adam.state.values():  # fused Adam needs the memory layout of weights
             moments |= {name: moments[name].contiguous() for name in ("exp_avg", "exp_avg_sq")}
         for group in self.adam.param_groups:
-            group["fused"] = True  # only fused Adam skips updates; the file may say False
-        self.accumulate = max(self.accumulate, int(state["accumulate"]))  # fewer parts did not fit
-        if state["scaler"] and self.scaler.is_enabled():  # the precision may have changed
+            # only fused Adam can skip updates, and the file may contain False
+            group["fused"] = True
+        # fewer parts did not fit into memory
+        self.accumulate = max(self.accumulate, int(state["accumulate"]))
+        # a scaler of another precision is not loaded
+        if state["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
 
 

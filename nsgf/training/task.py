@@ -112,7 +112,7 @@ def load_batches(
         positions = world.share(range(step * batch_size, (step + 1) * batch_size))
         with torch.cuda.stream(stream) if stream else nullcontext():
             drawn = task.draw(positions)
-            if device.type == "cuda":  # from pinned memory, so that nothing waits
+            if device.type == "cuda":  # a copy from pinned memory does not wait
                 drawn = tuple(part if part.is_cuda else part.pin_memory() for part in drawn)
             tensors = tuple(part.to(device, non_blocking=True) for part in drawn)
             return tensors, stream.record_event() if stream else None
@@ -124,24 +124,25 @@ def load_batches(
             current.wait_event(event)
             for tensor in tensors:
                 if tensor.is_cuda:
-                    tensor.record_stream(current)  # keep its memory until this stream is done
+                    # keep the tensor's memory until this stream has used it
+                    tensor.record_stream(current)
         return tensors
 
     if not prefetch:
         for step in count(start):
             yield task.batch(*load(step)[0])
     thread = ThreadPoolExecutor(1, "batches")
-    context = copy_context()  # the names of settings in messages, and silence
+    context = copy_context()  # the context holds the names of settings in messages, and the silence
     ahead: deque[Future[Loaded]] = deque()
     if stream:
         thread.submit(torch.cuda.set_device, device)
-        # the task may still be computing data for its batches
+        # wait until the task has computed the data of its batches
         stream.wait_stream(torch.cuda.current_stream(device))
     try:
         for step in count(start):
             while len(ahead) <= DEPTH:
                 ahead.append(thread.submit(context.run, load, step + len(ahead)))
-            # no name holds the tensors, which are freed as soon as the batch does not need them
+            # do not store the tensors in a variable, so that they are freed with the batch
             yield task.batch(*arrived(*ahead.popleft().result()))
     finally:
         thread.shutdown(wait=True, cancel_futures=True)

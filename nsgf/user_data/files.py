@@ -84,7 +84,7 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
     take the array ``data.key``, else the one with the name of the data, else the only one; and the
     labels whose name has the same prefix: ``labels``, or ``test_labels`` for ``test_images``. Raise
     errors of many types if the array is missing or damaged."""
-    # torch takes only writable arrays: "c" never writes to the file
+    # torch needs a writable array; mode "c" never writes to the file
     file = data_path(config)
     try:
         content = np.load(file, mmap_mode="c", allow_pickle=False, max_header_size=2**20)

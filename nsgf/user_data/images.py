@@ -402,7 +402,7 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
     for number, file in enumerate(_usable(config)):
         with _naming_broken(root, file):
             content = (root / file).read_bytes()
-            image = open_image(content)  # decodes only when pixels are needed
+            image = open_image(content)  # open_image does not decode the pixels yet
             if number in rows:
                 rows[number].copy_(image_pixels(image, channels, size))
         _add_to_digest(digest, file, content)
@@ -425,7 +425,7 @@ def _naming_broken(root: Path, file: Path) -> Iterator[None]:
     """Context that turns errors of reading an image file into a UserError with a remedy."""
     try:
         yield
-    except Exception as error:  # Pillow raises many types
+    except Exception as error:  # Pillow raises many types of errors
         raise wrong_setting(
             "data.path",
             root,
@@ -455,7 +455,7 @@ def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, lis
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise wrong_setting("data.path", data_path(config), one_line(error)) from error
     digest = hashlib.sha256(repr(images.shape).encode())
-    for image in images:  # may be larger than memory
+    for image in images:  # one by one, because all images may be larger than memory
         digest.update(image.tobytes())
     digest.update(b"" if classes is None else classes.tobytes())
     return images, classes, names, digest.hexdigest()[:12]
@@ -481,18 +481,18 @@ def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
     low = images.min()
     high = images.max()
     is_float = images.dtype.kind == "f"
-    if not (is_float and -1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
+    if not (is_float and -1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also refuses nan
         raise ValueError(
             f"{images.dtype} from {low:g} to {high:g}, must be uint8, or floats in [-1, 1] with "
             "some below 0; use images.to(torch.uint8) for 0 to 255, or 2.0 * images - 1 for [0, 1]"
         )
-    return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
+    return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # accepts any byte order
 
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
     """Return the sorted names of the K classes, and the classes of ``count`` images as numbers 0 to
     K - 1, int64, (N,). Raise ValueError for invalid labels, or if a class has too few images."""
-    if labels.shape == (count, 1):  # as in MedMNIST
+    if labels.shape == (count, 1):  # MedMNIST has labels of this shape
         labels = labels[:, 0]
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     wrong = ""

@@ -102,7 +102,7 @@ def inspect_points(config: DataConfig) -> Inspection:
     count, dim = table.values.shape
     trained = split_rows(config, count)[0].numpy()
     rows = table.values[trained]
-    # subtract large numbers first, whose mean float64 would round
+    # subtract a value first where numbers are large, because float64 would round their mean
     close = close_columns(rows)
     start = np.zeros(dim)
     start[close] = rows[0, close]

@@ -152,7 +152,7 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
     table = _cut_table(_read_text(file))
     sep = _find_separator(table.first_row, is_txt=suffix == ".txt")
 
-    # names stand in the first row, in the last comment, or nowhere
+    # find the names: in the first row, in the last comment, or nowhere
     first = _first_cells(table, sep)
     if header == "auto":
         header = bool(np.isnan(pd.to_numeric(first, errors="coerce")).any())
@@ -177,7 +177,7 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
     begin = table.lines_above + (table.first_row.count("\n") + 1 if header else 0)
 
     def locate(number: int) -> str:
-        texts = frame[:number].select_dtypes(exclude="number")  # may have cells of several lines
+        texts = frame[:number].select_dtypes(exclude="number")  # a text cell may have several lines
         return f"line {begin + texts.to_csv(header=False).count(chr(10))}"
 
     hint = (
@@ -331,7 +331,7 @@ def to_numbers(cells: RawCells) -> np.ndarray:
     if isinstance(cells, np.ndarray):
         return cells.astype(np.float64)
     is_number = _number_columns(cells)
-    if is_number.all():  # all at once: a table may have very many columns
+    if is_number.all():  # convert all columns at once, because a table may have very many
         return cells.to_numpy(np.float64, na_value=np.nan)
     values = np.empty(cells.shape)
     values[:, is_number] = to_numbers(cells.loc[:, is_number])
