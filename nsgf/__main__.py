@@ -13,7 +13,8 @@ MMAP_THRESHOLD = -3
 
 def configure_allocator() -> None:
     """Let CUDA memory segments grow, since phases allocate different sizes. Let the C library keep
-    freed memory: to get it again takes a tenth of an update. Call this before importing torch."""
+    freed memory, because new memory takes a tenth of the time of an update. Call this before
+    importing torch."""
     if not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
         with suppress(AttributeError, OSError, TypeError):  # other C libraries have no mallopt
             set_option = ctypes.CDLL(None).mallopt

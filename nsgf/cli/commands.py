@@ -1,6 +1,6 @@
 """``nsgf COMMAND``: one function for each command.
 
-Each command imports what it needs when it runs, so that help and errors do not wait for torch.
+Commands import modules only when they run, so that help and errors do not wait for torch.
 """
 
 import os
@@ -30,8 +30,8 @@ from nsgf.version import __version__
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    The code is 0; 1 after the traceback of a bug, or if preflight says NO; 2 for an error that the
-    user can fix; 130 for Ctrl-C.
+    The code is 0 for success, 1 for a bug (after a traceback) or if preflight says NO, 2 for an
+    error that the user can fix, and 130 for Ctrl-C.
     """
     try:
         with naming(FLAG_NAMES, are_flags=True):
@@ -78,8 +78,8 @@ def _show_lines(lines: Iterable[str]) -> int:
 
 
 def _explains(words: list[str]) -> bool:
-    """Print help, the version or completions if the command line asks for them, and return whether
-    it does."""
+    """Print help, the version or completions if the command line requests them. Return whether it
+    does."""
     command = words[0] if words else "--help"
     topics = [  # KEY of --help KEY or --help=KEY, empty without a key
         (word.partition("=")[2] or after).removeprefix("--")
@@ -136,8 +136,8 @@ def _train(request: Request) -> Iterator[str]:
 
 
 def _first_phase(request: Request) -> PhaseName | None:
-    """Return the phase of ``--resume-phase``; None: none is named. Raise UserError if there is no
-    such phase, or if no flag says how to continue a run."""
+    """Return the phase of ``--resume-phase``; None without this flag. Raise UserError if the phase
+    does not exist, or if no flag says how to continue a run."""
     phases = request.config.phases
     number = request.options.get("resume-phase")
     if number is not None:
@@ -151,8 +151,8 @@ def _first_phase(request: Request) -> PhaseName | None:
 
 
 def _resume_command(folder: str, processes: int, tracker: str) -> str:
-    """Return the command line that continues the run in a folder with as many processes, and with
-    the same tracker."""
+    """Return the command line that continues the run in a folder, with the same number of processes
+    and the same tracker."""
     from nsgf.run.folder import IN_FOLDER
 
     runner = "python -m nsgf"
@@ -244,7 +244,7 @@ def _export(request: Request) -> list[str]:
 
 
 def _preflight(request: Request) -> Generator[str, None, int]:
-    """Yield lines, and return 1 if one of them names a problem."""
+    """Yield lines. Return 1 if a line names a problem."""
     from nsgf.commands.preflight import preflight
 
     words = shlex.join(["python", "-m", "nsgf", "train", *request.options["words"]])

@@ -1,4 +1,4 @@
-"""Run a comparison: train and measure the trials that are missing, then write the tables."""
+"""Run a comparison: train and measure the missing trials, then write the tables."""
 
 import json
 import math
@@ -50,8 +50,8 @@ def compare(
 ) -> list[Path]:
     """Train and measure all trials, write tables and pictures, and return their files.
 
-    Several processes may run the same comparison at once. Each skips trials that another process
-    works on, and ends when all are finished. The tables are written after each trial.
+    Several processes may run the same comparison at once. A process skips the trials that another
+    process trains, and ends when all trials are finished. The tables are written after each trial.
 
     Args:
         comparison: the experiment and the methods.
@@ -95,8 +95,8 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
     Raises:
         UserError: ``sampling.label``, ``guidance`` or ``omega`` is set, a trial's configuration is
-            wrong or differs from the one that it was trained with, ``compare.nfe`` is too small, a
-            package is missing, or this machine has too little memory.
+            wrong, or differs from the configuration of its training, ``compare.nfe`` is too small,
+            a package is missing, or this machine has too little memory.
     """
     config = comparison.config
     methods = comparison.methods
@@ -247,7 +247,8 @@ class Work:
         return True
 
     def measure_functions(self) -> None:
-        """Measure the caller's functions, which may have changed since the last call."""
+        """Measure the caller's functions again, because they may have changed since the last
+        call."""
         trials = self.comparison.trials_of(self.comparison.functions)
         for file in {trial.measures for trial in trials}:
             before = read_measures(file)
@@ -284,7 +285,7 @@ class Work:
             raise Stopped("between two measures")
 
     def rows(self) -> list[Row]:
-        """Return all measures so far, and the floors; measure missing floors."""
+        """Return all measures so far, and the floors. Missing floors are measured first."""
         comparison = self.comparison
         # functions that only earlier calls had come last
         files = sorted(comparison.folder.glob("*/functions.jsonl"))

@@ -36,11 +36,11 @@ MEASURED = 0.2
 LONGEST = 30.0
 """Largest time in seconds in which further updates of a phase are measured."""
 LATER = 2**14
-"""Position of samples whose pairs do not depend on the first ones."""
+"""Position of samples whose pairs do not depend on the first samples."""
 PREPARED = "pool.num_batches", "nsf.starts", "reflow.pairs"
-"""Amounts that are prepared before the updates. With fewer updates they shrink."""
+"""Settings for what is prepared before the updates. Fewer updates need smaller values."""
 LEAST_PREPARED = 16
-"""Smallest value of each of these, and of warm-ups."""
+"""Smallest value of each setting of PREPARED, and of warm-ups."""
 MOST_MINUTES = 10_000
 
 
@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
     line: str
     """Line for the user."""
     prepare: float
-    """Seconds before the first update, and for starts of lines, which are computed when needed."""
+    """Seconds before the first update, plus the seconds for starts of lines."""
     updates: float
     """Seconds of all updates."""
     extra: float
@@ -58,7 +58,8 @@ class Estimate(NamedTuple):
 
 
 class EstimateStop(StopRequest):
-    """Request to stop the updates of an estimate, also if the training is requested to stop."""
+    """Request that ends the updates of an estimate. It also reports a request to stop the
+    training."""
 
     def __init__(self, training: StopRequest) -> None:
         super().__init__()
@@ -79,9 +80,8 @@ def estimate_phases(
     """Train each phase for a few updates in a temporary folder, then for ``seconds`` more to
     measure more precisely. Raise Stopped if ``stop`` requests it.
 
-    After the time ``ends`` (of ``time.perf_counter``), only what cannot be left out is done: one
-    preparation and one finite update of a phase. A later phase is not tried if there is no time for
-    one more update."""
+    After the time ``ends`` (of ``time.perf_counter``), a phase gets only one preparation and one
+    finite update. A later phase is not tried if there is no time for one more update."""
     started = time.perf_counter()
     data = experiment.load_data()
     base = ensure_writable(existing_folder(experiment.config.out_path))
@@ -103,7 +103,7 @@ def estimate_phases(
 
 @dataclass
 class Rehearsal:
-    """A phase that is trained for a few updates, to measure them. Times are those of
+    """A phase that is trained for a few updates, to measure them. Points in time come from
     ``time.perf_counter``."""
 
     experiment: Experiment
@@ -112,11 +112,11 @@ class Rehearsal:
     data: Data
     stop: StopRequest
     ends: float
-    """Time after which only what cannot be left out is done."""
+    """Time after which only the indispensable work is done."""
 
     def estimate(self, seconds: float) -> tuple[Estimate, float, float]:
-        """Return the estimate without its extra seconds, the seconds of an update, and those that
-        preparations and updates took. ``seconds``: see :func:`estimate_phases`."""
+        """Return the estimate without extra seconds, the seconds of one update, and the seconds
+        that all preparations and updates took. ``seconds``: see :func:`estimate_phases`."""
         name = self.phase.name
         device = self.experiment.device
         layer, times = self.phase.shortened(device)
@@ -160,13 +160,13 @@ class Rehearsal:
             drawn = time.perf_counter()
             prepared = drawn - begin
             preparations += 1
-        if drawn < self.ends:  # draw samples again, without the first preparations
+        if drawn < self.ends:  # subtract the time of an equal draw
             task.draw(range(LATER, LATER + TRIAL_SAMPLES))
             prepared = max(0.0, prepared - (time.perf_counter() - drawn))
         return task, preparations, prepared
 
     def _update(self, task: Task, session: Session, seconds: float) -> tuple[float, int]:
-        """Return the seconds of an update, and the number of updates that were done."""
+        """Return the seconds of one update, and the number of finished updates."""
         name = self.phase.name
         count = self._fit(task, session)
         rows = read_lines(self.run.path / "costs.jsonl", phase=str, steps_per_second=float)
@@ -184,8 +184,8 @@ class Rehearsal:
         return update, count
 
     def _fit(self, task: Task, session: Session) -> int:
-        """Train until the last update, or at least for one update until :attr:`ends`. Return the
-        number of updates that are done. Raise Stopped if :attr:`stop` requests it."""
+        """Train to the last update, or until :attr:`ends` but at least for one update. Return the
+        number of finished updates. Raise Stopped if :attr:`stop` requests it."""
         session.stop = EstimateStop(self.stop)
         if math.isfinite(self.ends):
             session.on_log = lambda _, __, loss, ___: (
@@ -209,10 +209,11 @@ def fit_minutes(
     *,
     is_new: bool = True,
 ) -> tuple[Experiment, str]:
-    """Return the experiment of a new run with which training takes these minutes, measuring
-    included, and a line about it. Phases keep their shares of the updates. With fewer updates,
-    warm-ups are shorter and less is prepared. If the minutes are too few, each phase has an update.
-    ``is_new``: whether a new run is trained in one process; otherwise minutes are not allowed.
+    """Choose numbers of updates so that training takes these minutes, measuring included. Return
+    the experiment of the new run, and a line about it. Phases keep their shares of the updates.
+    With fewer updates, warm-ups and the preparation are shorter. Each phase gets at least one
+    update, even if the minutes are too few. ``is_new``: whether a new run is trained in one
+    process; otherwise minutes are not allowed.
 
     Raises:
         UserError: the minutes are not allowed, the experiment cannot be trained, or ``stop`` ends
@@ -246,8 +247,8 @@ def fit_minutes(
 
 
 def _shrink(experiment: Experiment, estimates: list[Estimate], seconds: float) -> tuple[Layer, str]:
-    """Return numbers of updates, and what belongs to them, that fit into these seconds, and a line
-    about them."""
+    """Return settings that fit into these seconds, and a line about them. The settings are the
+    numbers of updates, the warm-ups and the amounts to prepare."""
     config = experiment.config
     prepare, updates, extra = (sum(part) for part in list(zip(*estimates, strict=True))[1:])
     counts = dict(zip(config.phases, config.updates, strict=True))

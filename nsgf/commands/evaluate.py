@@ -34,15 +34,16 @@ from nsgf.version import versions
 REPEATS = 3
 """Number of times that points are drawn and measured."""
 NEAREST = 2048
-"""Largest number of samples, and of real images, whose nearest training images are searched."""
+"""Largest number of samples for which the nearest training images are searched. Also the largest
+number of real images."""
 
 
 def evaluate_run(
     experiment: Experiment, run: RunFolder, log: Log = show, world: World = ALONE
 ) -> tuple[Path, Plain]:
-    """Measure a run and write each group of measures to ``metrics.json`` when it is done.
+    """Measure a run. Write each group of measures to ``metrics.json`` as soon as it is known.
 
-    Batches of samples are saved until all measures are done. If the command is interrupted, repeat
+    Batches of samples are saved until all measures are known. If the command is interrupted, repeat
     it to continue.
 
     Args:
@@ -55,7 +56,8 @@ def evaluate_run(
 
     Raises:
         UserError: before sampling: ``sampling.label`` is set; checkpoints, data or a weights file
-            are missing or damaged; a folder cannot be written, or has a link out of it.
+            are missing or damaged; a folder cannot be written, or contains a link to another
+            folder.
     """
     config = experiment.config
     if config.sampling.label is not None:
@@ -127,7 +129,7 @@ def evaluate_run(
 
 
 def changed_sampling(sampling: SamplingConfig) -> Plain:
-    """Return the settings of sampling that determine measures and are not the defaults."""
+    """Return the settings of sampling that affect measures and differ from the defaults."""
     return {
         key: value
         for key, value in asdict(sampling).items()
@@ -189,8 +191,8 @@ def distances(yardstick: Yardstick, samples: list[Tensor], seed: int) -> Plain:
 
 def nearest_real(samples: Tensor, images: Tensor, flip: bool, seed: int) -> Values:
     """Return the mean distance from samples (N, C, H, W) to the nearest training image, and from
-    training images to the nearest different one. At most NEAREST of each are used. ``flip``:
-    whether mirrored training images count too."""
+    training images to the nearest different training image. At most NEAREST samples and NEAREST
+    training images are used. ``flip``: whether mirrored training images count too."""
     rows = torch.randperm(len(images), generator=make_generator(seed, "nearest"))[:NEAREST]
 
     def mean_distance(x: Tensor, index: Tensor | None) -> float:

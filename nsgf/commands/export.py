@@ -113,9 +113,9 @@ def _index(settings: Plain, folder: Path, updates: dict[str, str], half: bool) -
 
 
 def copy_pictures(run: RunFolder, last: PhaseName, shows_data: bool, folder: Path) -> list[str]:
-    """Copy the pictures of ``nsgf sample``, or else of the ``last`` phase, and return the names of
-    the pictures. Skip pictures that are older than a checkpoint, because they show earlier weights,
-    and with ``shows_data`` pictures that show a user's data."""
+    """Copy the pictures of ``nsgf sample``, or else the picture of the phase ``last``. Return the
+    names of the pictures. Skip pictures that are older than a checkpoint, because they show earlier
+    weights. With ``shows_data``, also skip pictures that show a user's data."""
     newest = max(file.stat().st_mtime for file in run.path.glob("checkpoints/*.pt"))
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
     names = sorted(current & {"grid.png", "trajectory.png"})
@@ -168,8 +168,8 @@ def card(
 
 
 def _current_measures(experiment: Experiment, run: RunFolder, updates: dict[str, str]) -> Plain:
-    """Return the content of ``metrics.json`` without columns, which have values of single rows.
-    Return nothing if the measures belong to a sampler with different settings or weights."""
+    """Return the content of ``metrics.json`` without the columns, which contain values of single
+    rows. Return an empty object if the measures belong to different settings or weights."""
     method = experiment.trained_method(updates.__contains__)
     progress: dict[str, str | None] = {
         phase.name: updates.get(phase.name) for phase in method.networks

@@ -24,8 +24,8 @@ from nsgf.system.files import read_object
 def report_comparison(
     folder: Path, out_dir: str, kind: str = "png", out: Place | None = None
 ) -> list[str]:
-    """Write ``report.html`` and ``report/`` into the folder of a comparison, or into
-    ``OUT_DIR/NAME`` if that folder does not lie directly in ``out_dir``.
+    """Write ``report.html`` and ``report/`` into the folder of a comparison. If this folder does
+    not lie directly in ``out_dir``, write them into ``OUT_DIR/NAME``.
 
     The measures come from ``table.csv``; nothing is sampled or measured.
 

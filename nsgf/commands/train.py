@@ -50,10 +50,10 @@ def train(
     on_log: OnLog | None = None,
     notes: Sequence[str] = (),
 ) -> RunFolder:
-    """Train the configured phases that are not finished, and return the run folder.
+    """Train the unfinished phases of the configuration, and return the run folder.
 
-    Everything is checked before anything is written, except that an existing run folder is locked
-    and damaged checkpoints are renamed.
+    All checks come before the first write. Only locks, restarts and damaged checkpoints of an
+    existing run are written earlier.
 
     Args:
         experiment: the experiment, from :func:`nsgf.settings.resolve.resolve`, which checks it.
@@ -129,8 +129,9 @@ def train(
 
 
 def _lock_and_repair(run: RunFolder, phases: list[PhaseName], stack: ExitStack) -> None:
-    """Lock an existing run until the ``stack`` is left, and complete what a killed process left: a
-    restart, a damaged checkpoint, temporary files. Raise UserError if the run cannot be written."""
+    """Lock an existing run until the ``stack`` is left. Complete a restart, replace a damaged
+    checkpoint, and remove temporary files of killed processes. Raise UserError if the run cannot be
+    written."""
     try:
         stack.enter_context(lock_folder(run.path))
     except OSError as error:
@@ -146,7 +147,7 @@ def _lock_and_repair(run: RunFolder, phases: list[PhaseName], stack: ExitStack) 
 
 @dataclass
 class Training:
-    """The work of a session on the phases of a run, after everything was checked."""
+    """The work of a session on the phases of a run, after all checks."""
 
     experiment: Experiment
     session: Session
@@ -154,7 +155,7 @@ class Training:
     """None if no phase is left to train."""
 
     def complete_finished(self, names: Collection[PhaseName]) -> None:
-        """Do what a killed process left undone for finished phases, those that are not in
+        """Complete the work that a killed process left undone for finished phases, which are not in
         ``names``: remove files that are not needed after training, and draw a missing picture."""
         session = self.session
         for phase in self.experiment.phases():
@@ -213,7 +214,7 @@ def training_plan(
     phases whose checkpoints will be set aside. For the remaining arguments see :func:`train`.
 
     Raises:
-        UserError: pool or checkpoints do not fit, the run has a pool with other settings, a
+        UserError: pool or checkpoints do not fit, the run has a pool with different settings, a
             precision or a package is missing, or there are more processes than samples in a batch.
     """
     config = experiment.config
@@ -245,9 +246,10 @@ def check_space(
     run: RunFolder,
     restarts: Collection[PhaseName] = (),
 ) -> None:
-    """Raise UserError if the disk would be full before the end of a run. A run needs two
-    checkpoints of each unfinished phase (``weights``: numbers of weights), a third while it is
-    written, and ``pool`` bytes. Checkpoints of ``restarts`` are set aside, not overwritten."""
+    """Raise UserError if the disk would be full before the end of a run. A run needs space for two
+    checkpoints of each unfinished phase, for a third checkpoint while it is written, and for
+    ``pool`` bytes. ``weights``: numbers of weights. Checkpoints of ``restarts`` are set aside, not
+    overwritten."""
     needed = WEIGHT_BYTES * (2 * sum(weights.values()) + max(weights.values(), default=0))
     for phase in weights:
         newest = run.checkpoint_file(phase)

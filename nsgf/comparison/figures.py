@@ -85,13 +85,14 @@ class _Line(NamedTuple):
     calls: list[float]
     """Mean number of network calls for each sample."""
     means: list[float]
-    """Means over seeds; NaN, which leaves a gap, if samples diverged."""
+    """Means over seeds. NaN leaves a gap where samples diverged."""
     spreads: list[float]
     """Standard deviations over seeds."""
 
 
 def _line_of(cells: Mapping[int, Rows], metric: str) -> _Line:
-    """Return the line of a measure. ``cells``: rows of a method and a target by NFE."""
+    """Return the line of a method in the picture of a measure. ``cells``: rows of a method and a
+    target by NFE."""
     line = _Line([], [], [])
     for nfe, cell in cells.items():
         values = by_seed(by_draw(cell, metric))

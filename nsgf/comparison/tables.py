@@ -50,17 +50,19 @@ IN_LATEX = str.maketrans(
 
 POINTS = 2048
 IMAGES = 36
-"""Number of samples of each method in a picture, of points and of images."""
+"""Number of samples of each method in a picture of points, and in a picture of images."""
 
 Cells = Mapping[tuple[str, int | None, str], list[Row]]
 TextTable = list[list[str]]
 """Lines of cells. The first line is the header. The best mean is written as ``**mean**``."""
 Tables = tuple[list[TextTable], list[TextTable], list[TextTable]]
-"""Tables of means, and of differences, for each measure; of costs, and in a search settings."""
+"""A table of means and a table of differences for each measure, a table of costs, and after a
+search a table of settings."""
 
 
 def methods_of(rows: Rows) -> list[str]:
-    """Return the methods in the order of the rows. Tables compare the first one with the others."""
+    """Return the methods in the order of the rows. Tables compare the first method with each
+    further method."""
     return list(dict.fromkeys(row.method for row in rows if row.nfe is not None))
 
 
@@ -99,8 +101,8 @@ def by_draw(cell: Rows, metric: str) -> dict[tuple[int, int], float]:
 
 
 def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
-    """Return the mean over the draws of each seed; for a single seed, return its draws. Draws of
-    one network share its errors, so they are not independent runs."""
+    """Return the mean over the draws of each seed. For a single seed, return the draws themselves.
+    Draws of one network share its errors, so they are not independent runs."""
     draws = defaultdict(list)
     for (seed, _), value in sorted(values.items()):
         draws[seed].append(value)
@@ -153,7 +155,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def difference_table(rows: Rows, metric: str) -> TextTable:
-    """Return the paired differences between the first method and the others."""
+    """Return the paired differences between the first method and each further method."""
     first, *rivals = methods_of(rows)
     cells = cells_of(rows)
     table = [_head(f"{method_title(first)} minus, {name_of(metric)}", rows)]
@@ -225,8 +227,8 @@ def search_table(rows: Rows, tried: Rows) -> TextTable:
 
 
 def all_tables(rows: Rows, tried: Rows = ()) -> Tables:
-    """Return a table of means and one of differences for each measure, then the table of costs, and
-    with the rows ``tried`` of a search the table of selected settings."""
+    """Return a table of means and a table of differences for each measure, then the table of costs.
+    With the rows ``tried`` of a search, the table of selected settings follows."""
     metrics = without_classes(rows[0].values)
     means = [measure_table(rows, metric) for metric in metrics]
     differences = [difference_table(rows, metric) for metric in metrics]

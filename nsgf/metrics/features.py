@@ -43,19 +43,20 @@ PUBLISHED = "weights-inception-2015-12-05-6726825d.pth"
 URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{PUBLISHED}"
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 LAYERS = ["2048", "logits_unbiased"]
-"""Layers of the Inception network for distances, and for the Inception score."""
+"""Layers of the Inception network: for distances, and for the Inception score."""
 MOST = 10_000
-"""Largest number of real images in the reference, and of samples that are compared with it. The
-cost of precision and recall grows with the product."""
+"""Largest number of real images in the reference, and of samples that are compared with the
+reference. The cost of precision and recall grows with the product of the two numbers."""
 NOISE = 256
 """Number of samples of pure noise that are measured."""
 SEED = 0
 """Seed of reference and noise, the same for all runs."""
 BATCH = 128
 Measures = Sequence[Measure] | None
-"""Measures to compute; None: all that use the network's features, over all classes together."""
+"""Measures to compute. None: all measures of the network's features, without measures of single
+classes."""
 Labelled = tuple[Tensor, Tensor]
-"""Features (N, F) or images, and their classes (N,), which are ignored if the data have no
+"""Features (N, F) or images, and the classes (N,). The classes are ignored if the data have no
 classes."""
 
 
@@ -63,10 +64,11 @@ class FeatureNetwork(ABC):
     """A network whose features of images are compared."""
 
     spaces: tuple[tuple[Space, slice], ...]
-    """Which columns of the features the measures of a space compare. The name of the first space is
-    the prefix of keys that describe the measures."""
+    """Columns of the features for each space of measures. The name of the first space is the prefix
+    of keys that describe the measures."""
     splits = 10
-    """Number of floors. Each floor measures a draw of real images, as from a perfect sampler."""
+    """Number of floors. Each floor measures a draw of real images, like samples of a perfect
+    sampler."""
     is_published = False
     """Whether all samples are compared with all training images, as in published figures."""
     name: str
@@ -183,8 +185,7 @@ class Inception(FeatureNetwork):
 
 def _read_weights(file: Path, published: str | None) -> tuple[Any, str]:
     """Return the tensors of a file and its checksum; the file is read once. Raise ValueError if the
-    checksum is not the ``published`` one, and errors of many types if the file is damaged or
-    foreign."""
+    checksum differs from ``published``. A damaged or foreign file may raise any type of error."""
     content = file.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     if published not in (None, sha256):
@@ -194,13 +195,14 @@ def _read_weights(file: Path, published: str | None) -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class _Division:
-    """Real images, uint8 (N, C, H, W), and their classes: for floors and for the reference."""
+    """Real images, uint8 (N, C, H, W), and their classes, divided into images for floors and images
+    for the reference."""
 
     floors: Labelled
     reference: Labelled | None
     """None: no test images, so the reference is a part of ``floors``."""
     part: str
-    """Part of the data set that the reference belongs to, for the user."""
+    """Name of the part of the data set to which the reference belongs, for the user."""
 
 
 def _divide_images(data: Data, is_published: bool, *, has_classes: bool) -> _Division:
@@ -301,20 +303,21 @@ class FeatureMetrics:
         return measures_in(*dict(self._network.spaces)) + of_classes
 
     def used(self, n: int) -> int:
-        """Return how many of ``n`` samples are measured: all for published figures, otherwise at
-        most as many as a floor can have, half of the real images that it is drawn from."""
+        """Return how many of ``n`` samples are measured. For published figures all are measured.
+        Otherwise the limit is the size of a floor, which is half of the real images for floors."""
         half = -(-len(self._real[1]) // 2)  # larger draws would hardly differ from each other
         return n if self._network.is_published else min(n, MOST, half)
 
     def measure(
         self, samples: Tensor, measures: Measures = None, *, is_tuning: bool = False
     ) -> Values:
-        """Return measures (None: all) of the first :meth:`used` samples by key. The samples are
-        compared with the reference, or with images outside of the reference if ``is_tuning``.
+        """Return measures of the first :meth:`used` samples by key. ``measures`` None: all
+        measures. The samples are compared with the reference, or with images outside of the
+        reference if ``is_tuning``.
 
         The samples are images (N, C, H, W), uint8, or float in [-1, 1], which are clipped and
         rounded to bytes like real images. With K classes, the i-th sample has class i mod K. Raise
-        UserError for NEIGHBOURS samples or fewer."""
+        UserError if there are at most NEIGHBOURS samples."""
         samples = samples[: self.used(len(samples))]
         pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
         features = self._network.features(pixels, "samples", self._device)
@@ -324,7 +327,8 @@ class FeatureMetrics:
 
     def floor(self, n: int, split: int, measures: Measures = None) -> Values:
         """Return the measures of ``n`` real images, drawn at random for each ``split``, in place of
-        samples. They are compared with the reference, or with the other half of a random split."""
+        samples. The images are compared with the reference, or with the second half of a random
+        split."""
         features, labels = self._real
         order = torch.randperm(len(labels), generator=make_generator(SEED, "floor", split))
         reference = self._reference
@@ -335,7 +339,7 @@ class FeatureMetrics:
 
     @cached_property
     def noise(self) -> Values:
-        """Measures of Gaussian noise, which show the scale of each measure."""
+        """Return the measures of Gaussian noise, which show the scale of each measure."""
         shape = max(NOISE, 2 * len(self._names)), *self.floor_images.shape[1:]
         noise = torch.randn(shape, generator=make_generator(SEED, "noise"), dtype=torch.float32)
         return self.measure(noise, self.measures)
@@ -359,7 +363,7 @@ class FeatureMetrics:
         return compute(measures or measures_in(*spaces), pairs)
 
     def _stored(self, images: Tensor) -> Tensor:
-        """Return the features of real images. They are read from a file in the folder; if that
+        """Return the features of real images. Read the features from a file in the folder. If this
         fails, compute and save them, and write a line to the log."""
         file = self._folder / f"{store.fingerprint(images)}-{self._network.key}.pt"
 

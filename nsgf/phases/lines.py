@@ -1,5 +1,5 @@
-"""Phases 2 and 3: the straight flow u_delta from noise to data, and the time predictor t_phi, which
-estimates the time of a sample on its line (Algorithm 3, parts 2 and 3).
+"""Phases 2 and 3 (Algorithm 3, parts 2 and 3). Phase 2 trains the straight flow u_delta from noise
+to data. Phase 3 trains the time predictor t_phi, which estimates the time of a sample on its line.
 
 Shapes: B batch, *shape one sample.
 """
@@ -36,13 +36,15 @@ MOMENT_SAMPLES = 65_536
 """Largest number of samples from which the moments of the data are computed."""
 
 Transport = Callable[..., Tensor]
-"""Maps starts (n, *shape), and labels (n,) if there are classes, to ends (n, *shape); no grad."""
+"""Function without gradients that maps starts (n, *shape) to ends (n, *shape). With classes it also
+takes labels (n,)."""
 
 
 @dataclass
 class LinePairs:
-    """Pairs of starts X0 and ends X1: independent, or paired by optimal transport within groups of
-    ``group`` successive samples (with classes, within each class of a group).
+    """Pairs of starts X0 and ends X1. They are independent, or paired by optimal transport within
+    groups of ``group`` successive samples. With classes, each class of a group is paired
+    separately.
 
     Pair i depends only on the streams and i, not on batches or processes, because a group is always
     paired as a whole.
@@ -55,7 +57,7 @@ class LinePairs:
     classes: int = 0
     _number: int = -1
     _paired: Any = None
-    """Number and pairs of the last group, stored because batches visit groups in order."""
+    """Number and pairs of the last group. They are stored because batches visit groups in order."""
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
         """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
@@ -155,8 +157,8 @@ class LinePhase(Phase):
 
     def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> LinePairs:
         """Return the starts and ends of the lines, from random streams of the phase. ``transport``
-        maps samples of mu0 to starts; None: by NSGF steps if ``nsf.source`` is ``nsgf``, else not
-        at all. Raise UserError if NSGF is needed and not trained."""
+        maps samples of mu0 to starts. None: NSGF steps if ``nsf.source`` is ``nsgf``, otherwise no
+        map. Raise UserError if NSGF is needed but not trained."""
         config = self.config
         flow = config.flow
         source = data.source(self.name)
@@ -232,7 +234,7 @@ class Predictor(LinePhase):
         )
 
     def network(self, user_network: UserNetwork | None = None) -> nn.Module:
-        """Return the time predictor, which takes no labels and is never the caller's."""
+        """Return the time predictor, which takes no labels. It is never a caller's network."""
         shape = self.target.shape
         if len(shape) == 1:
             return TimePredictorMLP(shape[0], 1, self.config.model.mlp)
@@ -273,10 +275,11 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Tr
 
 @dataclass
 class CachedStarts(Sampler):
-    """A stream of starts: noise that NSGF steps or another transport have moved.
+    """A stream of starts, which are noise that NSGF steps or another transport has moved.
 
-    The first ``count`` starts are computed once, cached in main memory and repeated; None: all are
-    new. With K classes, the i-th start has class i mod K, and ``count`` is a multiple of K."""
+    The first ``count`` starts are computed once, cached in main memory and repeated. ``count``
+    None: all starts are new. With K classes, the i-th start has class i mod K, and ``count`` is a
+    multiple of K."""
 
     source: Sampler
     transport: Transport

@@ -1,7 +1,7 @@
 """Trackers send records and pictures of a run to Weights & Biases, or to files of TensorBoard.
 
-``tracking.tracker`` chooses one. Its package is imported only if a run uses it. A tracker that
-fails does not end a run.
+``tracking.tracker`` selects the tracker. The package of a tracker is imported only if a run uses
+the tracker. If a tracker fails, the run continues.
 """
 
 import os
@@ -28,17 +28,17 @@ from nsgf.system.process import TRACKERS
 INIT_SECONDS = 15.0
 """Longest wait for the W&B server."""
 FINISH_SECONDS = 60.0
-"""Longest wait for uploads at the end. What is not uploaded stays in the run folder."""
+"""Longest wait for uploads at the end. Records that are not uploaded stay in the run folder."""
 WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
-"""Files in the working directory that override the user's own settings of wandb."""
+"""Files in the working directory that override the user's settings of wandb."""
 SERVICE = "WANDB_SERVICE"
-"""Variable with which wandb tells child processes the address of its service."""
+"""Variable in which wandb passes the address of its service to child processes."""
 
 
 def open_tracker(name: str, settings: Plain, run: RunFolder, log: Log) -> "Tracker | None":
-    """Return the tracker ``tracking.tracker``, which continues the earlier records of a run folder,
-    and log a line. Return None if the tracker failed. ``settings``: all settings by section, for
-    the user."""
+    """Return the tracker ``tracking.tracker``, and log a line. The tracker continues the earlier
+    records of the run folder. Return None if the tracker failed. ``settings``: all settings by
+    section, for the user."""
     try:
         tracker: Tracker
         if name == "tensorboard":
@@ -68,7 +68,7 @@ class TensorBoardTracker:
         self._settings = settings
         self._folder = run.path / "tensorboard"
         self.place = f"show it with: tensorboard --logdir {self._folder}"
-        """Where the records are, for the log."""
+        """Place of the records, for the log."""
         self._writers: Plain = {}
         self._steps: dict[str, int] = {}
 
@@ -92,7 +92,7 @@ class TensorBoardTracker:
         self._writer(phase, step).add_image(what, pixels, step, dataformats="HWC")
 
     def close(self, failed: bool) -> None:
-        """Close the files, which cannot store ``failed``."""
+        """Close the files. They cannot store ``failed``."""
         for writer in self._writers.values():
             writer.close()
 
@@ -174,9 +174,10 @@ class WandbTracker:
 
 @contextmanager
 def _unchanged_process(wandb: Any) -> Iterator[None]:
-    """Context for the start of a W&B run, which asks for no key and prints nothing. At its end,
-    what W&B changes for the whole process is as before: W&B's output, ``sys.exit``,
-    ``sys.excepthook``, and the address of W&B's service, which child processes would use."""
+    """Context for the start of a W&B run, which asks for no key and prints nothing. At the end, it
+    restores the settings of the process that W&B changes: W&B's output, ``sys.exit``,
+    ``sys.excepthook``, and the variable with the address of W&B's service, which child processes
+    would use."""
     with TRACKERS:
         exits = sys.exit, sys.excepthook
         address = os.environ.get(SERVICE)
@@ -193,11 +194,11 @@ def _unchanged_process(wandb: Any) -> Iterator[None]:
 
 
 Tracker = TensorBoardTracker | WandbTracker
-"""A tracker for one run. It is no longer used after one of its methods raised an exception."""
+"""A tracker for one run. After a method has raised an exception, the tracker is no longer used."""
 
 
 def run_id(run: RunFolder) -> str:
-    """Return the id of the W&B run, which is created once and stored in ``wandb_id.txt``. Raise
+    """Return the id of the W&B run. It is created once, and stored in ``wandb_id.txt``. Raise
     UserError if the file holds something else."""
     file = run.path / "wandb_id.txt"
     if not file.exists():

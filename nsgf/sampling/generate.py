@@ -24,7 +24,7 @@ from nsgf.version import versions
 SAMPLE_SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
 """Sections of the configuration that determine the samples, besides the weights."""
 FAR = 1e6
-"""Larger values count as not finite. The energy distance hardly sees a few of them."""
+"""Larger values count as not finite, because the energy distance hardly shows a few such values."""
 
 SavedBatch = dict[str, Tensor]
 """The samples of a batch, tensors by name."""
@@ -66,11 +66,11 @@ def generate(
 
     Args:
         source: stream of mu0; its first ``n`` samples are used.
-        keep: for images: return all samples as bytes, and only the first ``keep`` as floats; None:
-            return all as floats.
+        keep: for images: return all samples as bytes, and only the first ``keep`` samples as
+            floats; None: return all samples as floats.
         path: number of samples, in the first batch, whose paths are returned; not with ``folder``.
         world: processes that divide the batches.
-        folder: folder for a file of each finished batch. Existing files are reused; None: no files.
+        folder: folder for a file of each finished batch. Existing files are reused. None: no files.
     Returns:
         All samples in the first process; no samples in other processes.
     Raises:
@@ -111,7 +111,7 @@ def generate(
 
 
 def _origin(folder: Path, sampler: FlowSampler) -> str:
-    """Return a text that identifies the weights of a sampler, the versions of packages, and a
+    """Return a text that identifies the weights of a sampler, the versions of packages and the
     folder of batches."""
     digest = hashlib.sha256(json.dumps(versions()).encode())
     for leg in sampler.legs:
@@ -133,8 +133,8 @@ def _saved_batches(folder: Path, origin: str, numbers: range) -> dict[int, Saved
 
 
 def _pack(part: Samples, keep: int | None) -> SavedBatch:
-    """Return the tensors of a batch on the CPU. ``keep``: number of samples to keep as floats
-    beside the bytes of all; None: all as floats."""
+    """Return the tensors of a batch on the CPU. ``keep``: number of samples to keep as floats,
+    beside the bytes of all samples; None: keep all samples as floats only."""
     tensors = {
         "x": part.x,
         "tau": part.tau,
@@ -167,6 +167,6 @@ def batch_folder(
 ) -> Path:
     """Return the folder for the batches of an evaluation, ``.drawn-DIGEST`` in a run's folder of
     samples. DIGEST depends on the ``settings`` of SAMPLE_SECTIONS, as plain values, and on the
-    remaining arguments, see :func:`generate`."""
+    remaining arguments. :func:`generate` explains these arguments."""
     digest = hashlib.sha256(json.dumps([settings, n, keep, device.type], sort_keys=True).encode())
     return samples / f".drawn-{digest.hexdigest()[:16]}"

@@ -46,7 +46,7 @@ MAX_STEPS = 1000
 
 
 def load_odeint(solver: str) -> Any:
-    """Return torchdiffeq's function for an adaptive solver; None for other solvers.
+    """Return torchdiffeq's function for an adaptive solver; None for a solver with fixed steps.
 
     Raises:
         UserError: torchdiffeq is needed but not installed.
@@ -75,8 +75,8 @@ def integrate(
     euler and heun take ``straight_steps`` steps for each sample, spaced by ``spacing``. With
     ``omega``, euler takes steps of this size until each sample reaches 1; the last step is shorter.
     dopri5 (Dormand and Prince 1980) chooses steps for the whole batch. In each step, the root mean
-    square of error / (tolerance (1 + |x|)) over all values of all samples stays below 1. It calls
-    the velocity twice to find the first step, and 6 times for each step, accepted or rejected.
+    square of error / (tolerance (1 + |x|)) over all values of all samples stays below 1. dopri5
+    calls the velocity twice to find the first step, and 6 times for each accepted or rejected step.
 
     Args:
         x: states at the times ``start``, (B, *shape); the result has the same dtype.
@@ -116,7 +116,7 @@ def _solve_in_fixed_steps(
 def _solve_adaptively(
     velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer
 ) -> Tensor:
-    """Solve with dopri5 over s from 0 to 1 for all samples: t = start + s (1 - start)."""
+    """Solve with dopri5 over s from 0 to 1 for all samples, where t = start + s (1 - start)."""
     odeint = load_odeint(config.solver)
     span = 1 - start
     factor = pad_t_like_x(span, x)
