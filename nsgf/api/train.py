@@ -327,8 +327,8 @@ def _data_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
 
 
 def _kind_of_data(path: Path, key: str | None) -> str:
-    """Return ``images`` or ``points``, from what is at a path. ``key``: ``data.key``. The data are
-    not checked here."""
+    """Return ``images`` or ``points``, depending on the file or folder at a path. ``key``:
+    ``data.key``. The data are not checked here."""
     is_image = path.is_dir() or not path.suffix
     if path.suffix.lower() in ARRAYS:
         is_image = True  # a file of several arrays, such as images with labels, counts as images

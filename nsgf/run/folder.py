@@ -1,8 +1,9 @@
 """The run folder: its files, the newest run of an experiment, and protection from foreign folders.
 
-A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``versions.json``,
-``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt``,
-``samples/`` and, later, ``metrics.json``; and ``restart.json`` while phases start again.
+A run folder holds ``config.yaml``, ``facts.json`` (facts about data and network),
+``versions.json``, ``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt`` and
+``samples/``. ``evaluate`` adds ``metrics.json``. While phases start again, there is also
+``restart.json``.
 """
 
 import json

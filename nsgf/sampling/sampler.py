@@ -104,7 +104,7 @@ class Samples:
     labels: Tensor | None = None
     """Classes of the samples, int64, (B,); None if the networks take no classes."""
     finite: bool = True
-    """Whether all values of all samples are finite and in the range of possible data."""
+    """Whether all values of all samples are finite, and no sample is far from all data."""
 
 
 @dataclass(eq=False)

@@ -126,8 +126,9 @@ def _solve_adaptively(
         return factor * velocity(state, start + s.clamp(max=1) * span)
 
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)
-    times = grid if observe else grid[[0, -1]]  # all states may not fit into memory
-    # without step_t the last step may end far beyond 1
+    # take all states only if they are observed: they need memory
+    times = grid if observe else grid[[0, -1]]
+    # step_t makes the last step end at 1, and not beyond
     options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": torch.float64}
     try:
         limit = config.tolerance

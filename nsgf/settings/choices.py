@@ -1,4 +1,5 @@
-"""Choose settings for a user's own data, from its size and shape, when a run is begun.
+"""Choose settings for a user's data when a run begins. The choice depends on number and shape of
+the samples. docs/own-data.md describes the rules. Settings in files and flags override the choice.
 
 The rules are described in docs/own-data.md. Settings of files and flags win.
 """
@@ -13,32 +14,32 @@ from nsgf.user_data.images import inspect_images
 from nsgf.user_data.points import inspect_points
 
 INSPECTORS = {"images": inspect_images, "points": inspect_points}
-"""Functions that inspect a user's own data for ``data.found``, by ``data.name``."""
+"""Functions that inspect a user's data and return ``data.found``, by ``data.name``."""
 POOL_VALUES = 2**29
 """Largest number of values in a pool: 2 GiB in float32."""
 START_VALUES = 2**28
 """Largest number of values in cached starts: 1 GiB."""
 MANY_IMAGES = 10_000
-"""From this number of images on, networks are as large as for shipped sets of this image size."""
+"""Number of images from which on a network is as large as for a shipped set of this image size."""
 LARGEST_END = 16
 """Largest side in pixels of a UNet's last level, for squares. The cost of attention grows with
 side^4."""
 CHEAP = 8
-"""Largest height in pixels of a level with attention without a card."""
+"""Largest height in pixels of a level with attention, on a machine without a card."""
 
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
-"""Settings that only some methods use. They are chosen only where a method sets them."""
+"""Settings that only some methods use. They are chosen only if the method sets them."""
 
 
 def choose_settings(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
-    """Inspect a new run's own data and choose settings for it.
+    """Inspect a user's data for a new run, and choose settings for the run.
 
-    ``config``: checked values of all layers. For further methods of a comparison, it has what was
-    found for the first method.
+    ``config``: checked values of all layers. For the second and further methods of a comparison,
+    ``config`` contains the facts of the first method.
 
     Returns:
-        Chosen settings, which files and flags override; facts that were found, which they do not
-        override; and lines about both.
+        The chosen settings, which files and flags override; the facts about the data, which nothing
+        overrides; and lines about both.
     """
     data = config.data
     facts, notes = (saved_facts(data), ()) if data.found else INSPECTORS[data.name](data)
@@ -77,8 +78,8 @@ def for_points(samples: int, dim: int) -> Layer:
 
 
 def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
-    """Return settings by dotted key for ``samples`` images; raise UserError if a network cannot
-    halve their sides often enough."""
+    """Return settings by dotted key for ``samples`` images. Raise UserError if a network cannot
+    halve the sides of the images often enough."""
     levels = 1  # levels of the UNet, each of which halves the sides
     while not (height | width) % 2**levels and min(height, width) >> levels >= 4:
         levels += 1

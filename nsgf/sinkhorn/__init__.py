@@ -1,8 +1,8 @@
 """Flows of empirical measures, and their velocities.
 
-``base`` states the conventions and the base class of flows; ``batched`` is the solver of every
-shipped configuration. This file has the table of all flows, and two short ones: the flow of the
-energy distance, and geomloss, a reference that uses automatic differentiation.
+``base`` has the conventions and the base class of flows. ``batched`` is the solver of every shipped
+configuration. This file has the table of all flows, and two short flows: the flow of the energy
+distance, and the Sinkhorn flow by geomloss, a reference that uses automatic differentiation.
 
 Shapes: B flows, N particles x, M targets y, D coordinates.
 """
@@ -27,7 +27,7 @@ class EnergyFlow(Flow):
         v_i = -N grad_{x_i} E
             = mean_j (y_j - x_i) / |y_j - x_i| - mean_k (x_k - x_i) / |x_k - x_i|
 
-    Each mean of unit vectors has length <= 1, however far away the targets are. So choose the step
+    Each mean of unit vectors has length <= 1, even if the targets are far away. So choose the step
     sizes in units of the data. Pairs of equal points contribute 0.
     """
 
@@ -51,7 +51,7 @@ def _mean_direction(x: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class GeomlossSolver(Flow):
-    """The Sinkhorn flow as in the paper: geomloss solves one pair of clouds at a time.
+    """The Sinkhorn flow as in the paper. geomloss solves one pair of clouds at a time.
 
     v = -grad sum(F), where F = f_xy - f_xx is the debiased potential on x.
     """
@@ -98,7 +98,7 @@ FLOW_SETTINGS = {name for flow in FLOWS.values() for name in flow.uses}
 
 
 def build_flow(kind: str, settings: "SinkhornConfig") -> Flow:
-    """Return the flow ``flow.kind`` with an empty report. ``settings``: the section ``sinkhorn``,
-    of which the flow takes those that it uses."""
+    """Return the flow of this ``flow.kind`` with an empty report. ``settings``: the section
+    ``sinkhorn``. The flow takes the settings that it uses."""
     flow = FLOWS[kind]
     return flow(**{name: getattr(settings, name) for name in flow.uses})

@@ -24,9 +24,10 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def pick_device(name: str) -> torch.device:
     """Return the device that ``name`` (auto, cpu, cuda, cuda:N) selects.
 
-    A selected card becomes torch's current card. auto and cuda select the current card; with
-    several processes, each process has its own. auto does not select a card that torch cannot use.
-    Raise UserError if the device does not exist, or if this build of torch has no code for it."""
+    A selected card becomes torch's current card. auto and cuda select the current card. With
+    several processes, each process has a card for itself. auto does not select a card that torch
+    cannot use. Raise UserError if the device does not exist, or if this build of torch has no code
+    for it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and not _unusable_card() else "cpu"
     device = torch.device(name)
@@ -43,8 +44,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def _kernel_problem(device: torch.device) -> str | None:
-    """Return why this build of torch cannot use a card; None if it can, because it has code for the
-    card's generation, or code that the driver can translate (``compute_``)."""
+    """Return the reason why this build of torch cannot use a card. Return None if it has code for
+    the card's generation, or code that the driver can translate (``compute_``)."""
     major, minor = torch.cuda.get_device_capability(device)
     built = " ".join(torch.cuda.get_arch_list())
     codes = re.findall(r"(sm|compute)_(\d+)", built)  # builds for AMD use different names
@@ -60,7 +61,8 @@ def _kernel_problem(device: torch.device) -> str | None:
 
 
 def _unusable_card() -> str | None:
-    """Return why torch cannot use this machine's card; None if it can, or if there is no card."""
+    """Return the reason why torch cannot use this machine's card. Return None if torch can use the
+    card, or if there is no card."""
     if torch.cuda.is_available():
         return _kernel_problem(torch.device("cuda", torch.cuda.current_device()))
     if DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
@@ -71,7 +73,7 @@ def _unusable_card() -> str | None:
 
 def cgroup_folders() -> list[Path]:
     """Return the folders of this process's control groups, version 2 and 1: its own groups and all
-    groups above them. Each may limit the process."""
+    groups above them. Each group may limit the process."""
     folders = [CGROUPS, CGROUPS / "memory"]
     with suppress(OSError):  # only Linux has this file
         for line in OWN_GROUPS.read_text().splitlines():
@@ -132,7 +134,8 @@ def release_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of a card since its last reset, or of this process."""
+    """Return the peak memory in bytes. For a card it is the peak since the last reset, otherwise
+    the peak of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

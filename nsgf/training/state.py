@@ -1,4 +1,4 @@
-"""One optimizer update, and all state that it changes."""
+"""One optimizer update, and the state that it changes."""
 
 import copy
 import math
@@ -31,14 +31,15 @@ class StepStats(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether the update was applied; otherwise it was skipped."""
+        """Whether the update was applied, and not skipped."""
         return math.isfinite(self.loss + self.norm)
 
 
 class PendingStats(NamedTuple):
     """Loss and unclipped gradient norm of one update, while they are copied from the device.
 
-    The loop reads them one update later. By then they have arrived, so the device is never idle.
+    The loop reads the values one update later. By then the copies are complete, so the device is
+    never idle.
     """
 
     step: int
@@ -46,7 +47,7 @@ class PendingStats(NamedTuple):
     values: Tensor
     """The two scalars, on the CPU."""
     copied: torch.cuda.Event | None
-    """Event after the copy from a card; None on other devices, which have no events."""
+    """Event after the copy from a card; None on a device without events."""
 
     def read(self) -> StepStats:
         """Wait until the update is done, and return its statistics."""
@@ -56,7 +57,8 @@ class PendingStats(NamedTuple):
 
 
 class Adam(torch.optim.Adam):
-    """torch's Adam, without the decorators that import torch's compiler, which takes seconds."""
+    """torch's Adam without decorators. The decorators would import torch's compiler, which takes
+    seconds."""
 
     add_param_group = unwrap(torch.optim.Adam.add_param_group)
     step = torch.no_grad()(unwrap(torch.optim.Adam.step))
@@ -69,8 +71,8 @@ class TrainState:
     """The state of a training phase: weights, average, Adam, learning rate, loss scale, step.
 
     Checkpoints and averages use the task's own network, not its compiled or distributed form. An
-    update does not wait for the device. If loss or gradient norm are not finite, the device itself
-    leaves weights and Adam's moments unchanged.
+    update does not wait for the device. If loss or gradient norm are not finite, the update on the
+    device leaves weights and Adam's moments unchanged.
     """
 
     task: Task
@@ -80,9 +82,9 @@ class TrainState:
     world: World = ALONE
     precision: Precision = "fp32"
     seed: int = 0
-    """Together with the step, it determines dropout."""
+    """Seed of the phase. Seed and step determine dropout."""
     log: Log = show
-    """Function that takes a line if batches are split."""
+    """Function that takes a line when batches are split."""
     step: int = 0
 
     def __post_init__(self, train: TrainConfig) -> None:
@@ -171,8 +173,9 @@ class TrainState:
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Context that seeds torch's global generators for this update, because dropout draws only
-        from them, and then restores them. For a network that draws nothing, it changes nothing."""
+        """Context that seeds torch's global generators for this update, and then restores them.
+        Dropout draws only from global generators. For a network without random numbers, the context
+        changes nothing."""
         if not self._draws:
             yield
             return
@@ -243,8 +246,8 @@ class TrainState:
 
 
 def draws_numbers(model: nn.Module) -> bool:
-    """Return whether a network in training may draw random numbers: it has dropout, or code of a
-    caller."""
+    """Return whether a network in training may draw random numbers, because it has dropout or code
+    of a caller."""
     for part in model.modules():
         package = type(part).__module__.partition(".")[0]
         if package not in ("nsgf", "torch") or getattr(part, "p", 0) > 0:
@@ -256,7 +259,7 @@ def lr_factor(step: int, config: OptimConfig) -> float:
     """Return the learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
 
     The factor grows linearly from 1/warmup_steps to 1. Then it is constant, or follows half a
-    cosine that would reach 0 one update after the last.
+    cosine, which would reach 0 one update after the last update.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps

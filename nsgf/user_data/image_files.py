@@ -1,7 +1,7 @@
 """One image file: opened by Pillow, checked, and converted to bytes.
 
 Pillow opens some kinds of TIFF, PNG and JPEG 2000 without an error, but decodes them to wrong
-values. :func:`open_image` refuses such files: a program that converts images reads them better.
+values. :func:`open_image` refuses such files. The user can convert them with another program.
 """
 
 from io import BytesIO
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
-"""Formats that Pillow may read. For some other formats, it would start programs."""
+"""Formats that Pillow may read. For some further formats, Pillow would start programs."""
 GREY = "1LI"
 """First letters of Pillow's modes without colour. Modes with an I have 16 bits per pixel."""
 FULL_RANGE = (0, 255, 128, 255, 128, 255)
-"""Black and white of Y, Cb and Cr if they use all values."""
+"""Values of black and white in Y, Cb and Cr if these use the full range."""
 
 
 def open_image(content: bytes) -> Any:
     """Return the image of a file as an image of Pillow. Its pixels are not decoded yet.
 
     Raises:
-        ValueError: Pillow cannot read the file, decodes its kind to wrong values, or the range of
-            its pixels is not known.
-        Exception: Pillow raises many types for damaged files.
+        ValueError: Pillow cannot read the file, would decode this kind of file to wrong values, or
+            the range of the pixels is not known.
+        Exception: A damaged file may raise any type of error.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -48,8 +48,8 @@ def open_image(content: bytes) -> Any:
 
 
 def _tiff_problem(image: Any) -> str:
-    """Return why Pillow would decode a TIFF to wrong values, or an empty text. The numbers are
-    those of the TIFF specification."""
+    """Return the reason why Pillow would decode a TIFF to wrong values, or an empty text. The
+    numbers come from the TIFF specification."""
     tags = image.tag_v2
     photometric = tags.get(262)
     bits = max(tags.get(258, (1,)))
@@ -93,8 +93,8 @@ def _png_problem(image: Any, content: bytes) -> str:
 
 
 def _jpeg2000_problem(image: Any, content: bytes) -> str:
-    """Return the same as :func:`_tiff_problem` for a JPEG 2000. Of several channels with more than
-    8 bits, Pillow decodes white as 0."""
+    """Return the same as :func:`_tiff_problem` for a JPEG 2000. If there are several channels of
+    more than 8 bits, Pillow decodes white as 0."""
     if len(image.getbands()) == 1:
         return ""
     size = content.index(b"\xff\x4f\xff\x51")  # the markers SOC and SIZ
@@ -118,8 +118,8 @@ def has_more_channels(image: Any) -> bool:
 
 
 def image_pixels(image: Any, channels: int, size: int) -> Tensor:
-    """Convert an image of Pillow to bytes: turned as its EXIF data say, on white, its middle
-    square.  uint8, (C, size, size)"""
+    """Convert an image of Pillow to bytes. Rotate it as the EXIF data say, put it on white, and
+    scale the middle square. uint8, (C, size, size)"""
     from PIL import Image, ImageOps
 
     image.draft(None, (2 * size, 2 * size))  # six times as fast for large JPEG photos
