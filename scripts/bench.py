@@ -4,8 +4,8 @@
     python scripts/bench.py tables docs/results/2d.csv --nfe 10
 
 train also takes any flag of `nsgf train`. MNIST and CIFAR-10 are random images
-unless --data-root names a folder of real ones. One process times the rows of a table in turn. Times
-are medians of --repeats. Brackets hold the smallest and the largest time.
+unless --data-root names a folder with the real images. One process times the rows of a table in
+turn. Times are medians of --repeats. Brackets hold the smallest and the largest time.
 """
 
 import argparse

@@ -78,13 +78,13 @@ def compare(
             Later comparisons in the same folder show the last measures of the function until you
             remove ``TARGET/functions.jsonl``. A list of names, such as ``["nsgf", "otcfm"]``, means
             the same as ``against``.
-        against: methods of the package, or YAML files; None: those of the experiment.
-        dataset: name of the data set (``data.name``), such as ``moons``.
-        nfe: numbers of network calls; None: those of the experiment.
+        against: methods of the package, or YAML files; None: the experiment's methods. dataset:
+        name of the data set (``data.name``), such as ``moons``.
+        nfe: numbers of network calls; None: the experiment's numbers.
         seeds: number of training runs of each method. Your functions get the noise of each seed.
         blur: square root of the regularization eps of Sinkhorn flows (``sinkhorn.blur``).
         out_dir: folder for the comparison's folder; None: ``runs``.
-        overrides: other settings by key, such as ``{"compare.updates": [1000]}``.
+        overrides: further settings by key, such as ``{"compare.updates": [1000]}``.
         quiet: whether to print nothing.
 
     Raises:

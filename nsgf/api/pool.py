@@ -44,7 +44,7 @@ class SinkhornPool:
 
     Args:
         source: points to start from, a tensor or array ``(N, *shape)``, or a function
-            ``draw(n, generator)`` that returns n of them; the generator is on the CPU.
+            ``draw(n, generator)`` that returns n points; the generator is on the CPU.
         target: points to reach, in the same form as ``source``.
         blur: square root of the regularization eps, in the units of the points.
         steps: number T of steps of a flow.
@@ -52,7 +52,7 @@ class SinkhornPool:
         schedule: ``constant``, or ``harmonic`` with steps of size 1/T, 1/(T-1), ..., 1.
         num_batches: number of flows.
         batch_size: number of particles in a flow, and of pairs in a batch.
-        target_batch: number of targets in a flow; None: as many as particles.
+        target_batch: number of targets in a flow; None: the number of particles.
         device: device for simulation and batches, such as ``cuda``. The pool is in main memory.
         seed: seed of the order of the points, and of the generators that functions get.
 

@@ -121,8 +121,8 @@ def train(
             few measured updates. Phases keep their shares of the updates.
         dataset: name of the data set (``data.name``), such as ``moons``.
         config: a YAML file instead of ``exp``; with ``resume``, settings to change.
-        resume: a run folder, or an open run, to continue. ``data``, with any labels, is needed only
-            if its file no longer exists.
+        resume: a run folder, or an open run, to continue. Pass ``data`` (and ``labels``) again only
+            if the file of the data no longer exists.
         out_dir: folder for the run folders; None: ``runs``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: as in the experiment.
         seed: seed of all random numbers of the run; None: as in the experiment.

@@ -78,8 +78,8 @@ def _show_lines(lines: Iterable[str]) -> int:
 
 
 def _explains(words: list[str]) -> bool:
-    """Print help, the version or completions if the command line requests them. Return whether it
-    does."""
+    """Print help, the version or completions if the command line requests them. Return whether
+    something was printed."""
     command = words[0] if words else "--help"
     topics = [  # KEY of --help KEY or --help=KEY, empty without a key
         (word.partition("=")[2] or after).removeprefix("--")

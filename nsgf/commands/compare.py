@@ -134,7 +134,8 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
 
 def _check_trials(trials: Sequence[Trial]) -> None:
-    """Raise UserError if a trial was trained with other settings, or cannot be trained here."""
+    """Raise UserError if a trial was trained with different settings, or cannot be trained on this
+    machine."""
     planned = set[str]()
     for trial in trials:
         config = trial.experiment.config
@@ -191,13 +192,13 @@ class Work:
         )
 
     def _find_missing(self, target: str, stored: Measured | None) -> list[Measure]:
-        """Return the measures of a comparison that are not among the stored ones."""
+        """Return the measures of a comparison that are not stored yet."""
         values = stored.values if stored else {}
         compared = self._yardsticks[target].compared
         return [measure for measure in compared if not values.keys() >= measure.titles.keys()]
 
     def finish_all(self, trials: Sequence[Trial], *, reports: bool = False) -> None:
-        """Train and measure trials, and wait for those that other processes work on. ``reports``:
+        """Train and measure trials. Wait for trials that another process trains. ``reports``:
         whether to write the tables after each trial."""
         pending = [trial for trial in trials if not self.is_measured(trial)]
         while pending:

@@ -169,8 +169,8 @@ def measure_samples(yardstick: Yardstick, samples: list[Samples], seed: int) -> 
 
 def distances(yardstick: Yardstick, samples: list[Tensor], seed: int) -> Plain:
     """Return mean and spread over the repeats of the direct measures, such as exact W2 to new
-    target samples, and of their floors. For own points also return W2 of standardised columns, so
-    that a column with large units does not dominate the result."""
+    target samples, and of their floors. For a user's points, also return W2 of standardised
+    columns, so that a column with large units does not dominate the result."""
     most = yardstick.at_most(len(samples[0]))
     measures = [measure for measure in yardstick.distances if measure.is_evaluated]
     scores = defaultdict(list)

@@ -40,7 +40,7 @@ def export_run(experiment: Experiment, run: RunFolder, to: Path, half: bool = Fa
     Args:
         experiment: the run's settings.
         run: the run folder, which does not change.
-        to: the folder to write; it must be new or empty.
+        to: the folder to write, which must be new or empty.
         half: round tensors to float16 if all their values fit, and set ``train.precision`` to auto,
             so that the machine of the reader chooses the precision.
 

@@ -25,8 +25,9 @@ PREVIEW_IMAGES_ON_CPU = 16
 
 
 def show_preview(experiment: Experiment, session: Session, data: Data | None, phase: Phase) -> None:
-    """If ``train.preview`` is on, draw samples beside real ones into ``samples/phaseN_PHASE.png``.
-    If this fails, log a line and continue without a picture. ``data`` None: load them.
+    """If ``train.preview`` is on, draw samples beside real samples into
+    ``samples/phaseN_PHASE.png``. If this fails, log a line and continue without a picture. ``data``
+    None: load them.
 
     All phases start from the same noise, so their pictures can be compared. Previews use separate
     random streams, so training draws the same numbers with and without previews.

@@ -1,8 +1,8 @@
 """``nsgf compare``: compare NSGF with alternative methods on equal terms.
 
 This file reads and writes measures. Each measure is a line of ``table.csv``, and of a second file:
-``measures.jsonl`` in the run folder of its trial, or, in the folder of its target, ``floors.jsonl``
-or (for a caller's own methods) ``functions.jsonl``.
+``measures.jsonl`` in the run folder of the trial, or a file in the folder of the target. This file
+is ``floors.jsonl``, or ``functions.jsonl`` for a caller's functions.
 """
 
 import csv

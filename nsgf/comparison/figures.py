@@ -80,7 +80,7 @@ def _draw_measure(panel: Any, rows: Rows, target: str, metric: str) -> None:
 
 
 class _Line(NamedTuple):
-    """A measure of a method, a value for each NFE."""
+    """The line of a method in the picture of a measure, with a value for each NFE."""
 
     calls: list[float]
     """Mean number of network calls for each sample."""

@@ -83,7 +83,7 @@ def columns_of(rows: Rows) -> list[tuple[str, int]]:
 
 def cells_of(rows: Rows) -> Cells:
     """Return the rows that each cell of a table summarizes, one for each seed and draw, by (target,
-    NFE, method). Other keys have an empty list."""
+    NFE, method). Every other key has an empty list."""
     cells = defaultdict(list)
     for row in rows:
         cells[row.target, row.nfe, row.method].append(row)

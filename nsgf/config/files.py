@@ -186,7 +186,7 @@ def refuse_unknown(name: str, names: Collection[str], owners: Sequence[str] = ()
     section = key.rpartition(".")[0]
     begin = f"{section}." if section else ""
 
-    # possible spellings: names in other programs, and parts of our names; later ones win
+    # collect possible spellings: names in other programs, then parts of our names
     spelled: dict[str, list[str]] = {}
     synonyms = read_plain(Path(__file__).with_name("other_names.yaml"))
     for ours, theirs in reversed(synonyms.items()):

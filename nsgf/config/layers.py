@@ -91,7 +91,7 @@ resume."""
 PARTS = [*SECTIONS][1:]
 """Keys of the sections of a configuration."""
 KEYS = {**SETTINGS, **_walk(OptimConfig(), "optim")}
-"""All keys of files and flags, including those of ``optim``, which apply to all phases."""
+"""All keys of files and flags, including the keys of ``optim``, which apply to all phases."""
 
 
 def is_inherited(key: str) -> bool:
@@ -188,8 +188,8 @@ def drop_machine_settings(config: Config) -> Config:
 
 
 def fixed_values(config: Config, names: Collection[str | None]) -> Layer:
-    """Return the plain values of some sections and dotted settings, except those that are free on
-    resume."""
+    """Return the plain values of some sections and dotted settings, without settings that are free
+    on resume."""
     return {
         key: value
         for key, value in saved_values(config).items()

@@ -1,7 +1,7 @@
 """The typed configuration: each field is documented here and becomes a command-line flag.
 
-The docstring below a field is its help text; its annotation gives the allowed range and whether it
-may change on resume. :mod:`nsgf.settings.checks` checks rules between fields.
+The docstring below a field is the help text. The annotation of a field gives the allowed range, and
+whether the value may change on resume. :mod:`nsgf.settings.checks` checks rules between fields.
 """
 
 import math
@@ -135,7 +135,8 @@ class DataConfig:
     flip: bool = False
     """Mirror training images left to right with probability 1/2."""
     conditional: bool = False
-    """Give networks the class of each sample: images with labels, or own images in subfolders."""
+    """Give networks the class of each sample. The data must be images with labels, or your own
+    images in subfolders."""
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
     """Your own data. For images: a folder, a .npz file with images (N, C, H, W) or (N, H, W, C) and
     perhaps labels (N,), or a .npy file. For points: a .csv, .tsv, .txt, .parquet, .xlsx, .npz or
@@ -167,13 +168,13 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class SinkhornConfig:
-    """Samples of one flow. If flow.kind is sinkhorn or geomloss: entropic optimal transport between
-    them, with cost 1/2 |x - y|^2 and eps = blur^2."""
+    """Samples of one flow. If flow.kind is sinkhorn or geomloss, also the entropic optimal
+    transport between the samples, with cost 1/2 |x - y|^2 and eps = blur^2."""
 
     batch_size: Count = 256
     """Number of particles n in one flow."""
     target_batch: CountOrNull = None
-    """Number of targets m in one flow; null: as many as particles."""
+    """Number of targets m in one flow; null: the number of particles."""
     blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
     """sinkhorn and geomloss: square root of the regularization eps, in units of the data."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
@@ -398,7 +399,7 @@ class SamplingConfig:
     class, and b the output with the class (Ho and Salimans 2022). Values other than 1 call each
     network twice."""
     nsgf_steps: StepsOrNull = None
-    """Number of Euler steps with the velocity network. null: as many as flow.steps."""
+    """Number of Euler steps with the velocity network. null: flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow; null: the time predicted for each."""
     solver: SolverName = "euler"
@@ -447,9 +448,10 @@ class CompareConfig:
     """Trials and measures of `nsgf compare`."""
 
     methods: list[str] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
-    """Names from configs/methods, or your own YAML files. Each method has as many updates in total
-    as the experiment's method. The updates of a method are divided among the method's networks in
-    proportion to their iterations. 2rf first trains 1rf, then adds the same number of updates."""
+    """Names from configs/methods, or your own YAML files. Each method has the same total number of
+    updates as the experiment's method. The updates of a method are divided among the method's
+    networks in proportion to their iterations. 2rf first trains 1rf, then adds the same number of
+    updates."""
     updates: Counts = field(default_factory=list)
     """Number of updates of a method, summed over its networks: one number for all methods, or one
     number for each method. For 2rf, the number includes 1rf. Empty: the number of updates of the
@@ -460,7 +462,8 @@ class CompareConfig:
     """Number of runs of each method, with the seeds seed, seed + 1, ..."""
     draws: Repeats = 1
     """Number of times to measure each run, each time with new noise and a new target sample. Tables
-    show mean and spread over the seeds, or over these repeats for a single seed."""
+    show mean and spread over the seeds. For a single seed, they show mean and spread over the
+    repeats."""
     nfe: Annotated[list[int], Range(1, MOST_STEPS)] = field(default_factory=lambda: [10, 100])
     """Network calls per sample. nsgf++ needs at least 3 calls, nsgf++h 2, and every further method
     1. sampling.solver heun needs one more call. onecall and onecall+ are measured with 1 call

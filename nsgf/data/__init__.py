@@ -118,9 +118,9 @@ class Data:
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
         """Return a sampler of mu* that takes ``run`` successive samples from each class in turn. It
-        has separate random streams. All classes are equally frequent, whatever their number of
-        images. With ``mixed``, class K - 1 is followed by a group of samples from all classes.
-        Without classes, return :meth:`target`.
+        has separate random streams. All classes are equally frequent, even if they have different
+        numbers of images. With ``mixed``, class K - 1 is followed by a group of samples from all
+        classes. Without classes, return :meth:`target`.
         """
         if self.labels is None:
             return self.target(*stream)

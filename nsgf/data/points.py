@@ -58,7 +58,7 @@ class Target:
         return None
 
     def from_units(self, samples: Tensor) -> Tensor:
-        """Convert samples in the units of the data to those of networks.  (N, *shape)"""
+        """Convert samples in the units of the data to the units of networks.  (N, *shape)"""
         return samples
 
     def in_units(self, samples: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class RowSampler(Sampler):
     """Samples of a finite set. Each epoch is a new permutation of all samples."""
 
     rows: Tensor
-    """All rows, (N, *shape), never changed."""
+    """All rows, (N, *shape). They are never changed."""
     seed: int
     convert: Callable[[Tensor], Tensor] = lambda rows: rows
     """Function that converts rows for networks."""

@@ -118,13 +118,13 @@ class _Draws:
 
 
 def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed: int) -> Plain:
-    """Return the measures of points by the keys of ``metrics.json``: the AUC of a classifier, the
-    largest KS distance of a column, the share of samples outside of the range of the rows, and the
-    worst columns.
+    """Return the measures of points by the keys of ``metrics.json``. They are the AUC of a
+    classifier, the largest KS distance of a column, the share of samples outside of the range of
+    the rows, and the worst columns.
 
     Values are means over the draws of ``samples``, (N, D) each, in the units of the data. Floors
-    compare ``count`` real rows with the rest, in random divisions of all rows. The floor of the
-    share counts each row that is outside of the range of the remaining rows.
+    compare ``count`` real rows with the remaining rows, in random divisions of all rows. The floor
+    of the share counts each row that is outside of the range of the remaining rows.
     """
     real = RealRows(data, measured, len(samples[0]), seed)
     floors = _measure_floors(real)

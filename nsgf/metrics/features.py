@@ -1,4 +1,4 @@
-"""Measures of samples in the features of a network that was not trained on the data, with floors.
+"""Measures of samples, and floors, from the features of a network that was not trained on the data.
 
 The usual network is EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet. Its measures are not
 Inception's FID: compare them only with measures of this program, on the same data, and with the
@@ -38,7 +38,8 @@ from nsgf.system.seeding import keep_random_numbers, make_generator
 SIDE = 112
 """Height and width to which images are scaled: see "Why 112 pixels" in docs/evaluation.md."""
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-"""Checksum of the weights. Other weights are refused: their measures could not be compared."""
+"""Checksum of the weights. Different weights are refused, because their measures could not be
+compared."""
 PUBLISHED = "weights-inception-2015-12-05-6726825d.pth"
 URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{PUBLISHED}"
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"

@@ -74,7 +74,8 @@ class Yardstick:
     def at_most(self, n: int) -> int:
         """Return ``n``, limited to the number of samples that a floor can compare."""
         if self.measured is self.data:
-            return min(n, (self.data.count or 2 * n) // 2)  # half, so that two draws are disjoint
+            # take at most half of the data, so that two draws are disjoint
+            return min(n, (self.data.count or 2 * n) // 2)
         return min(n, self.data.count or n, self.measured.count or n)
 
     def distance(

@@ -13,7 +13,7 @@ from nsgf.config.schema import MLPConfig, Shape
 
 Linear = partial(nn.Linear, dtype=torch.float32)
 Conv2d = partial(nn.Conv2d, dtype=torch.float32)
-"""Layers in float32, whatever the caller's default dtype."""
+"""Layers in float32, independent of the caller's default dtype."""
 
 UserNetwork = nn.Module | Callable[[], nn.Module]
 """A caller's network, or a function that makes a network. Each phase trains a copy. The network

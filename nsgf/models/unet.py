@@ -96,7 +96,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, H, W)."""
         batch, channels, height, width = x.shape
-        # fused kernels need the channels of a head contiguous in memory; this is the only copy
+        # fused kernels need the channels of a head contiguous in memory, so copy once
         pixels_last = self.norm(x).contiguous(memory_format=torch.channels_last)
         qkv = self.qkv(pixels_last).permute(0, 2, 3, 1)  # (B, H, W, 3C)
         qkv = qkv.reshape(batch, height * width, 3, self.heads, channels // self.heads)

@@ -1,10 +1,8 @@
-"""The methods. The record of a method says which phases are trained and how to sample. The rest of
-the package reads :data:`METHODS` to find the allowed phases and their order, the networks for
-samples and previews, the possible numbers of network calls, the shares of updates, and the text of
-model cards.
+"""The methods. The record of a method says which phases are trained and how to sample.
 
-The rest of the package reads :data:`METHODS`: allowed phases and their order, networks of samples
-and previews, possible numbers of network calls, shares of updates, and the text of model cards.
+The rest of the package reads :data:`METHODS`. The records determine the allowed phases and their
+order, the networks for samples and previews, and the possible numbers of network calls. They also
+determine the shares of updates, and the text of model cards.
 """
 
 import math
@@ -44,7 +42,7 @@ PAPER = "Neural Sinkhorn Gradient Flow ([arXiv 2401.14069](https://arxiv.org/abs
 
 @dataclass(frozen=True)
 class Method:
-    """What is trained, and how to sample: phases, and legs (stages) of sampling."""
+    """A method: the phases to train, and the legs (stages) of sampling."""
 
     trains: tuple[type[Phase], ...]
     """Phases in the order of training; the setting ``phases`` has their names."""

@@ -5,15 +5,15 @@
     loss = mean |x - stopgrad(x + V)|^2            in units of the mean cost between x and y
 
 The velocity of NSGF trains a network that samples with one call (W-Flow, arXiv 2605.11755; drifting
-models, arXiv 2602.04770). T is the barycentric map of an entropic plan: from generated samples x to
-real samples y, or to generated samples x' from other noise. With x in place of x', the plan would
-mostly pair each particle with itself. T(x -> x) would be close to x, and V would pull particles to
-local means of the data. y and x' are both independent of x, so the errors of the two maps are
-similar and cancel.
+models, arXiv 2602.04770). T is the barycentric map of an entropic plan from generated samples x to
+real samples y, or to generated samples x' from different noise. With x in place of x', the plan
+would mostly pair each particle with itself. T(x -> x) would be close to x, and V would pull
+particles to local means of the data. y and x' are both independent of x, so the errors of the two
+maps are similar and cancel.
 
-With K classes (``data.conditional``), the i-th sample of a batch is in group i mod (K + 1), and
-transport stays within each group: samples with label c < K move to real samples of class c, and
-samples with label K (no class) to real samples of all classes. So guidance does not need dropped
+With K classes (``data.conditional``), the i-th sample of a batch is in group i mod (K + 1).
+Transport stays within each group. Samples with label c < K move to real samples of class c. Samples
+with label K (no class) move to real samples of all classes. So guidance does not need dropped
 labels.
 
 Shapes: B batch or problems, N generated and M real samples, G groups, *shape one sample.

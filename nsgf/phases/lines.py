@@ -105,7 +105,7 @@ class TimePredictorTask(LineTask):
     """Regression of t_phi(x) on t."""
 
     def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t, *_ = drawn  # the rest is labels, if there are any
+        start, end, t, *_ = drawn  # drawn may also contain labels
         x, _ = line_pairs(start, end, t)
         return Batch((x,), t)
 

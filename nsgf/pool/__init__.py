@@ -90,12 +90,12 @@ def plan_pool(
     else:
         free = memory
         budget = int(MEMORY_SHARE * memory) - solver
-        # images and networks need the other half of the memory
+        # images and networks need half of the memory
         generous = min(budget, memory // 2) if len(settings.shape) > 1 else budget
     dtype: str = settings.pool.dtype
     header = matching_header(pool_folder(run, world), settings) if run else None
     if header:
-        dtype = header.dtype  # a resumed run must use the same values, whatever memory is free
+        dtype = header.dtype  # a resumed run must use the same type, even if less memory is free
     elif dtype == "auto":
         dtype = "float32" if settings.pool_bytes("float32") <= generous else "float16"
     needed = settings.pool_bytes(dtype)

@@ -2,8 +2,8 @@
 
 Each phase keeps its last two checkpoints. A phase writes a checkpoint every
 ``train.checkpoint_every`` updates and at its end. Later phases read the last checkpoint. A
-checkpoint is a file of :mod:`nsgf.run.store`. Its header has phase, step, configuration and
-versions; its content is the state of training.
+checkpoint is a file of :mod:`nsgf.run.store`. The header has phase, step, configuration and
+versions. The content is the state of training.
 """
 
 import errno

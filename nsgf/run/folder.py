@@ -257,11 +257,10 @@ def newest_run(
     out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None, resume: bool = False
 ) -> tuple[RunFolder, str]:
     """Return the newest run of an experiment with a readable checkpoint, and a line. The line names
-    the run and says why newer runs are skipped. With ``resume``, a run that has only a pool also
-    counts. If no run is found, a run that has only settings counts.
+    the run and says why newer runs are skipped.
 
-    With ``resume``, a run that has only a pool also counts; if there is none, a run that has only
-    settings. ``method`` None: any method. Raise UserError if no run is found."""
+    With ``resume``, a run that has only a pool also counts. If there is no such run, a run that has
+    only settings counts. ``method`` None: any method. Raise UserError if no run is found."""
     begun = []
     skipped = ""
     for _, _, path in reversed(dated_folders(out_dir, exp, smoke)):
@@ -321,8 +320,8 @@ def drop_unsafe_settings(saved: Layer, by_user: Container[str]) -> Layer:
 
 
 def provenance() -> dict[str, object]:
-    """Return versions, machine, and git commit, for ``versions.json``. The commit has ``-dirty`` if
-    files changed; it is None outside of a checkout."""
+    """Return versions, machine, and git commit, for ``versions.json``. The commit ends in
+    ``-dirty`` if files have changed, and is None outside of a checkout."""
     import torch
 
     from nsgf.system.hardware import available_cores

@@ -106,7 +106,7 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """A W&B run in which each phase has its own step axis: ``nsgf/step`` for ``nsgf/*``."""
+    """A W&B run in which each phase has a separate step axis: ``nsgf/step`` for ``nsgf/*``."""
 
     def __init__(self, settings: Plain, run: RunFolder, is_offline: bool) -> None:
         """Raise an exception of any type if wandb cannot begin or continue its run.

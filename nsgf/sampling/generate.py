@@ -65,7 +65,7 @@ def generate(
     do not depend on the number of processes.
 
     Args:
-        source: stream of mu0; its first ``n`` samples are used.
+        source: stream of mu0, of which the first ``n`` samples are used.
         keep: for images: return all samples as bytes, and only the first ``keep`` samples as
             floats; None: return all samples as floats.
         path: number of samples, in the first batch, whose paths are returned; not with ``folder``.
@@ -149,7 +149,7 @@ def _pack(part: Samples, keep: int | None) -> SavedBatch:
 
 
 def _join(batches: list[SavedBatch], n: int, paths: Plain) -> Samples:
-    """Return the samples of all batches, and the paths of the first ones."""
+    """Return the samples of all batches, and the paths of the first samples."""
     joined: Plain = {
         name: torch.cat([batch[name] for batch in batches])
         for name in {"x", "tau", "labels", "pixels"} & set(batches[0])

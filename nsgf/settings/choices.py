@@ -1,7 +1,7 @@
-"""Choose settings for a user's data when a run begins. The choice depends on number and shape of
-the samples. docs/own-data.md describes the rules. Settings in files and flags override the choice.
+"""Choose settings for a user's data when a run begins.
 
-The rules are described in docs/own-data.md. Settings of files and flags win.
+The choice depends on number and shape of the samples. docs/own-data.md describes the rules.
+Settings in files and flags override the choice.
 """
 
 from nsgf.config.layers import FACTS_OF_DATA, SETTINGS, Layer, spread_optim

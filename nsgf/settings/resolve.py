@@ -184,7 +184,7 @@ class Layers:
         data."""
         self.keeps_total = keeps_total
         self.is_new = True
-        """Whether no saved run provides settings."""
+        """Whether the settings come only from files and flags, and not from a saved run."""
         self.notes: list[str] = []
         """Lines for the user."""
         if command == "compare" and ONE_TARGET & self.arguments.keys():

@@ -200,7 +200,7 @@ def refuse_masks(values: Any) -> None:
 
 def as_clouds(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M, D), in
-    float64 if one of them is float64, otherwise in float32. Raise UserError if the clouds are
+    float64 if an argument is float64, otherwise in float32. Raise UserError if the clouds are
     empty, are not finite, or have different shapes."""
     if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
         raise UserError(

@@ -72,8 +72,8 @@ def _unusable_card() -> str | None:
 
 
 def cgroup_folders() -> list[Path]:
-    """Return the folders of this process's control groups, version 2 and 1: its own groups and all
-    groups above them. Each group may limit the process."""
+    """Return the folders of this process's control groups (versions 2 and 1), and of all groups
+    above them. Each group may limit the process."""
     folders = [CGROUPS, CGROUPS / "memory"]
     with suppress(OSError):  # only Linux has this file
         for line in OWN_GROUPS.read_text().splitlines():

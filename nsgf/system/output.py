@@ -62,7 +62,7 @@ STARTED_BY = os.getppid()
 
 
 def is_launched() -> bool:
-    """Whether torchrun started this process together with others."""
+    """Whether torchrun started this process as one of several processes."""
     numbers = [os.environ.get(key, "") for key in ("WORLD_SIZE", "RANK", "LOCAL_RANK")]
     return all(map(str.isdecimal, numbers)) and int(numbers[0]) > 1
 

@@ -70,7 +70,7 @@ class Adam(torch.optim.Adam):
 class TrainState:
     """The state of a training phase: weights, average, Adam, learning rate, loss scale, step.
 
-    Checkpoints and averages use the task's own network, not its compiled or distributed form. An
+    Checkpoints and averages use the task's network itself, not a compiled or distributed form. An
     update does not wait for the device. If loss or gradient norm are not finite, the update on the
     device leaves weights and Adam's moments unchanged.
     """

@@ -184,7 +184,7 @@ def _inspect_array(config: DataConfig) -> tuple[DataFacts, int, list[str]]:
 
 
 class _ImageFacts(NamedTuple):
-    """What an image file holds."""
+    """Facts about an image file."""
 
     is_grey: bool
     highest: int
@@ -200,7 +200,7 @@ class _ImageFacts(NamedTuple):
 
 
 class _FolderFacts(NamedTuple):
-    """What the image files of a folder hold."""
+    """Facts about the image files of a folder."""
 
     files: list[Path]
     """Paths of the images that can be read, relative to the folder."""

@@ -142,12 +142,15 @@ class Judge:
         self.known, self.fresh = (torch.as_tensor(x) / self.scale)[: 2 * count].split(count)
 
     def measure(self, x: Tensor, draw: int, *, is_full: bool = True) -> dict[str, float | str]:
-        """Return the measures of samples (N, D): W2, 1000 times the energy distance, the area under
-        the curve (AUC) of boosted trees that tell samples from held-out points (0.5: they cannot),
-        the share of samples in another part than they should be, the number of parts with less
-        than a quarter of their share, the median distance to the nearest training point, divided
-        by that of held-out points, and the share of samples nearer to a training point than to as
-        many held-out points, which is more than 0.5 if samples repeat training points."""
+        """Return the measures of samples (N, D).
+
+        ``w2``: exact W2. ``energy``: 1000 times the energy distance. ``auc``: area under the curve
+        of boosted trees that tell samples from held-out points; 0.5 if they cannot tell them.
+        ``nearness``: median distance to the nearest training point, divided by the same distance of
+        held-out points. ``parts_off``: share of samples that would have to move to another part.
+        ``parts_lost``: number of parts with less than a quarter of their share. ``copies``: share
+        of samples that are nearer to a training point than to the same number of held-out points;
+        more than 0.5 if samples repeat training points."""
         real = self.draws[draw] / self.scale
         x = x[: len(real)] / self.scale
         values: dict[str, float | str] = dict.fromkeys(MEASURES, "")
