@@ -175,7 +175,7 @@ class SinkhornFlowMatcher:
                 raise UserError(f"{name} is {points.dtype}: must be of a floating-point type")
         report = self._flow.report
         before = report.unconverged
-        # around the mean, because differences of positions far from the origin lose digits
+        # subtract the mean first, because differences of positions far from the origin lose digits
         x, y, origin = around_mean(*as_clouds(start.unsqueeze(0), end.unsqueeze(0)))
         positions = run_flow(self._flow, x, y, self._etas)[0]  # (N, T + 1, D)
         if report.unconverged > before:

@@ -63,7 +63,7 @@ def compare(
 
         nsgf.compare("digits", methods={"mine": draw}, against=["nsgf++h", "otcfm"], nfe=[5, 10])
 
-    A second call trains nothing twice, but measures your functions again.
+    If you call it again, finished trainings are not repeated. Your functions are measured again.
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.

@@ -38,9 +38,9 @@ LONGEST = 30.0
 LATER = 2**14
 """Position of samples whose pairs do not depend on the first samples."""
 PREPARED = "pool.num_batches", "nsf.starts", "reflow.pairs"
-"""Settings for what is prepared before the updates. Fewer updates need smaller values."""
+"""Settings of the work before the updates. With fewer updates, their values become smaller."""
 LEAST_PREPARED = 16
-"""Smallest value of each setting of PREPARED, and of warm-ups."""
+"""Smallest value of each setting in PREPARED, and of warm-ups."""
 MOST_MINUTES = 10_000
 
 
@@ -77,8 +77,8 @@ def estimate_phases(
     network: UserNetwork | None = None,
     ends: float = math.inf,
 ) -> Iterator[Estimate]:
-    """Train each phase for a few updates in a temporary folder, then for ``seconds`` more to
-    measure more precisely. Raise Stopped if ``stop`` requests it.
+    """Train each phase for a few updates in a temporary folder. Then train it for ``seconds`` more,
+    for a more precise estimate. Raise Stopped if ``stop`` requests it.
 
     After the time ``ends`` (of ``time.perf_counter``), a phase gets only one preparation and one
     finite update. A later phase is not tried if there is no time for one more update."""

@@ -60,8 +60,8 @@ TITLES = {
 FLOOR = "floor"
 NOISE_ROW = "pure noise"
 SHARED = "rf"
-"""Names that stand in place of a method: of floors, of noise, and of the shared folder of rectified
-flows."""
+"""Names in the column of methods for floors and for noise, and the name of the shared folder of
+rectified flows."""
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches the allowed names of methods, which are valid as names of folders and in tables."""
 NAME_RULE = (
@@ -392,9 +392,9 @@ def _shares_training(config: Config) -> bool:
 
 
 def _share_updates(experiment: Experiment, total: int) -> Layer:
-    """Return the number of updates of each phase, in proportion to its iterations. Their sum is
-    ``total``. For 2-RF, the updates after 1-RF are additional, unless ``compare.updates`` is set.
-    Raise UserError if a phase would have no update."""
+    """Return the number of updates of each phase, in proportion to its iterations. The sum of the
+    numbers is ``total``. For 2-RF, the updates after 1-RF are additional, unless
+    ``compare.updates`` is set. Raise UserError if a phase would have no update."""
     config = experiment.config
     counts = config.updates
     if experiment.method.adds_updates and not config.compare.updates:

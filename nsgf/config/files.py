@@ -44,7 +44,7 @@ class Recipe(NamedTuple):
 
     settings: Layer
     methods: dict[str, Layer]
-    """Settings for single methods, which override ``settings``."""
+    """Settings for single methods. They override ``settings``."""
 
 
 def read_recipe(file: Path) -> Recipe:

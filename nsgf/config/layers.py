@@ -106,7 +106,7 @@ def values(config: Config) -> Layer:
 
 
 def saved_values(config: Config) -> Layer:
-    """Return the plain values of :func:`values`, as a checkpoint stores them."""
+    """Return the values of :func:`values` as plain values, which a checkpoint can store."""
     facts = config.data.found
     return {**values(config), FACTS_OF_DATA: {} if facts is None else facts.plain()}
 

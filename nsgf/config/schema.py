@@ -225,7 +225,8 @@ class PoolConfig:
     """Type of stored positions. auto: float32 if the pool fits into the free memory (images: into
     half of it), else float16."""
     build_batch: Annotated[int | Literal["auto"], Range(1), FREE_ON_RESUME] = "auto"
-    """Number of flows simulated together; halved if the card is full. Does not change results."""
+    """Number of flows that are simulated together. The program halves the number if the card is
+    full. Does not change results."""
 
 
 @dataclass(frozen=True)
@@ -390,7 +391,8 @@ class SamplingConfig:
     num_samples: Count = 64
     """Number of samples to draw."""
     batch_size: Count = 256
-    """Number of samples in one network call; halved when the card's memory is full."""
+    """Number of samples in one network call. The program halves the number if the card's memory is
+    full."""
     label: Annotated[str | int | None, Range(0), OnlyIf("data.conditional", (True,))] = None
     """With data.conditional: class of all samples, by its name or its number (from 0). null: with K
     classes, sample i has class i mod K."""
@@ -414,9 +416,9 @@ class SamplingConfig:
         OnlyIf("sampling.solver", ("euler", "heun")),
         OnlyIf("sampling.omega", (None,)),
     ] = 1.0
-    """euler and heun without omega: power p. Step k of n ends at the fraction 1 - (1 - k/n)^p of
-    the way from tau to 1. p = 1: equal steps, as in the paper. p > 1: steps become smaller towards
-    the data."""
+    """Power p that sets the sizes of the steps of euler and heun, without omega. Step k of n ends
+    at the fraction 1 - (1 - k/n)^p of the way from tau to 1. p = 1: equal steps, as in the paper. p
+    > 1: steps become smaller towards the data."""
     omega: Annotated[
         float | None, Range(1 / MOST_STEPS, 1), OnlyIf("sampling.solver", ("euler",))
     ] = None

@@ -35,7 +35,7 @@ WORST = 3
 
 
 class RealRows:
-    """Real points in the units of the data, for measures and for their floors."""
+    """Real points in the units of the data, for measures and for the floors of measures."""
 
     def __init__(self, data: Data, measured: Data, n: int, seed: int) -> None:
         """``data``: the points that were trained on. ``measured``: the held-out points, or ``data``

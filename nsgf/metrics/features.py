@@ -305,7 +305,8 @@ class FeatureMetrics:
 
     def used(self, n: int) -> int:
         """Return how many of ``n`` samples are measured. For published figures all are measured.
-        Otherwise the limit is the size of a floor, which is half of the real images for floors."""
+        Otherwise at most half of the images for floors are measured, so that samples and floors
+        have the same number of images."""
         half = -(-len(self._real[1]) // 2)  # larger draws would hardly differ from each other
         return n if self._network.is_published else min(n, MOST, half)
 

@@ -24,7 +24,8 @@ TUNE = "tune"
 
 @dataclass(eq=False)
 class Yardstick:
-    """Computes the measures of one data set, each in its :data:`nsgf.metrics.measures.Space`."""
+    """Computes the measures of one data set. Each measure compares samples in its
+    :data:`nsgf.metrics.measures.Space`."""
 
     data: Data
     evaluation: EvaluationConfig

@@ -105,7 +105,7 @@ class Phase(ABC):
         return make_network(user_network)
 
     def outline(self, user_network: UserNetwork | None = None) -> nn.Module:
-        """Return a network that only shows the shapes. It has no weights, unless it is a caller's
+        """Return a network for inspecting shapes. It has no weights, unless it is a caller's
         network."""
         device = "cpu" if self.config.model.network else "meta"  # a caller's code may read weights
         with keep_random_numbers(), torch.device(device):

@@ -118,7 +118,7 @@ class Leg(ABC):
     calls: ClassVar[int] = 1
     """Number of network calls per step. Subclasses may override :meth:`calls_per_step` instead."""
     reads: ClassVar[Names] = ()
-    """Settings of ``sampling`` that this kind of leg reads, and not every leg."""
+    """Settings of ``sampling`` that only this kind of leg reads."""
 
     network: Network
     sampling: SamplingConfig

@@ -388,8 +388,8 @@ class Layers:
         return change(config, {key: flows})
 
     def fit_warmups(self, method: str | None, config: Config) -> Config:
-        """Return the configuration of a new run with shorter warm-ups if it has fewer updates than
-        the recipe. Add a line about them to the notes."""
+        """Return the configuration of a new run. If the run has fewer updates than the recipe,
+        shorten the warm-ups, and add a line about the warm-ups to the notes."""
         if not self.is_new:
             return config
         method_settings, settings = method_layers(self.warmup_recipe, method)

@@ -81,8 +81,9 @@ class Clouds:
         """The particles (B, N, D). :meth:`move` changes them."""
 
     def last_potential(self) -> Tensor:
-        """Return the potential of y against itself, or 0 if this would cost more than it saves.
-        Along the flow, the potential of x and y converges to this potential.  (B, M)"""
+        """Return the potential of y against itself. Return 0 if computing this potential would take
+        more time than it saves. Along the flow, the potential of x and y converges to this
+        potential.  (B, M)"""
         y = self._right
         if y.shape[1] > self._n:
             return torch.zeros_like(self.norm_y)

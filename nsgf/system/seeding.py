@@ -1,4 +1,4 @@
-"""Random numbers, and torch's defaults for public Python functions.
+"""Seeds of random streams, and torch's default settings inside of public Python functions.
 
 Random streams have names. The run's seed and the name of a stream determine all its random numbers.
 Results of public Python functions do not depend on the caller's settings of torch.

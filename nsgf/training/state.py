@@ -217,7 +217,8 @@ class TrainState:
         return total
 
     def state_dict(self) -> Plain:
-        """Return the whole state. ``step`` also determines all random streams of the phase."""
+        """Return the whole state. The state has no random generator, because ``step`` determines
+        the random numbers of the phase."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),

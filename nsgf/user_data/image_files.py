@@ -104,8 +104,8 @@ def _jpeg2000_problem(image: Any, content: bytes) -> str:
 
 
 def has_more_pictures(image: Any) -> bool:
-    """Whether an image file has pages or frames after the first. Call it last: it may change the
-    image."""
+    """Whether an image file has pages or frames after the first. Call this function last, because
+    it may change the image."""
     try:
         return getattr(image, "is_animated", False)
     except Exception:  # a second frame exists, but is damaged

@@ -62,8 +62,8 @@ DATA_PARTS = (
         "Segmentation(?:Class|Object|s)?|annotations?|masks?|labels?|gt|targets?|HR",
     ),
 )
-"""Words for the parts of a data set in names of folders. If a data set has several parts of a row,
-the leftmost part is used for training."""
+"""Words in names of folders that mark parts of a data set. If a data set has several parts in one
+row, the program trains on the leftmost of them."""
 SLACK = 1e-3
 """Largest distance of floats from [-1, 1]. It is a fraction of the step between two bytes."""
 

@@ -129,7 +129,7 @@ class _TextTable(NamedTuple):
     lines_above: int
     """Number of lines above the table."""
     first_row: str
-    """A part of ``text``. It has several lines if a quoted cell has several lines."""
+    """First row of the table. It has several lines if a quoted cell has several lines."""
 
     @property
     def remedy(self) -> str:

@@ -149,8 +149,8 @@ class Judge:
         ``nearness``: median distance to the nearest training point, divided by the same distance of
         held-out points. ``parts_off``: share of samples that would have to move to another part.
         ``parts_lost``: number of parts with less than a quarter of their share. ``copies``: share
-        of samples that are nearer to a training point than to the same number of held-out points;
-        more than 0.5 if samples repeat training points."""
+        of samples that are nearer to a training point than to a held-out point, among equal numbers
+        of both. It is more than 0.5 if samples repeat training points."""
         real = self.draws[draw] / self.scale
         x = x[: len(real)] / self.scale
         values: dict[str, float | str] = dict.fromkeys(MEASURES, "")

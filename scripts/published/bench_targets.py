@@ -9,8 +9,8 @@ else:
     known part = E e.e' - |E e|^2,    R^2 = known part / (E |e|^2 - |E e|^2)
 
 The formulas use end points instead of velocities, because the term -x in v is known. The blur is
-0.5. The time is 0, so x is noise. The two mini-batches share a sixteenth of the n particles. Memory
-is the memory that the solver adds to the process.
+0.5. The time is 0, so x is noise. The two mini-batches share a sixteenth of the n particles. The
+memory in the table is the memory that the solver adds to the process.
 """
 
 import sys
@@ -67,8 +67,8 @@ def measure(data: Data, name: str, n: int, m: int) -> tuple:
 
 
 def draw() -> None:
-    """Draw the table. One line has as many targets as particles. Each further line has a fixed
-    number m of targets."""
+    """Draw the table. In the first line, the numbers of targets and particles are equal. In each
+    further line, the number m of targets is fixed."""
     rows = [line.split(",") for line in FILE.read_text().splitlines()[1:]]
     rcParams["font.size"] = 15  # a small figure suits narrow screens
     figure = Figure((10, 5.6), layout="constrained")
