@@ -98,7 +98,8 @@ class Experiment:
         return self.with_sampling(method.choose_calls(config.sampling, config.flow, classes, nfe))
 
     def limit_calls(self, nfe: int) -> "Experiment":
-        """Return the experiment with settings for ``nfe`` possible network calls, or fewer."""
+        """Return the experiment with settings for ``nfe`` network calls, or fewer. ``nfe`` must be
+        a possible number of calls."""
         config = self.config
         return self.with_sampling(self.method.limit_calls(config.sampling, config.flow, nfe))
 

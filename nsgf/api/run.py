@@ -39,7 +39,8 @@ from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 from nsgf.user_data.images import image_bytes
 
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
-"""Names of a first argument that is the time. Such a network takes the time before x."""
+"""Names of an argument for the time. If the first argument of a network has such a name, the
+network takes the time before x."""
 
 
 @dataclass(frozen=True)

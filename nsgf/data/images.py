@@ -131,8 +131,8 @@ def _digits() -> tuple[Tensor, Tensor]:
 
 
 def _mnist(config: DataConfig, held_out: bool, kind: str) -> Tensor:
-    """Return the uint8 values of a file of MNIST. The file may be compressed, and may have the name
-    and folder of a common copy of MNIST."""
+    """Return the uint8 values of a file of MNIST. The file may be compressed. Names and folders of
+    common copies of MNIST are accepted."""
     from torchvision.datasets import MNIST
 
     name = f"{'t10k' if held_out else 'train'}-{kind}-ubyte"

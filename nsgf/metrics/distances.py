@@ -17,8 +17,8 @@ LEAST_ROWS = 20
 TREES = 10, 100
 """Smallest and largest number of trees of a classifier."""
 TREE_COLUMNS = 6400
-"""Largest product of trees and columns, which limits the time. The smallest number of trees may
-exceed it."""
+"""Largest product of trees and columns, which limits the time. The smallest number of trees is used
+even if the product is larger."""
 NEIGHBOURS = 3
 KID_SUBSET = 1000
 PRC_BATCH = 2000

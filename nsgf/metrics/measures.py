@@ -187,8 +187,8 @@ def find_measure(key: str) -> Measure | None:
 
 
 def name_of(key: str) -> str:
-    """Return the title of a measure or of another value of ``metrics.json``. The title of a measure
-    has an arrow that shows whether higher or lower is better."""
+    """Return the title for a key of ``metrics.json``. If the key is a measure, an arrow in the
+    title shows whether higher or lower is better."""
     if measure := find_measure(key):
         return f"{measure.titles[key]} {'↑' if measure.is_higher_better else '↓'}"
     return FURTHER_TITLES.get(key) or key.replace("_", " ")

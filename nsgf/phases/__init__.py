@@ -196,8 +196,8 @@ def find_methods(config: Config) -> list[Method]:
 
 
 def preview_method(config: Config, name: PhaseName) -> Method:
-    """Return the method for a phase's preview. It ends with this phase; if no such method exists,
-    it has only the legs of this phase."""
+    """Return the method for a phase's preview. The preferred method ends with this phase. If no
+    such method exists, the method has only the legs of this phase."""
     names = config.phases[: config.phases.index(name) + 1]
     for method in find_methods(replace(config, phases=names)):
         if method.names == names:

@@ -25,7 +25,7 @@ ARROWS = 128
 """Largest number of arrows of a field."""
 FRAME = 250
 PAUSE = 1500
-"""Duration of a frame of an animation, and of its first and last frame, in milliseconds."""
+"""Durations of a frame of an animation, and of the first and the last frame, in milliseconds."""
 FRAMES = 40
 """Largest number of states of an animation."""
 WIDTH = 480

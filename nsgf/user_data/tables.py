@@ -283,8 +283,8 @@ def _has_decimal_commas(frame: Any, text: str) -> bool:
 
 
 def match_repeatedly(pattern: re.Pattern[str], text: str, begin: int = 0) -> int:
-    """Return the end of the successive matches of a pattern. A pattern with a repeated group would
-    need memory for each match."""
+    """Match a pattern again and again, from the position ``begin`` of a text, and return the end of
+    the last match. A pattern with a repeated group would need memory for each match."""
     while match := pattern.match(text, begin):
         begin = match.end()
     return begin

@@ -50,7 +50,7 @@ def mixture(n: int, rng: np.random.Generator, dim: int) -> Labelled:
 
 
 def pinwheel(n: int, rng: np.random.Generator) -> Labelled:
-    """Five arms that turn with the distance from the centre."""
+    """Five arms whose angle grows with the distance from the centre."""
     part = rng.integers(5, size=n)
     along, across = 1 + 0.3 * rng.normal(size=n), 0.1 * rng.normal(size=n)
     angle = 2 * np.pi * part / 5 + 0.25 * np.exp(along)
