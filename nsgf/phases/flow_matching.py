@@ -90,8 +90,8 @@ STEPS = 100
 PATHS = 1024
 """Number of paths that are computed together. It is fixed, because it affects rounding. If a batch
 does not fit into memory, InferenceNetwork splits it."""
-TRIAL_PATHS = 64
-"""Number of paths in a trial (``nsgf preflight``)."""
+ESTIMATE_PATHS = 64
+"""Number of paths in an estimate (``nsgf preflight``)."""
 
 
 class StoredPairs(LinePairs):
@@ -143,7 +143,7 @@ class Reflow(Phase):
 
     def shortened(self, device: torch.device) -> tuple[Layer, float]:
         count = self.config.reflow.pairs
-        pairs = min(count, max(TRIAL_PATHS, self.target.classes))
+        pairs = min(count, max(ESTIMATE_PATHS, self.target.classes))
         return {"reflow.pairs": pairs}, count / pairs
 
     def needs(self) -> tuple[type[Phase], ...]:
