@@ -59,9 +59,9 @@ def check_effects(
 
     Args:
         layer: the settings of flags or arguments.
-        only_file: whether ``sample`` writes only a file of samples, without a picture.
         experiments: the experiment, or that of each method of a comparison, of which one must use
             the setting.
+        only_file: whether ``sample`` writes only a file of samples, without a picture.
 
     Returns:
         Lines about settings of other commands, and of parts that method and data do not have, so
