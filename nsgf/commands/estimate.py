@@ -14,7 +14,7 @@ from nsgf.config.layers import SETTINGS, Layer
 from nsgf.data import Data
 from nsgf.experiment import Experiment
 from nsgf.models import UserNetwork
-from nsgf.phases.base import TRIAL_SAMPLES, Phase
+from nsgf.phases.base import ESTIMATE_SAMPLES, Phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
@@ -27,13 +27,13 @@ from nsgf.system.output import format_bytes, format_hours, show, silence
 from nsgf.training.loop import fit
 from nsgf.training.task import Session, Task
 
-TRIED_UPDATES = 6
+ESTIMATE_UPDATES = 6
 """Number of updates in the estimate of a phase. The loss scale of fp16 needs a few to settle."""
-TRIED = 0.02
+PHASE_FRACTION = 0.02
 """Fraction of the minutes in which further updates of each phase are measured."""
-MEASURED = 0.2
+MEASURING_FRACTION = 0.2
 """Fraction of the minutes after which measuring ends."""
-LONGEST = 30.0
+LONGEST_SECONDS = 30.0
 """Largest time in seconds in which further updates of a phase are measured."""
 LATER = 2**14
 """Position of samples whose pairs do not depend on the first samples."""
@@ -95,14 +95,14 @@ def estimate_phases(
             if number and now + update >= ends:
                 return
             phase_ends = now + (ends - now) / (len(phases) - number)
-            rehearsal = Rehearsal(experiment, phase, run, data, stop, phase_ends)
-            estimate, update, counted = rehearsal.estimate(seconds)
+            estimator = PhaseEstimator(experiment, phase, run, data, stop, phase_ends)
+            estimate, update, counted = estimator.estimate(seconds)
             yield estimate._replace(extra=time.perf_counter() - started - counted)
             started = time.perf_counter()
 
 
 @dataclass
-class Rehearsal:
+class PhaseEstimator:
     """A phase that is trained for a few updates, to measure them. Points in time come from
     ``time.perf_counter``."""
 
@@ -120,7 +120,7 @@ class Rehearsal:
         name = self.phase.name
         device = self.experiment.device
         layer, times = self.phase.shortened(device)
-        layer |= {f"{name}.iterations": TRIED_UPDATES, "train.max_hours": None}
+        layer |= {f"{name}.iterations": ESTIMATE_UPDATES, "train.max_hours": None}
         short = self.experiment.change(layer)
         (phase,) = short.phases([name])
         with silence(), RunLog(self.run.path) as log:
@@ -156,12 +156,12 @@ class Rehearsal:
             if preparations and begin + prepared >= self.ends:
                 break
             task = phase.task(session, self.data)
-            task.draw(range(TRIAL_SAMPLES))
+            task.draw(range(ESTIMATE_SAMPLES))
             drawn = time.perf_counter()
             prepared = drawn - begin
             preparations += 1
         if drawn < self.ends:  # subtract the time of an equal draw
-            task.draw(range(LATER, LATER + TRIAL_SAMPLES))
+            task.draw(range(LATER, LATER + ESTIMATE_SAMPLES))
             prepared = max(0.0, prepared - (time.perf_counter() - drawn))
         return task, preparations, prepared
 
@@ -171,7 +171,7 @@ class Rehearsal:
         count = self._fit(task, session)
         rows = read_lines(self.run.path / "costs.jsonl", phase=str, steps_per_second=float)
         speeds = [speed for logged, speed in rows if logged == name]
-        update = 1 / max(speeds[-TRIED_UPDATES // 2 :])
+        update = 1 / max(speeds[-ESTIMATE_UPDATES // 2 :])
         remaining = min(seconds, self.ends - time.perf_counter())
         # the further updates include their share of pairing
         if more := max(0, int(remaining / update)):
@@ -233,8 +233,8 @@ def fit_minutes(
     show(f"{option}: measuring updates")
     begin = time.perf_counter()
     try:
-        seconds = min(60 * minutes * TRIED, LONGEST)
-        ends = begin + 60 * minutes * MEASURED
+        seconds = min(60 * minutes * PHASE_FRACTION, LONGEST_SECONDS)
+        ends = begin + 60 * minutes * MEASURING_FRACTION
         estimates = [*estimate_phases(experiment, seconds, stop, network, ends)]
     except Stopped as stopped:  # no run folder exists yet
         kind = KeyboardInterrupt if stop.reason == "SIGINT" else UserError
@@ -252,7 +252,7 @@ def _shrink(experiment: Experiment, estimates: list[Estimate], seconds: float) -
     config = experiment.config
     prepare, updates, extra = (sum(part) for part in list(zip(*estimates, strict=True))[1:])
     counts = dict(zip(config.phases, config.updates, strict=True))
-    # assume that untried phases are as fast as tried phases
+    # an update of a phase without an estimate counts as one of the phases before
     updates *= sum(config.updates) / sum(config.updates[: len(estimates)])
     remaining = seconds - extra
     # if the updates exceed the recipe, the preparation does not grow

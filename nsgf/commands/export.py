@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from nsgf.commands.evaluate import changed_sampling
 from nsgf.config.layers import drop_machine_settings, nest, saved_values
-from nsgf.config.schema import PhaseName
+from nsgf.config.schema import PhaseName, SamplingConfig
 from nsgf.experiment import Experiment
 from nsgf.metrics.measures import WORST_COLUMNS, is_measure, name_of, report
 from nsgf.phases.base import load_network
@@ -139,7 +140,11 @@ def card(
     config = experiment.config
     target = experiment.target
     method = experiment.trained_method(updates.__contains__)
-    measures = _current_measures(experiment, run, updates)
+    unused = experiment.unused_networks(method)
+    sampled: dict[str, str | None] = {
+        phase.name: updates.get(phase.name) for phase in method.networks
+    }
+    measures = _current_measures(run, {**sampled, **unused}, config.sampling)
     least, most = method.possible_calls(config.sampling)
     names = target.class_names
     text = render(
@@ -153,7 +158,7 @@ def card(
         listed=list_names(names),
         takes_calls=least < most and not method.find_fixed_calls(config.sampling, target.classes),
         updates=updates,
-        rows=updates | experiment.unused_networks(method),
+        rows=updates | unused,
         half=half,
         pictures=pictures,
         numbers=[
@@ -167,17 +172,15 @@ def card(
     return shorten_paths(printable(text))
 
 
-def _current_measures(experiment: Experiment, run: RunFolder, updates: dict[str, str]) -> Plain:
-    """Return the content of ``metrics.json`` without the columns, which contain values of single
-    rows. Return an empty object if the measures belong to different settings or weights."""
-    method = experiment.trained_method(updates.__contains__)
-    progress: dict[str, str | None] = {
-        phase.name: updates.get(phase.name) for phase in method.networks
-    }
-    progress |= experiment.unused_networks(method)
+def _current_measures(
+    run: RunFolder, progress: Mapping[str, str | None], sampling: SamplingConfig
+) -> Plain:
+    """Return the content of ``metrics.json`` without columns, which have values of single rows.
+    Return nothing if the measures belong to a sampler with different settings or weights.
+    ``progress``: training progress of the sampler's networks by phase."""
     measures = read_object(run.path / "metrics.json")
     # earlier versions stored no "sampling"
     measured = (measures.get("updates"), measures.get("sampling"))
-    if measured != (progress, changed_sampling(experiment.config.sampling)):
+    if measured != (progress, changed_sampling(sampling)):
         return {}
     return {key: value for key, value in measures.items() if key != WORST_COLUMNS}

@@ -77,7 +77,7 @@ def _describe_runs(folder: Path) -> list[tuple[str, str, str, str]]:
             progress = progress_of(run, config.phases, config.updates)
         except UserError as error:
             progress = f"cannot be read: {error}"
-        name = str(run.path.relative_to(folder))
+        name = str(file.parent.relative_to(folder))
         runs.append((name, progress, versions.get("commit", ""), versions.get("torch", "")))
     return runs
 

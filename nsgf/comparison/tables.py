@@ -19,7 +19,6 @@ from nsgf.report import render
 from nsgf.run.folder import write_facts
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import write_text
-from nsgf.user_data import load_data
 
 LEGENDS = (
     # means and differences
@@ -289,7 +288,7 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
             for trial in all_trials
             if trial.target == target and trial.seed == seed and trial.nfe
         ]
-        data = load_data(trials[0].experiment.config.data, seed)
+        data = trials[0].experiment.load_data()
         count, what = (IMAGES, "noise") if data.is_images else (POINTS, "source")
         noise = data.source("picture").sample(count).to(device)
         drawn = dict[str, dict[int, Samples]]()

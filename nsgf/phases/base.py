@@ -20,8 +20,8 @@ from nsgf.training.task import Session, Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
 """Settings that affect training samples but are not used in sampling."""
-TRIAL_SAMPLES = 512
-"""Number of samples that are drawn to estimate the time of a phase."""
+ESTIMATE_SAMPLES = 512
+"""Number of samples that the estimate of a phase draws."""
 
 
 class TrainedNetwork(NamedTuple):

@@ -90,8 +90,8 @@ STEPS = 100
 PATHS = 1024
 """Number of paths that are computed together. The number is fixed, because it affects rounding. If
 a batch does not fit into memory, InferenceNetwork splits it."""
-TRIAL_PATHS = 64
-"""Number of paths that ``nsgf preflight`` computes."""
+ESTIMATE_PATHS = 64
+"""Number of paths in an estimate (``nsgf preflight``)."""
 
 
 class StoredPairs(LinePairs):
@@ -145,7 +145,7 @@ class Reflow(Phase):
 
     def shortened(self, device: torch.device) -> tuple[Layer, float]:
         count = self.config.reflow.pairs
-        pairs = min(count, max(TRIAL_PATHS, self.target.classes))
+        pairs = min(count, max(ESTIMATE_PATHS, self.target.classes))
         return {"reflow.pairs": pairs}, count / pairs
 
     def needs(self) -> tuple[type[Phase], ...]:

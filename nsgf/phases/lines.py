@@ -18,7 +18,7 @@ from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_la
 from nsgf.data.samplers import DRAW_BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
 from nsgf.models import AffineStartNetwork, TimePredictorCNN, TimePredictorMLP, UserNetwork
-from nsgf.phases.base import TRIAL_SAMPLES, Phase, load_network, starting_network
+from nsgf.phases.base import ESTIMATE_SAMPLES, Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import InferenceNetwork
@@ -152,7 +152,7 @@ class LinePhase(Phase):
         starts = self.config.nsf.starts
         if starts is None:
             return {}, 1.0
-        few = min(starts, TRIAL_SAMPLES)
+        few = min(starts, ESTIMATE_SAMPLES)
         return {"nsf.starts": few}, starts / few
 
     def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> LinePairs:

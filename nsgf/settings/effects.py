@@ -59,9 +59,9 @@ def check_effects(
 
     Args:
         layer: the settings of flags or arguments.
-        only_file: whether ``sample`` writes only a file of samples, without a picture.
         experiments: the experiment, or the experiments of all methods of a comparison. At least one
             experiment must use each setting.
+        only_file: whether ``sample`` writes only a file of samples, without a picture.
 
     Returns:
         Lines about settings without effect: settings of another command, and settings of parts that
