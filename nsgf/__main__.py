@@ -13,9 +13,10 @@ MMAP_THRESHOLD = -3
 
 def configure_allocator() -> None:
     """Let CUDA memory segments grow, since phases allocate different sizes. Let the C library keep
-    freed memory: to get it again takes a tenth of an update. Call this before importing torch."""
+    freed memory, because new memory takes a tenth of the time of an update. Call this before
+    importing torch."""
     if not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
-        with suppress(AttributeError, OSError, TypeError):  # only glibc has it
+        with suppress(AttributeError, OSError, TypeError):  # other C libraries have no mallopt
             set_option = ctypes.CDLL(None).mallopt
             set_option(TRIM_THRESHOLD, 2**30)
             set_option(MMAP_THRESHOLD, 2**25)
@@ -25,7 +26,7 @@ def configure_allocator() -> None:
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    # the next opened file would get the file descriptor of a closed stream (2>&-) and its output
+    # if a stream is closed (2>&-), the next opened file gets the stream's descriptor and output
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""One resolved experiment: a configuration, and everything that follows from it.
+"""A resolved experiment: a configuration, and the objects that follow from the configuration.
 
 The commands read an :class:`Experiment`; phases, pool, sampling and metrics take the sections and
 values that they use.
@@ -26,25 +26,26 @@ from nsgf.user_data import find_target, load_data
 class Experiment:
     """A valid configuration with its data set, method, device and precision.
 
-    Each is found when it is first read, and then stays.
+    Each property is computed on first use, and then stored.
     """
 
     config: Config
 
     @cached_property
     def target(self) -> Target:
-        """The record of the data set: shape, names of classes, units. Raise UserError for a user's
-        data that were not inspected."""
+        """The record of the data set: shape, names of classes, units. Raise UserError if a user's
+        data were not inspected."""
         return find_target(self.config.data)
 
     @cached_property
     def methods(self) -> list[Method]:
-        """The methods that apply: the one that trains all phases, then those that train fewer."""
+        """The methods that apply: first the method that trains all phases, then methods that train
+        fewer phases."""
         return find_methods(self.config)
 
     @property
     def method(self) -> Method:
-        """What is trained, and how to sample."""
+        """The method that trains all phases."""
         return self.methods[0]
 
     @cached_property
@@ -66,22 +67,22 @@ class Experiment:
         return Experiment(replace(self.config, sampling=sampling))
 
     def phases(self, names: Sequence[PhaseName] | None = None) -> list[Phase]:
-        """Return the phases of these names; None: all that are trained, in order."""
+        """Return the phases with these names; None: all trained phases, in order."""
         names = self.config.phases if names is None else names
         return [PHASES[name](self.config, self.target) for name in names]
 
     def trained_method(self, is_trained: Callable[[PhaseName], bool]) -> Method:
-        """Return the first method that applies and whose networks are all trained, so that an
-        unfinished run can be sampled. If there is none, return the method of the experiment, whose
-        first missing checkpoint will be named."""
+        """Return the first method that applies and whose networks are all trained. So an unfinished
+        run can be sampled. If no method qualifies, return the method of the experiment; an error
+        then names the missing checkpoint."""
         for method in self.methods:
             if all(is_trained(phase.name) for phase in method.networks):
                 return method
         return self.method
 
     def unused_networks(self, method: Method) -> dict[str, str]:
-        """Return ``not used`` by phase for the networks that the experiment's method has and
-        ``method`` does without, because one of them is not trained yet."""
+        """Return ``not used`` for each phase whose network is used by the experiment's method but
+        not by ``method``. This happens if a phase is not trained yet."""
         phases = [phase for phase in self.method.networks if phase not in method.networks]
         return {phase.name: "not used" for phase in phases}
 
@@ -91,13 +92,14 @@ class Experiment:
 
     def choose_calls(self, method: Method, nfe: int) -> "Experiment":
         """Return the experiment with settings for ``nfe`` network calls for each sample, or
-        slightly fewer. Raise UserError if that is not possible."""
+        slightly fewer. Raise UserError if this number of calls is not possible."""
         config = self.config
         classes = self.target.classes
         return self.with_sampling(method.choose_calls(config.sampling, config.flow, classes, nfe))
 
     def limit_calls(self, nfe: int) -> "Experiment":
-        """Return the experiment with settings for ``nfe`` possible network calls, or fewer."""
+        """Return the experiment with settings for ``nfe`` network calls, or fewer. ``nfe`` must be
+        a possible number of calls."""
         config = self.config
         return self.with_sampling(self.method.limit_calls(config.sampling, config.flow, nfe))
 
@@ -106,15 +108,15 @@ class Experiment:
         return load_data(self.config.data, self.config.seed)
 
     def source(self, *stream: str) -> Sampler:
-        """Return a sampler of mu0 with its own random stream. It needs no files of the target."""
+        """Return a sampler of mu0 with a separate random stream. No file of the target is read."""
         config = self.config
         return build_source(config.data.source, self.target.shape, config.seed, *stream)
 
     def load_sampler(
         self, run: RunFolder, method: Method | None = None
     ) -> tuple[FlowSampler, dict[str, str]]:
-        """Return a sampler with the averaged weights of a run, and the training progress of its
-        networks by phase, with :meth:`unused_networks`. ``method``: the method to sample with;
+        """Return a sampler with the averaged weights of a run, and the training progress by phase.
+        The progress includes :meth:`unused_networks`. ``method``: the method to sample with;
         None: :meth:`trained_method`.
 
         Raises:

@@ -1,4 +1,5 @@
-"""The method: NSGF and NSGF++ (arXiv 2401.14069) as functions of tensors, and one object.
+"""The method: NSGF and NSGF++ (arXiv 2401.14069) as functions of tensors, and a matcher for
+training loops.
 
     positions = run_flow(flow, x, y, step_sizes(steps, eta))     Algorithm 1: the flow
     x, v, t   = flow_pairs(positions, particle, step, h)         v_theta(x, t) learns v
@@ -36,12 +37,12 @@ Step = Callable[[Velocity, Tensor, Tensor, Any], Tensor]  # as euler_step
 
 
 def step_sizes(steps: int, eta: float | None) -> list[float]:
-    """Algorithm 1: return the T step sizes, each ``eta`` > 0; None: harmonic steps.
+    """Algorithm 1: return the T step sizes. Each size is ``eta`` > 0; None: harmonic steps.
 
     The exact flow needs infinite time. Constant steps stop at time T eta. Harmonic steps 1/T,
-    1/(T-1), ..., 1 follow the same curve on the clock s = 1 - exp(-time), up to s = 1. With exact
-    transport the particles move straight at constant speed (McCann 1997) and arrive in the last
-    step. The network learns dX/ds.
+    1/(T-1), ..., 1 follow the same curve up to its end. Their clock is s = 1 - exp(-time), which
+    ends at s = 1. With exact transport the particles move straight at constant speed (McCann 1997)
+    and arrive in the last step. The network learns dX/ds.
     """
     return [1 / (steps - step) if eta is None else eta for step in range(steps)]
 
@@ -53,10 +54,11 @@ def time_step(steps: int, eta: float | None) -> float:
 
 @torch.no_grad()
 def run_flow(flow: Flow, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
-    """Algorithm 1: X^{t+1} = X^t + eta_t v(X^t) for B problems, each solve warm-started.
+    """Algorithm 1: Compute X^{t+1} = X^t + eta_t v(X^t) for B problems. Each solve starts from the
+    last solution.
 
     Particles X^0 (B, N, *shape) and targets (B, M, *shape) -> X^0 .. X^T (B, N, T+1, *shape),
-    float32. Raise UserError if shapes differ, clouds are not finite, or the solver fails.
+    float32. Raise UserError if shapes do not match, clouds are not finite, or the solver fails.
     """
     start, targets = as_clouds(x, y)
     shape = (*start.shape[:2], len(etas) + 1, start.shape[2])
@@ -72,7 +74,7 @@ def run_flow(flow: Flow, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
 def flow_pairs(
     positions: Tensor, particle: Tensor, step: Tensor, h: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Algorithm 1: pairs x = X^t and v = (X^{t+1} - X^t) / h, and their times t/T in [0, 1).
+    """Algorithm 1: return pairs x = X^t and v = (X^{t+1} - X^t) / h, and the times t/T in [0, 1).
 
     Positions (F, T+1, *shape) of F particles; particle and step of each pair, int64 (B,); h from
     :func:`time_step` -> x and v (B, *shape), times (B,), float32.
@@ -87,7 +89,8 @@ def flow_pairs(
 
 
 def line_pairs(start: Tensor, end: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Algorithm 3: points x = (1 - t) X0 + t X1 of straight lines, and their velocities X1 - X0.
+    """Algorithm 3: return points x = (1 - t) X0 + t X1 of straight lines, and the velocities X1 -
+    X0.
 
     X0 and X1 (B, *shape), t (B,) in [0, 1] -> x and velocity, each (B, *shape).
     """
@@ -118,10 +121,11 @@ def nsgf_steps(velocity: Velocity, x: Tensor, steps: int, h: float, observe: Obs
 
 
 def straight_times(tau: Tensor, steps: int, power: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Algorithm 4: times t and sizes h of the steps from entry times tau in [0, 1] to 1, all (B,):
-    t_k = tau + (1 - tau) (1 - (1 - k/n)^p). p = 1: equal steps (paper); > 1: finer at the data."""
+    """Algorithm 4: return times t and sizes h of the steps from entry times tau in [0, 1] to 1. All
+    are (B,). Step k begins at t_k = tau + (1 - tau) (1 - (1 - k/n)^p). p = 1 gives equal steps, as
+    in the paper. p > 1 gives smaller steps towards the data."""
     size = (1 - tau) / steps
-    # in units of an equal step, without rounding if p is 1
+    # use units of an equal step, so that p = 1 has no rounding
     marks = (steps - steps ** (1 - power) * (steps - k) ** power for k in range(steps + 1))
     for begin, end in pairwise(marks):
         t = tau + begin * size
@@ -137,8 +141,9 @@ def straight_steps(
     observe: Observer,
     advance: Step = euler_step,
 ) -> Tensor:
-    """Algorithm 4: x <- x + h u_delta(x, t) from the entry times tau (B,) in [0, 1] to 1, for the
-    ends x of NSGF steps (B, *shape); times and sizes of the steps are :func:`straight_times`."""
+    """Algorithm 4: repeat x <- x + h u_delta(x, t) from the entry times tau (B,) in [0, 1] to 1. x
+    (B, *shape) are the ends of NSGF steps. Times and sizes of the steps come from
+    :func:`straight_times`."""
     for t, size in straight_times(tau, steps, power):
         x = advance(velocity, x, t, pad_t_like_x(size, x))
         if observe:
@@ -147,8 +152,8 @@ def straight_steps(
 
 
 class SinkhornFlowMatcher:
-    """Training pairs of Sinkhorn flows, as torchcfm's matchers return them. ``blur``: root of eps,
-    in units of the data; ``eta``: step size; None: harmonic steps, which end at the data;
+    """Returns training pairs of Sinkhorn flows, in the form of torchcfm's matchers. ``blur``: root
+    of eps, in units of the data; ``eta``: step size; None: harmonic steps, which end at the data;
     ``first_blur``: blur of the first step, which falls to ``blur`` in the last one; None: ``blur``
     in all steps."""
 
@@ -173,8 +178,9 @@ class SinkhornFlowMatcher:
         self, x0: Array, x1: Array
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw one step of each particle.
-        Return t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut from 0 to 1 is the flow.
-        Raise UserError unless both are finite, of one shape and of a floating-point type."""
+        Return t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut from 0 to 1 gives the
+        flow. Raise UserError unless x0 and x1 are finite, have the same shape of a sample, and have
+        a floating-point type."""
         start = to_tensor("x0", x0)
         end = to_tensor("x1", x1)
         for name, points in (("x0", start), ("x1", end)):
@@ -182,7 +188,7 @@ class SinkhornFlowMatcher:
                 raise UserError(f"{name} is {points.dtype}: must be of a floating-point type")
         report = self._flow.report
         before = report.unconverged
-        # around the mean, because differences of positions far from the origin lose digits
+        # subtract the mean first, because differences of positions far from the origin lose digits
         x, y, origin = around_mean(*as_clouds(start.unsqueeze(0), end.unsqueeze(0)))
         positions = run_flow(self._flow, x, y, self._etas)[0]  # (N, T + 1, D)
         if report.unconverged > before:

@@ -6,12 +6,12 @@ import platform
 __version__ = "0.1.0"
 
 PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
-"""Packages that affect results; their versions are recorded."""
+"""Packages that affect results. Every checkpoint records their versions."""
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of all packages that affect results; every checkpoint stores them."""
+    """Return the versions of all packages that affect results. Every checkpoint stores them."""
     from importlib.metadata import PackageNotFoundError, version
 
     numbers = {"nsgf": __version__, "python": platform.python_version()}

@@ -1,11 +1,11 @@
-"""Benchmarks: the tables of docs/performance.md, and those of several comparisons together.
+"""Benchmarks: tables of docs/performance.md, and joint tables of several comparisons.
 
     python scripts/bench.py train --exp digits --vary precision=fp32,bf16
     python scripts/bench.py tables docs/results/2d.csv --nfe 10
 
 train also takes any flag of `nsgf train`. MNIST and CIFAR-10 are random images
-unless --data-root names a folder of real ones. What a table compares is timed in turn in one
-process. Times are medians of --repeats; brackets hold the smallest and the largest.
+unless --data-root names a folder with the real images. One process times the rows of a table in
+turn. Times are medians of --repeats. Brackets hold the smallest and the largest time.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def parse_arguments() -> tuple[Options, list[str]]:
-    """The options of the sub-command, and flags of `nsgf train`."""
+    """Return the options of the sub-command, and the flags of `nsgf train`."""
     text, shown = __doc__, argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=text, formatter_class=shown, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -82,7 +82,7 @@ def parse_arguments() -> tuple[Options, list[str]]:
 
 
 def machine(device: torch.device, repeats: int) -> str:
-    """The line above a table: command, hardware and versions."""
+    """Return the line above a table: command, hardware and versions."""
     name, file = platform.machine(), Path("/proc/cpuinfo")
     for line in file.read_text().splitlines() if file.exists() else []:
         if line.startswith("model name"):
@@ -96,12 +96,12 @@ def machine(device: torch.device, repeats: int) -> str:
 
 
 def spread(times: Sequence[float]) -> str:
-    """Median, smallest and largest."""
+    """Return the median, the smallest and the largest value as text."""
     return f"{median(times):.3g} ({min(times):.3g} to {max(times):.3g})"
 
 
 def words_of(name: str, flags: Sequence[str]) -> list[str]:
-    """The command that trains an experiment, with 16 mini-batches in its pool by default."""
+    """Return the command that trains an experiment. By default the pool has 16 mini-batches."""
     given = {flag.partition("=")[0] for flag in flags}
     words = ["train", "--exp", name, *flags]
     if not given & {"--pool-batches", "--pool.num_batches"}:
@@ -120,7 +120,8 @@ class Variant(NamedTuple):
 
 
 def variants(options: Options, flags: Sequence[str]) -> list[Variant]:
-    """All combinations of the values of --vary, their flags after those of the command line."""
+    """Return all combinations of the values of --vary. Their flags follow the flags of the command
+    line."""
     axes = [text.partition("=") for text in options.vary]
     found = []
     for values in itertools.product(*(values.split(",") for _, _, values in axes)):
@@ -132,8 +133,8 @@ def variants(options: Options, flags: Sequence[str]) -> list[Variant]:
 
 
 def trained(options: Options, variant: Variant) -> dict[str, dict[str, Any]]:
-    """Return the speed and memory of the last --steps updates of each phase, after as many to warm
-    up, from the records of `nsgf train`."""
+    """Return the speed and memory of the last --steps updates of each phase, from the records of
+    `nsgf train`. The same number of updates comes before them as a warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         words = [*words_of(options.exp, variant.flags), "--out-dir", folder]
         words += ["--train.preview=false", f"--train-iters={2 * options.steps}"]
@@ -156,8 +157,9 @@ def trained(options: Options, variant: Variant) -> dict[str, dict[str, Any]]:
 
 
 def train_table(options: Options, flags: Sequence[str]) -> Iterator[str]:
-    """Milliseconds of an update, samples per second beside those of the first row, and the most
-    bytes in use: on the card, or by the process so far, libraries and earlier phases included."""
+    """Return a table with the milliseconds of an update, the samples per second, the ratio to the
+    first row, and the peak memory. It is the peak on the card, or the peak of the process so far,
+    which includes libraries and earlier phases."""
     own = variants(options, flags)
     turns = [[trained(options, variant) for variant in own] for _ in range(options.repeats)]
     yield f"| {options.exp}: phase | settings | batch | ms | samples/s | speed | peak memory |"
@@ -178,7 +180,7 @@ def train_table(options: Options, flags: Sequence[str]) -> Iterator[str]:
 
 
 def merged_tables(options: Options) -> str:
-    """The tables of the measures in several table.csv of `nsgf compare`."""
+    """Return the tables of the measures in several table.csv of `nsgf compare`."""
     found = [(file, row) for file in options.files for row in read_rows(file)]
     check_agreement(found)
     rows = [row for _, row in found]
@@ -198,7 +200,7 @@ def merged_tables(options: Options) -> str:
 
 
 def chosen(flag: str, wanted: Sequence[Any] | None, known: Sequence[Any]) -> list[Any]:
-    """The wanted values, or all known ones, each once."""
+    """Return the requested values, or all known values, without repetition."""
     for value in wanted or []:
         if value not in known:
             names = ", ".join(map(str, dict.fromkeys(known)))
@@ -207,8 +209,9 @@ def chosen(flag: str, wanted: Sequence[Any] | None, known: Sequence[Any]) -> lis
 
 
 def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
-    """Raise UserError if rows do not belong in one table: a measure that is there twice, other
-    measures, other updates of a method, or other floors (other data or another network)."""
+    """Raise UserError if rows do not belong in one table. Reasons are a measure that occurs twice,
+    different measures, different numbers of updates of a method, or different floors, which mean
+    different data or another network."""
     facts: dict[str, tuple[Path, object]] = {}
     for file, row in found:
         label, values = row.target, row.values
@@ -230,7 +233,8 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
 
 
 def _floor_place(row: Row) -> tuple[str, ...]:
-    """What a floor belongs to: a target in the features of a network, else a seed and draw."""
+    """Return the key of a floor: the target for features of a network, otherwise seed and draw
+    too."""
     is_split = any("imagenet_" in name for name in row.values)
     return (row.target,) if is_split else (row.target, f"seed {row.seed}", f"draw {row.draw}")
 

@@ -1,11 +1,12 @@
-"""Kill commands, resume them, and compare their results with those of commands left alone.
+"""Kill commands, resume them, and compare the results with the results of undisturbed commands.
 
     python scripts/torture.py [--scenario NAME ...] [--every 1]
     python scripts/torture.py --exp 2d --kills 100 [--damage 0.1] [any training flag]
 
-The first kills small commands by SIGKILL before each of their file operations, and after each one
-that opens a file. The second kills training at random moments, and sometimes damages the newest
-checkpoint too. Prints a table; exit code 1 if anything differs from a command left alone.
+The first command kills small commands with SIGKILL, before each file operation and after each file
+is opened. The second command kills training at random moments. Sometimes it also damages the newest
+checkpoint. Prints a table. The exit code is 1 if a result differs from the result of an undisturbed
+command.
 """
 
 import argparse
@@ -44,11 +45,11 @@ SETTINGS = {
     "--pool.storage=disk --train-iters=300 --nsf.starts=256 --nsf.coupling_batch=64 "
     "--train.checkpoint_every=5",
 }
-"""For random moments: runs of about a minute, with many checkpoints. 2d keeps its pool in memory
-and trains all three phases, digits hands over and keeps its pool on disk."""
+"""Commands for random moments: runs of about a minute with many checkpoints. 2d trains all three
+phases and has its pool in memory. digits uses the hand-over and has its pool on disk."""
 SHARED = "--device=cpu --train.log_every=7 --num-samples=32"
 LIVES = 5
-"""How many kills such a run meets, roughly."""
+"""Approximate number of kills in such a run."""
 TINY = (
     *("--exp=2d", "--device=cpu", "--steps=2", "--flow.schedule=constant", "--flow.eta=0.5"),
     *("--train-iters=4", "--batch-size=8", "--pool-batches=2", "--sinkhorn-batch=8"),
@@ -57,19 +58,19 @@ TINY = (
     *("--compare.methods=[nsgf]", "--compare.targets=[moons]", "--compare.seeds=1"),
     *("--compare.draws=1", "--compare.nfe=[2]"),
 )
-"""For every file operation: runs of a second."""
+"""Scenarios for every file operation: runs of a second."""
 
 
 class Scenario(NamedTuple):
-    """A command that is killed and given again; RUN in it stands for a finished run."""
+    """A command that is killed and then repeated. RUN in the command stands for a finished run."""
 
     command: str
     flags: tuple[str, ...] = (*TINY, PLUS_PLUS)
     """Flags of the command, or of the run if the command names one."""
     again: str = ""
-    """The command after a kill, if it is another one."""
+    """The command after a kill, if it differs from the first command."""
     damaged: str = "none"
-    """A checkpoint of the run that is cut in half before."""
+    """A checkpoint of the run that is cut in half before the command starts."""
 
 
 SCENARIOS = {
@@ -97,7 +98,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--damage", type=float, default=0.1, help="share of kills that also damage")
     options, flags = parser.parse_known_args()
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a kill leaves what was written
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # written lines survive a kill
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         _get_ready_to_fork()
         if options.exp:
@@ -123,8 +124,8 @@ def _at_every_operation(names: list[str], every: int, folder: Path) -> int:
 
 
 def _get_ready_to_fork() -> None:
-    """Import now what takes most of a small command's time. Nothing here may start a thread or
-    train: torch cannot train in a child of a process that did."""
+    """Import modules whose import takes most of a small command's time. Nothing here may start a
+    thread or train, because torch cannot train in a child of a process that did so."""
     for module in (
         *(
             "nsgf.commands.train",
@@ -140,11 +141,12 @@ def _get_ready_to_fork() -> None:
     parse(["train", *TINY])
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # otherwise libraries that count their objects report leaks
+    # without this, libraries that count their objects would report leaks
+    atexit.register(gc.unfreeze)
 
 
 def _killed_everywhere(scenario: Scenario, every: int, home: Path) -> tuple[int, int, list[str]]:
-    """Numbers of file operations and of kills, and the differences after each kill."""
+    """Return the numbers of file operations and of kills, and the differences after each kill."""
     before, whole, killed = home / "before", home / "whole", home / "killed"
     before.mkdir(parents=True)
     if "RUN" in scenario.command:
@@ -179,15 +181,16 @@ def _finish(command: str, scenario: Scenario, out: Path) -> None:
 def _forked(
     command: str, scenario: Scenario, out: Path, moment: int | None = None, seconds: float = 0
 ) -> int:
-    """Exit code of a command in a child process, or minus the signal that killed it: SIGKILL at a
-    moment of :class:`Operations`, or SIGALRM after some seconds unless they are 0."""
+    """Run a command in a child process. Return the exit code, or minus the signal that killed the
+    process: SIGKILL at a moment of :class:`Operations`, or SIGALRM after the given seconds (0: no
+    limit)."""
     runs, words = [file.parent for file in out.glob("*/config.yaml")], command.split()
     if "RUN" in words:
         words[words.index("RUN")] = str(runs[0])
     else:
         words += [*scenario.flags, f"--out-dir={out}"]
         if not runs and "--resume" in words:
-            words.remove("--resume")  # the run had not begun
+            words.remove("--resume")  # the run had not begun yet
     sys.stdout.flush()
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -206,12 +209,12 @@ def _forked(
 
 class Operations:
     """Counts the file operations of this process below a folder, and kills it at one moment. The
-    moments are those before each operation, and after each one that opens a file."""
+    moments are before each operation, and after each opening of a file."""
 
     AUDITED = ("open", "os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.truncate")
-    """Audit events; os.replace raises os.rename."""
+    """Audit events of file operations. os.replace raises the event os.rename."""
     SILENT = ("fsync", "posix_fallocate")
-    """Functions of os that raise no event."""
+    """Functions of os that raise no audit event."""
 
     def __init__(self, folder: Path, moment: int | None) -> None:
         self._inside, self._moment, self._passed, self.count = f"{folder}/", moment, 0, 0
@@ -229,7 +232,8 @@ class Operations:
             sys.setprofile(self._after if opens else None)
 
     def _after(self, frame: FrameType, *_: object) -> None:
-        """The first event of the profiler after the operation, other than the end of the hook."""
+        """Kill at the first event of the profiler after the operation, but not at the end of the
+        hook."""
         if frame.f_code is not Operations._audit.__code__:
             sys.setprofile(None)
             self._pass(0)
@@ -246,7 +250,7 @@ class Operations:
 def _at_random_moments(options: argparse.Namespace, flags: list[str], folder: Path) -> int:
     chance = random.Random(0)
     given = f"--exp={options.exp} {SETTINGS[options.exp]} {SHARED}".split()
-    settings = {flag.partition("=")[0]: flag for flag in (*given, *flags)}  # the last one holds
+    settings = {flag.partition("=")[0]: flag for flag in (*given, *flags)}  # the last flag holds
     scenario, sample = Scenario("train --resume", tuple(settings.values())), "sample --run RUN"
     start = time.monotonic()
     _finish(scenario.command, scenario, folder)
@@ -274,8 +278,8 @@ def _at_random_moments(options: argparse.Namespace, flags: list[str], folder: Pa
 
 
 def _damage(out: Path, chance: random.Random) -> int:
-    """Cut, empty, or flip a bit of the newest checkpoint that has one before it; the number of
-    damaged files."""
+    """Cut, empty, or flip a bit of the newest checkpoint that has an older checkpoint. Return the
+    number of damaged files."""
     found = out.glob("*/checkpoints/phase*.pt")
     files = [file for file in found if file.stat().st_size and previous_file(file).exists()]
     if not files:
@@ -298,8 +302,8 @@ def _replace(file: Path, content: bytes) -> None:
 
 
 def _contents(out: Path) -> dict[Path, Any]:
-    """All that must be equal, by its path without the time in a run folder's name. A file that
-    cannot be read is its exception."""
+    """Return everything that must be equal, by path. Paths do not contain the time in a run
+    folder's name. The content of an unreadable file is the exception."""
     found: dict[Path, Any] = {}
     for file in out.rglob("*"):
         if file.suffix in READERS and not BESIDE.search(file.name):
@@ -323,8 +327,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".partial": lambda file: "left behind",
 }
 BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.|^config\.yaml\..*\.partial$")
-"""Older checkpoints: which ones exist depends on where a run was killed. The first settings: a run
-that was killed before them is not resumed, and its folder stays."""
+"""Older checkpoints. Which of them exist depends on the moment of the kill. First file of a run. If
+a run is killed before this file is written, it is not resumed, and the folder stays."""
 
 
 def _differences(one: dict[Path, Any], other: dict[Path, Any]) -> list[str]:

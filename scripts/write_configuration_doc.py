@@ -12,11 +12,11 @@ from nsgf.settings.resolve import SMOKE
 
 FILE = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD_END = "| Flag | Sets |\n"
-"""Above this line the page is written by hand."""
+"""Last line of the text that is written by hand. The tables below it are generated."""
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     head = FILE.read_text(encoding="utf-8").partition(HEAD_END)[0]
     lines = [head + HEAD_END + "| --- | --- |", *_short_flags()]
     is_table = False
@@ -45,10 +45,11 @@ def _row(key: str, meaning: str) -> str:
 
 
 def _on_resume(key: str) -> str:
-    """Whether a setting may change when a run is resumed."""
+    """Return whether a setting may change when a run is resumed."""
     section, _, name = key.partition(".")
     fixed = {name for phase in PHASES.values() for name in phase.follows}
-    if not KEYS[key].is_free and {section, key} & fixed:  # samples or a network follow from it
+    # samples or a network depend on the setting
+    if not KEYS[key].is_free and {section, key} & fixed:
         return "no"
     if section in ("optim", *OF_PHASES) and name != "iterations":
         return "after the phase"

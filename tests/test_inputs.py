@@ -470,6 +470,21 @@ def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
                 nsgf.load(place, network=other)
 
 
+def test_a_network_of_another_class_is_refused(tmp_path):
+    """The names and shapes of all weights agree, but the class may compute something else."""
+
+    class Renamed(MyUNet):
+        pass
+
+    run = train_own(tmp_path, MyUNet)
+    words = "model.network: the checkpoint has MyUNet, this command Renamed"
+    for folder in (run.path, run.export(tmp_path / "exported")):
+        with pytest.raises(UserError, match=words):
+            nsgf.load(folder, network=Renamed())
+    with pytest.raises(UserError, match=r"MyUNet.*Renamed"):
+        nsgf.train(resume=run.path, network=Renamed(), iterations=6, quiet=True)
+
+
 @pytest.fixture
 def ours():
     """The handler of Ctrl-C that Python sets; shells start background processes without it."""

@@ -1,4 +1,4 @@
-"""Compare a caller's own method with those of the package, as ``nsgf compare`` does."""
+"""Compare a caller's method with methods of the package, as ``nsgf compare`` does."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -58,12 +58,12 @@ def compare(
     overrides: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Compared:
-    """Compare your own methods with those of the package, which are trained first, on equal terms:
-    the same noise, real samples and numbers of network calls.
+    """Compare your own methods with methods of the package on equal terms: the same noise, real
+    samples and numbers of network calls. The methods of the package are trained first.
 
         nsgf.compare("digits", methods={"mine": draw}, against=["nsgf++h", "otcfm"], nfe=[5, 10])
 
-    If you call it again, nothing is trained twice, but your functions are measured again.
+    If you call it again, finished trainings are not repeated. Your functions are measured again.
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
@@ -75,16 +75,16 @@ def compare(
             data, after ``nfe`` calls of its network for each sample: points as in ``data``, images
             as floats in [-1, 1] or as bytes, uint8. It is called without gradients; with
             ``data.conditional`` the arguments are ``(noise, nfe, labels)``, labels int64 ``(B,)``.
-            Later comparisons in the same folder show its last measures until you remove
-            ``TARGET/functions.jsonl``. A list of names, such as ``["nsgf", "otcfm"]``, means the
-            same as ``against``.
-        against: methods of the package, or YAML files; None: those of the experiment.
-        dataset: name of the data set (``data.name``), such as ``moons``.
-        nfe: numbers of network calls; None: those of the experiment.
+            Later comparisons in the same folder show the last measures of the function until you
+            remove ``TARGET/functions.jsonl``. A list of names, such as ``["nsgf", "otcfm"]``, means
+            the same as ``against``.
+        against: methods of the package, or YAML files; None: the experiment's methods. dataset:
+        name of the data set (``data.name``), such as ``moons``.
+        nfe: numbers of network calls; None: the experiment's numbers.
         seeds: number of training runs of each method. Your functions get the noise of each seed.
         blur: square root of the regularization eps of Sinkhorn flows (``sinkhorn.blur``).
         out_dir: folder for the comparison's folder; None: ``runs``.
-        overrides: other settings by key, such as ``{"compare.updates": [1000]}``.
+        overrides: further settings by key, such as ``{"compare.updates": [1000]}``.
         quiet: whether to print nothing.
 
     Raises:

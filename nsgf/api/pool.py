@@ -44,24 +44,24 @@ class SinkhornPool:
 
     Args:
         source: points to start from, a tensor or array ``(N, *shape)``, or a function
-            ``draw(n, generator)`` that returns n of them; the generator is on the CPU.
-        target: points to reach, given in the same way.
+            ``draw(n, generator)`` that returns n points; the generator is on the CPU.
+        target: points to reach, in the same form as ``source``.
         blur: square root of the regularization eps, in the units of the points.
         steps: number T of steps of a flow.
         eta: size of a step, for the schedule ``constant``.
         schedule: ``constant``, or ``harmonic`` with steps of size 1/T, 1/(T-1), ..., 1.
         num_batches: number of flows.
         batch_size: number of particles in a flow, and of pairs in a batch.
-        target_batch: number of targets in a flow; None: as many as particles.
+        target_batch: number of targets in a flow; None: the number of particles.
         device: device for simulation and batches, such as ``cuda``. The pool is in main memory.
         seed: seed of the order of the points, and of the generators that functions get.
         first_blur: blur of a flow's first step, at least ``blur``. It falls by the same factor from
             step to step and is ``blur`` in the last one. None: ``blur`` in all steps.
 
     Raises:
-        UserError: an argument is out of its range, points are not finite or of different shapes,
-            the points are too far from the origin for their spread, the pool does not fit into
-            memory, or the blur is too small for float32.
+        UserError: an argument is out of range, points are not finite or have different shapes, the
+            points are too far from the origin for their spread, the pool does not fit into memory,
+            or the blur is too small for float32.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class SinkhornPool:
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> PoolBatch:
         """Return n random pairs (x, v) and their times t (n,) in [0, 1), float32 on ``device``.
-        ``generator`` is on the CPU; None: torch's global one."""
+        ``generator`` is on the CPU; None: torch's global generator."""
         n = positive_number("n", n, is_whole=True)
         indices = torch.randint(len(self._pool), (n,), generator=generator, device="cpu")
         return self._pairs(indices)
@@ -149,9 +149,9 @@ class SinkhornPool:
 
 
 def _sampler(name: str, points: Array | DrawPoints, seed: int) -> Sampler:
-    """Return a sampler of the points of an argument with this name. Raise UserError if they are not
-    finite or of wrong shape."""
-    seed = derive_seed(seed, name, "pool")  # as in a run
+    """Return a sampler of the points of an argument with this name. Raise UserError if the points
+    are not finite or have the wrong shape."""
+    seed = derive_seed(seed, name, "pool")  # the same stream as in a run
     if not callable(points):
         return RowSampler(_check_points(name, points), seed)
 
@@ -163,8 +163,8 @@ def _sampler(name: str, points: Array | DrawPoints, seed: int) -> Sampler:
 
 
 def _check_origin(mu0: Sampler, mu1: Sampler, n: int, dtype: torch.dtype) -> None:
-    """Raise UserError if n points of each lie so far from the origin that positions of this type
-    cannot hold their differences."""
+    """Raise UserError if points lie so far from the origin that this type of positions cannot
+    represent their differences. The check draws n points of source and target."""
     x, y = (sampler.at(range(n)).flatten(1) for sampler in (mu0, mu1))
     extent = float(box_diameter(x, y))
     farthest = float(max(x.abs().max(), y.abs().max()))
@@ -176,7 +176,8 @@ def _check_origin(mu0: Sampler, mu1: Sampler, n: int, dtype: torch.dtype) -> Non
 
 
 def _check_points(name: str, points: Array, n: int | None = None) -> Tensor:
-    """Return points in float32. Raise UserError unless they are finite and (n, *shape)."""
+    """Return points in float32. Raise UserError unless the points are finite and have the shape (n,
+    *shape)."""
     x = to_tensor(name, points).detach()
     is_shape = x.ndim > 1 and x.numel() > 0 and n in (None, len(x))
     if not (is_shape and x.is_floating_point() and x.isfinite().all()):

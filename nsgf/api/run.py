@@ -1,4 +1,4 @@
-"""Open a trained run; sample, measure and export it as the commands do. Only evaluate prints.
+"""Open, sample, measure and export a trained run, as the commands do. Only evaluate prints.
 
 Shapes: N samples, *shape one sample: (C, H, W) with values in [-1, 1], or (D,).
 """
@@ -39,7 +39,8 @@ from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 from nsgf.user_data.images import image_bytes
 
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
-"""If the first argument of a network has such a name, the network takes the time before x."""
+"""Names of an argument for the time. If the first argument of a network has such a name, the
+network takes the time before x."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,16 @@ class Run:
     device: torch.device
     """Device of the networks."""
     progress: dict[str, str]
-    """Updates done in each phase: ``{"nsgf": "300 of 100000"}``."""
+    """Number of updates of each phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
     """Call it with noise ``(B, *shape)``, and with labels (B,) if there are classes.
     It returns samples that are not clamped, the number of network calls, the entry times and, with
     ``keep_path=True``, the intermediate states."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks for sampling by phase, in eval mode and without gradients. Velocity networks
-    take (x, t), or (x, t, labels) with classes; a time predictor takes (x). All are tensors on
-    ``device``; x and t are float32. With an affine start, first apply ``sampler.legs[0].network``
-    to the noise."""
+    take (x, t), or (x, t, labels) with classes; a time predictor takes (x). All inputs are tensors
+    on ``device``; x and t are float32. With an affine start, first apply
+    ``sampler.legs[0].network`` to the noise."""
     folder: RunFolder = field(repr=False)
     """The run's files."""
 
@@ -92,20 +93,21 @@ class Run:
         batch_size: int | None = None,
         raw: bool = False,
     ) -> Tensor:
-        """Draw samples as ``nsgf sample`` does. Each call draws new ones unless ``seed`` is given.
+        """Draw samples as ``nsgf sample`` does. Each call draws new samples unless ``seed`` is
+        given.
 
-        Sample i depends only on the seed and on i. With ``sampling.solver: dopri5`` it also depends
-        on its batch, for which that solver chooses the steps.
+        Sample i depends only on the seed and on i. With ``sampling.solver: dopri5``, sample i also
+        depends on the batch, because dopri5 chooses the steps for the whole batch.
 
         Args:
             n: number of samples.
             seed: seed of the noise; None: a random seed from torch's global generator.
-            label: class of all samples, by name or number; None: ``sampling.label``, or if that is
-                null, each class in turn.
+            label: class of all samples, by name or number; None: ``sampling.label``; if it is null,
+                each class in turn.
             nfe: network calls for each sample, or slightly fewer; None: determined by the settings
                 of sampling.
-            batch_size: number of samples in a network call. It affects only rounding, and the steps
-                of dopri5. None: ``sampling.batch_size``.
+            batch_size: number of samples in a network call. The size affects only rounding, and the
+                steps of dopri5. None: ``sampling.batch_size``.
             raw: whether images keep values outside of [-1, 1] instead of being clamped.
 
         Returns:
@@ -113,7 +115,7 @@ class Run:
             their file.
 
         Raises:
-            UserError: an argument is out of its range, or the card's memory is full.
+            UserError: an argument is out of range, or the card's memory is full.
         """
         changes = {
             "sampling.num_samples": n,
@@ -161,7 +163,7 @@ class Run:
     @from_python({})
     def evaluate(self) -> dict[str, Any]:
         """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``.
-        Raise UserError for the same reasons as the command."""
+        Raise the errors of the command."""
         return evaluate_run(self._experiment, self.folder)[1]
 
     @from_python({"out": "file"})
@@ -182,8 +184,8 @@ class Run:
     @from_python({})
     def save_images(self, file: Place, samples: Tensor | ArrayLike) -> Path:
         """Write a grid of images into a PNG file, and return its path. Images are (N, C, H, W) or
-        (N, H, W, C), floats in [-1, 1] or bytes, as for training. Raise UserError for other images,
-        or if the file does not end in .png."""
+        (N, H, W, C), floats in [-1, 1] or bytes, as for training. Raise UserError if the images
+        have another form, or if the file does not end in .png."""
         png = expand_path("file", file)
         try:
             images = image_bytes(to_array(samples), least=1)
@@ -195,7 +197,7 @@ class Run:
         return png
 
     def _checkpoints(self, method: str) -> RunFolder:
-        """Return the run's files; raise UserError if it was exported."""
+        """Return the run's files. Raise UserError for an exported run."""
         if self.folder.results_name:
             raise UserError(f"{method}: {self.path} was exported; load its run folder instead")
         return self.folder
@@ -220,8 +222,8 @@ def load(
         overrides: settings by key, such as ``{"sampling.solver": "heun"}``.
 
     Raises:
-        UserError: there is no such run; its files are missing, damaged or of another run; a setting
-            is wrong or does not fit the networks; the device does not exist.
+        UserError: the run or the device does not exist; files are missing, damaged or of another
+            run; a setting is wrong or does not fit the networks.
     """
     settings = from_arguments({"device": device and str(device)}, overrides)
     refuse_training(settings)
@@ -230,7 +232,8 @@ def load(
     run.network = network
     layer = {**settings, **class_name(network)}
     experiment = resolve("evaluate", layer, {}, run=run).experiment
-    if "root" in experiment.target.uses:  # the caller may change the working directory
+    # an absolute path stays valid if the caller changes the working directory
+    if "root" in experiment.target.uses:
         root = data_root(experiment.config.data).absolute()
         experiment = experiment.change({"data.root": str(root)})
     return _open(experiment, run)
@@ -254,16 +257,16 @@ def _open(experiment: Experiment, run: RunFolder) -> Run:
 def folder_and_network(
     run: Place | Run, network: UserNetwork | None
 ) -> tuple[Place, UserNetwork | None]:
-    """Return the folder of a run, and the caller's network. For an open run without a new network,
-    it is the network that the run was opened with."""
+    """Return the folder of a run, and the caller's network. For an open run, the default is the
+    network with which the run was opened."""
     if not isinstance(run, Run):
         return run, network
     return run.path, run.folder.network if network is None else network
 
 
 def class_name(network: UserNetwork | None) -> Layer:
-    """Return the class name of a caller's network as a fact; nothing without a network. Raise
-    UserError unless it is a module, or a function that makes one."""
+    """Return the class name of a caller's network as a fact. Without a network, return no fact.
+    Raise UserError unless ``network`` is a module, or a function that makes a module."""
     if network is None:
         return {}
     try:
@@ -282,13 +285,13 @@ def class_name(network: UserNetwork | None) -> Layer:
 def check_network(
     network: UserNetwork, target: Target, device: torch.device, *, trains: bool = True
 ) -> None:
-    """Raise UserError unless a caller's network returns x's shape, changes neither its inputs nor
-    its state, has a finite state, and computes the same when it is made again. With ``trains``, it
-    must also have gradients."""
+    """Raise UserError unless a caller's network can be used. A call must return x's shape, and must
+    change neither the inputs nor the state. The state must be finite. A network that is made again
+    must compute the same. With ``trains``, the network must also have gradients."""
     classes = target.classes
     x = torch.randn(2, *target.shape, generator=make_generator(0), dtype=torch.float32)
     inputs = [x.to(device), torch.tensor([0.25, 0.5], dtype=torch.float32, device=device)]
-    if classes:  # a class and, as in training, `classes` for "no class"
+    if classes:  # test one class, and the label `classes`, which means "no class" in training
         inputs.append(torch.tensor([0, classes], dtype=torch.int32, device=device))
     try:
         with keep_random_numbers([device] if device.type == "cuda" else []):
@@ -324,8 +327,8 @@ def _check_calls(model: torch.nn.Module, inputs: list[Tensor], trains: bool) -> 
 
 
 def _check_state(model: torch.nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless the state of a network, as a checkpoint and an export hold it, is
-    finite and the same as ``before`` the calls."""
+    """Raise ValueError unless the state of a network is finite and the same as ``before`` the
+    calls. The state is the state that a checkpoint and an export hold."""
     for name, part in model.state_dict().items():
         if not part.isfinite().all():
             raise ValueError(f"{name} is not finite; register it with persistent=False")
@@ -339,14 +342,14 @@ def _check_copy(
     state: Mapping[str, Tensor],
     inputs: list[Tensor],
 ) -> None:
-    """Raise ValueError unless a network that was made again computes the same as ``model`` with the
-    same weights. Later sessions make the network again."""
-    # weights are moved, because a last layer may begin with zeros
+    """Raise ValueError unless a second network computes the same as ``model`` with the same
+    weights. Later sessions make the network again."""
+    # change the weights first: a last layer may begin with zeros, which would hide a difference
     moved = {name: part + part.is_floating_point() / 8 for name, part in state.items()}
-    torch.clear_autocast_cache()  # it keeps 16-bit copies of the earlier weights
+    torch.clear_autocast_cache()  # the cache keeps 16-bit copies of the old weights
     again.eval()
     for network in (model, again):
-        network.load_state_dict(moved)  # fails for expanded buffers
+        network.load_state_dict(moved)  # raises an error for expanded buffers
     if not torch.allclose(model(*inputs), again(*inputs), equal_nan=True):
         raise ValueError(
             "two of them differ with the same weights; keep random parts with "

@@ -63,7 +63,8 @@ class Update(NamedTuple):
     """Mean loss of the finite updates since the last call. Without such updates, the loss of the
     last call; None at the first call."""
     run: Callable[[], Run]
-    """Saves a checkpoint and opens the run like ``nsgf.load``, to sample with current weights."""
+    """Function that saves a checkpoint and opens the run like ``nsgf.load``, to sample with current
+    weights."""
 
 
 @from_python(_TRAIN_ARGUMENTS)
@@ -92,7 +93,7 @@ def train(
     quiet: bool = False,
 ) -> Run:
     """Train on an experiment or on your data as ``nsgf train`` does, and return the run, ready for
-    sampling. Only the caller's code changes the caller's random generators.
+    sampling. The function itself does not change the caller's random generators.
 
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
@@ -108,7 +109,8 @@ def train(
         network: a module whose ``forward(x, t)``, or with classes ``forward(x, t, labels)``,
             returns a tensor of x's shape; or a function or class that makes one. t (B,) is in [0,
             1]; labels (B,) are integers from 0 to K, where K means no class. Velocity networks
-            start as copies of it. Only weights are saved, so pass it again to resume and to load.
+            start as copies of this module. Only weights are saved, so pass the network again to
+            resume and to load.
         method: a name such as ``nsgf++h``, or a YAML file; None: the experiment's method.
         iterations: number of updates of every phase.
         batch_size: number of samples in an update of every phase.
@@ -116,21 +118,22 @@ def train(
         blur: square root of the regularization eps of the Sinkhorn flow, in units of the networks'
             data (``sinkhorn.blur``).
         minutes: time for the whole training of a new run. The number of updates is chosen after a
-            few measured updates; phases keep their shares of it.
+            few measured updates. Phases keep their shares of the updates.
         dataset: name of the data set (``data.name``), such as ``moons``.
         config: a YAML file instead of ``exp``; with ``resume``, settings to change.
-        resume: a run folder, or an open run, to continue. ``data``, with any labels, is needed only
-            if its file no longer exists.
+        resume: a run folder, or an open run, to continue. Pass ``data`` (and ``labels``) again only
+            if the file of the data no longer exists.
         out_dir: folder for the run folders; None: ``runs``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None: as in the experiment.
         seed: seed of all random numbers of the run; None: as in the experiment.
         overrides: settings by key, such as ``{"nsgf.iterations": 2000}``. ``optim.*`` sets
             every phase.
         callback: function that gets an ``Update`` at each line of ``metrics.jsonl``: every
-            ``train.log_every`` updates, more often in a short phase. It does not change results. If
-            it returns False, training ends there: a checkpoint is saved, and the run is returned,
-            which samples with the networks that have been trained. Later phases stay untrained;
-            ``resume`` continues. If it raises an exception, a checkpoint is saved first.
+            ``train.log_every`` updates, more often in a short phase. The callback does not change
+            results. If the callback returns False, training ends: a checkpoint is saved, and the
+            run is returned. The run samples with the networks that are trained so far. Later phases
+            stay untrained; ``resume`` continues. If the callback raises an exception, a checkpoint
+            is saved first.
         quiet: whether to print nothing.
 
     Raises:
@@ -218,8 +221,8 @@ def _run_phases(
 
 
 def columns_text(columns: Any) -> str | None:
-    """Return names or numbers of columns as the text of ``data.columns``. Raise UserError if there
-    are none."""
+    """Return names or numbers of columns as the text of ``data.columns``. Raise UserError if the
+    list is empty."""
     chosen = to_plain(columns)
     if chosen is None or isinstance(chosen, str):
         return chosen
@@ -230,8 +233,8 @@ def columns_text(columns: Any) -> str | None:
 
 
 def split_data(exp: Any, data: UserSamples | None) -> tuple[str | None, UserSamples | None]:
-    """Return the name of an experiment and the data; the first argument may be either. Text that
-    looks like a path is the path of data, even if the data are missing."""
+    """Return the name of an experiment and the data. The first argument may be a name or data. Text
+    that looks like a path is the path of data, even if the data are missing."""
     is_name = isinstance(exp, str) and (
         exp in EXPERIMENT_NAMES or (Path(exp).stem == exp and not os.path.exists(exp))
     )
@@ -250,7 +253,7 @@ def request_with_data(
     settings: Layer,
 ) -> Request:
     """Return the request of a command, with a caller's data if there are any. Samples are written
-    to ``OUT_DIR/.data/NAME-CHECKSUM.npz``. If the request is refused, nothing is left there."""
+    to ``OUT_DIR/.data/NAME-CHECKSUM.npz``. If the request is refused, the file is removed."""
     if labels is not None and isinstance(data, str | PathLike | None):
         raise UserError("labels: belong to samples; the folder or file of data has the classes")
     if data is None:
@@ -262,7 +265,8 @@ def request_with_data(
         layer = {} if "run" in files else _data_layer(kind, files, settings)
         return resolve(command, {**layer, "data.path": str(path), **settings}, files)
     notes = []
-    if hasattr(type(data), "columns"):  # a lazy frame would compute its columns
+    # on the type, because a lazy frame would compute the columns
+    if hasattr(type(data), "columns"):
         data, note = _to_frame(data)
         notes = [note] if note else []
     arrays = _arrays(data, labels)
@@ -279,15 +283,16 @@ def _request_with_arrays(
     files: dict[str, Path],
     settings: Layer,
 ) -> Request:
-    """Return the request of a command, with the samples ``arrays`` in a file of
-    ``OUT_DIR/.data``."""
+    """Write the samples ``arrays`` into a file of ``OUT_DIR/.data``, and return the request of a
+    command with this file."""
     name = next(iter(arrays))
     resumed = files.get("run")
     layer = _data_layer(name, files, settings)
     layer |= {"data.conditional": True} if "labels" in arrays and not resumed else {}
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{_checksum(arrays)}.npz"
-    with TemporaryDirectory(prefix=".", dir=folder) as private:  # other calls may use `file`
+    # private, because parallel calls may use `file`
+    with TemporaryDirectory(prefix=".", dir=folder) as private:
         draft = Path(private) / file.name
         with replacing(draft) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
@@ -314,19 +319,19 @@ def _checksum(arrays: dict[str, np.ndarray]) -> str:
 
 
 def _data_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
-    """Return the settings for data of a caller, ``images`` or ``points``. Raise UserError if the
-    caller gives another experiment or data set too."""
+    """Return the settings for a caller's data, ``images`` or ``points``. Raise UserError if the
+    caller also names an experiment or a data set that does not fit."""
     if settings.get("exp", name) != name or name not in INSPECTORS or "data.name" in settings:
         raise UserError("data: cannot be given beside another exp or dataset; leave one out")
     return {"data.name": name} | ({} if files else {"exp": name})
 
 
 def _kind_of_data(path: Path, key: str | None) -> str:
-    """Return ``images`` or ``points``, from what is at a path. ``key``: ``data.key``. The data are
-    not checked here."""
+    """Return ``images`` or ``points``, depending on the file or folder at a path. ``key``:
+    ``data.key``. The data are not checked here."""
     is_image = path.is_dir() or not path.suffix
     if path.suffix.lower() in ARRAYS:
-        is_image = True  # also several arrays, such as images with labels
+        is_image = True  # a file of several arrays, such as images with labels, counts as images
         with suppress(Exception):  # numpy raises many types for damaged files
             array, *_ = load_arrays(DataConfig(name="points", path=str(path), key=key))
             is_image = array.ndim > 2
@@ -335,7 +340,7 @@ def _kind_of_data(path: Path, key: str | None) -> str:
 
 def _to_frame(data: Any) -> tuple[Any, str]:
     """Return a table in memory as a DataFrame of pandas, and a line for the user. Raise UserError
-    if it is no table."""
+    if the data are no table."""
     try:
         return to_frame(data)
     except Exception as error:  # libraries of tables raise many types
@@ -343,7 +348,8 @@ def _to_frame(data: Any) -> tuple[Any, str]:
 
 
 def _arrays(data: UserSamples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
-    """Return ``images``, perhaps with ``labels``, or ``points``, not checked further."""
+    """Return the arrays ``images``, perhaps with ``labels``, or ``points``. They are not checked
+    further."""
     name = "data"
     try:
         if isinstance(data, Dataset):
@@ -351,7 +357,8 @@ def _arrays(data: UserSamples, labels: ArrayLike | None) -> dict[str, np.ndarray
         samples = (
             to_records(to_frame(data)[0]) if hasattr(type(data), "columns") else to_array(data)
         )
-        if samples.dtype.hasobject:  # records, which a file without pickles cannot hold
+        # object arrays would need pickles in the file, so store records
+        if samples.dtype.hasobject:
             samples = to_records(read_array(samples).cells)
         if samples.ndim < 3:
             if labels is not None:
@@ -361,7 +368,7 @@ def _arrays(data: UserSamples, labels: ArrayLike | None) -> dict[str, np.ndarray
         if labels is None:
             return arrays
         name = "labels"
-        if not isinstance(labels, Tensor | np.ma.MaskedArray):  # pandas keeps names as objects
+        if not isinstance(labels, Tensor | np.ma.MaskedArray):  # pandas stores texts as objects
             objects = np.asarray(labels, dtype=object)
             if len({isinstance(label, str) for label in objects.flat}) > 1:
                 raise ValueError("numbers or gaps among names; all must be names, or all numbers")
@@ -372,7 +379,7 @@ def _arrays(data: UserSamples, labels: ArrayLike | None) -> dict[str, np.ndarray
 
 
 def _read_items(data: Dataset[Any], labels: ArrayLike | None) -> tuple[Any, Any]:
-    """Return the samples of a data set, and their labels. Raise ValueError if its items are neither
+    """Return the samples of a data set, and their labels. Raise ValueError if the items are neither
     samples nor pairs (sample, label)."""
     items = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     refuse_masks(items)

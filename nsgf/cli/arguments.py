@@ -47,7 +47,7 @@ SHORT_FLAGS: Flags = {
 """Short flags with a value, without dashes, and the settings that each flag changes. They override
 ``--optim.KEY``."""
 FLAG_NAMES = {keys[0]: f"--{flag}" for flag, keys in SHORT_FLAGS.items()}
-"""Short flags by the key of their setting, for messages."""
+"""Short flag of each setting by the setting's key, for messages."""
 OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
 HAS_SETTINGS = COMMANDS.keys() - {"list"}
@@ -76,7 +76,7 @@ OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
     "compare": (["report"], str, "DIR", "Write a page about the comparison in this folder."),
     "figures": (["report"], Literal["png", "svg", "pdf"], "KIND", "Format of figures beside PNG."),
 }
-"""Flags that are not settings: their commands, type, placeholder and meaning."""
+"""Flags that are not settings, each with commands, type, placeholder and meaning."""
 ONE_OF = {
     "pretrained": "run",
     "resume-phase": "resume",
@@ -84,7 +84,7 @@ ONE_OF = {
     "sampling.straight_steps": "nfe",
     "sampling.omega": "nfe",
 }
-"""Flags that exclude an option."""
+"""Pairs of flags that exclude each other."""
 
 
 def flags_of(command: str) -> Flags:
@@ -168,8 +168,8 @@ class _FlagValues:
 
 
 def _read_flags(command: str, words: list[str]) -> dict[str, Any]:
-    """Return the text of each flag on a command line, True without a text. Raise UserError if a
-    flag is unknown or occurs twice, or if a word follows no flag."""
+    """Return the text of each flag on a command line; True for a flag without text. Raise UserError
+    if a flag is unknown or occurs twice, or if a word follows no flag."""
     flags = flags_of(command)
     parser = _Parser(allow_abbrev=False, argument_default=SUPPRESS, add_help=False)
     names = [word[2:].partition("=")[0] for word in words if word.startswith("--")]

@@ -1,6 +1,6 @@
 """``nsgf COMMAND``: one function for each command.
 
-Each command imports what it needs when it runs, so that help and errors do not wait for torch.
+Commands import modules only when they run, so that help and errors do not wait for torch.
 """
 
 import os
@@ -30,12 +30,12 @@ from nsgf.version import __version__
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    The code is 0; 1 after the traceback of a bug, or if preflight says NO; 2 for an error that the
-    user can fix; 130 for Ctrl-C.
+    The code is 0 for success, 1 for a bug (after a traceback) or if preflight says NO, 2 for an
+    error that the user can fix, and 130 for Ctrl-C.
     """
     try:
         with naming(FLAG_NAMES, are_flags=True):
-            os.getcwd()  # torch ends the process if the folder is removed
+            os.getcwd()  # torch would abort without a working folder
             words = sys.argv[1:] if argv is None else argv
             if _explains(words):
                 return 0
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         who = f" (process {launched_rank()})" if is_launched() else ""
         show_error(f"nsgf: error{who}: {error}")
         return 2
-    except ModuleNotFoundError:  # the caller names it
+    except ModuleNotFoundError:  # the caller prints the name of the module
         raise
     except Exception:
         show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
@@ -78,8 +78,8 @@ def _show_lines(lines: Iterable[str]) -> int:
 
 
 def _explains(words: list[str]) -> bool:
-    """Print help, the version or completions if the command line asks for them, and return whether
-    it does."""
+    """Print help, the version or completions if the command line requests them. Return whether
+    something was printed."""
     command = words[0] if words else "--help"
     topics = [  # KEY of --help KEY or --help=KEY, empty without a key
         (word.partition("=")[2] or after).removeprefix("--")
@@ -136,8 +136,8 @@ def _train(request: Request) -> Iterator[str]:
 
 
 def _first_phase(request: Request) -> PhaseName | None:
-    """Return the phase of ``--resume-phase``; None: none is named. Raise UserError if there is no
-    such phase, or if no flag says how to continue a run."""
+    """Return the phase of ``--resume-phase``; None without this flag. Raise UserError if the phase
+    does not exist, or if no flag says how to continue a run."""
     phases = request.config.phases
     number = request.options.get("resume-phase")
     if number is not None:
@@ -151,18 +151,19 @@ def _first_phase(request: Request) -> PhaseName | None:
 
 
 def _resume_command(folder: str, processes: int, tracker: str) -> str:
-    """Return the command line that continues the run in a folder with as many processes, and with
-    the same tracker."""
+    """Return the command line that continues the run in a folder, with the same number of processes
+    and the same tracker."""
     from nsgf.run.folder import IN_FOLDER
 
     runner = "python -m nsgf"
-    if processes > 1:  # the user replaces ... by the address where machines meet
+    if processes > 1:  # the user replaces ... by the rendezvous address of the machines
         local = local_processes(processes)
         nodes = f"--nnodes {processes // local} ... " if processes > local else ""
-        # without -- torchrun reads --run as short for its --run-path
+        # -- keeps torchrun from reading --run as its flag --run-path
         runner = f"torchrun {nodes}--nproc-per-node {local} -m nsgf --"
     command = f"{runner} train --run {shlex.quote(folder)} --resume"
-    if tracker not in IN_FOLDER:  # saved settings may not start a service
+    # a tracker with a service starts only by a flag, not by saved settings
+    if tracker not in IN_FOLDER:
         command += f" --tracker {tracker}"
     return command
 
@@ -243,7 +244,7 @@ def _export(request: Request) -> list[str]:
 
 
 def _preflight(request: Request) -> Generator[str, None, int]:
-    """Yield lines, and return 1 if one of them names a problem."""
+    """Yield lines. Return 1 if a line names a problem."""
     from nsgf.commands.preflight import preflight
 
     words = shlex.join(["python", "-m", "nsgf", "train", *request.options["words"]])

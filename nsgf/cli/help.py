@@ -29,7 +29,7 @@ ON_TRAINED_RUN = (
 CHOICES = {"exp": EXPERIMENT_NAMES, "method": METHOD_NAMES, "methods": METHOD_NAMES}
 """Choices for flags whose value is text."""
 METAVARS = {"an integer": "N", "a number": "X", "true or false": "BOOL", "a list": "LIST"}
-"""Placeholders for values, by the beginning of the description of their type."""
+"""Placeholders for values. The keys are the first words of the description of a type."""
 
 
 class _Formatter(HelpFormatter):
@@ -43,12 +43,12 @@ def help_parser(command: str, topic: str) -> ArgumentParser:
     """Return a parser that only shows or completes flags.
 
     ``topic``: empty for short flags and options; ``all`` for all settings as well; or the name of a
-    flag, a setting or a section to explain. Raise UserError if there is no such name.
+    flag, a setting or a section to explain. Raise UserError if the name does not exist.
     """
     docs = setting_docs()
     flags = used_flags(command)
     words = ON_TRAINED_RUN if command in (*ON_RUNS, "export") else ON_TRAINING
-    # compare has --method and --methods; show the second
+    # compare has --method and --methods: show only --methods
     first = [name for name in words.split() if name in flags and f"{name}s" not in flags]
     texts: dict[str, Any] = {"description": COMMANDS[command], "usage": f"nsgf {command} [flags]"}
     texts["epilog"] = "--help all lists every setting, and --help KEY explains one."

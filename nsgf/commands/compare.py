@@ -1,4 +1,4 @@
-"""Run a comparison: train and measure the trials that are missing, then write the tables."""
+"""Run a comparison: train and measure the missing trials, then write the tables."""
 
 import json
 import math
@@ -50,8 +50,8 @@ def compare(
 ) -> list[Path]:
     """Train and measure all trials, write tables and pictures, and return their files.
 
-    Several processes may run the same comparison at once. Each skips trials that another process
-    works on, and ends when all are finished. The tables are written after each trial.
+    Several processes may run the same comparison at once. A process skips the trials that another
+    process trains, and ends when all trials are finished. The tables are written after each trial.
 
     Args:
         comparison: the experiment and the methods.
@@ -66,8 +66,8 @@ def compare(
     for line in comparison_plan(comparison):
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
-    work.measure_functions()  # first, so that errors in them come before hours of training
-    # the search of settings, for each target and method
+    work.measure_functions()  # before training, so that their errors appear early
+    # train the trials of the search
     work.finish_all(comparison.tuning_trials)
     ranked = ranking(work.rows_of(comparison.tuning_trials))
     chosen = {
@@ -79,7 +79,7 @@ def compare(
         comparison = replace(comparison, chosen=chosen)
         work.comparison = comparison
         _check_trials(comparison.trials)
-    # the trials of the tables
+    # train the trials of the tables
     work.finish_all(comparison.trials, reports=reports)
     if not reports:
         return []
@@ -95,8 +95,8 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
     Raises:
         UserError: ``sampling.label``, ``guidance`` or ``omega`` is set, a trial's configuration is
-            wrong or differs from the one that it was trained with, ``compare.nfe`` is too small, a
-            package is missing, or this machine has too little memory.
+            wrong, or differs from the configuration of its training, ``compare.nfe`` is too small,
+            a package is missing, or this machine has too little memory.
     """
     config = comparison.config
     methods = comparison.methods
@@ -116,7 +116,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     for name in config.compare.tune:
         if not any(name in trial.choice.names for trial in tuning):
             raise wrong_setting("compare.tune", name, "must be a setting that a method uses")
-    # settings that the search decides cannot be checked before it
+    # the search selects these settings, so they are checked after the search
     searched = {(trial.target, trial.method) for trial in tuning}
     settled = [trial for trial in todo if (trial.target, trial.method) not in searched]
     _check_trials(tuning + settled)
@@ -134,7 +134,8 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
 
 def _check_trials(trials: Sequence[Trial]) -> None:
-    """Raise UserError if a trial was trained with other settings, or cannot be trained here."""
+    """Raise UserError if a trial was trained with different settings, or cannot be trained on this
+    machine."""
     planned = set[str]()
     for trial in trials:
         config = trial.experiment.config
@@ -147,7 +148,7 @@ def _check_trials(trials: Sequence[Trial]) -> None:
                     f"{run.path} was trained with other settings ({'; '.join(texts)}); give its "
                     "settings as flags, use another out_dir, or remove it"
                 )
-        if trial.label not in planned:  # other seeds and targets need the same memory
+        if trial.label not in planned:  # every seed and target needs the same memory
             planned.add(trial.label)
             training_plan(trial.experiment, untrained_phases(trial), run)
 
@@ -191,13 +192,13 @@ class Work:
         )
 
     def _find_missing(self, target: str, stored: Measured | None) -> list[Measure]:
-        """Return the measures of a comparison that are not among the stored ones."""
+        """Return the measures of a comparison that are not stored yet."""
         values = stored.values if stored else {}
         compared = self._yardsticks[target].compared
         return [measure for measure in compared if not values.keys() >= measure.titles.keys()]
 
     def finish_all(self, trials: Sequence[Trial], *, reports: bool = False) -> None:
-        """Train and measure trials, and wait for those that other processes work on. ``reports``:
+        """Train and measure trials. Wait for trials that another process trains. ``reports``:
         whether to write the tables after each trial."""
         pending = [trial for trial in trials if not self.is_measured(trial)]
         while pending:
@@ -247,7 +248,8 @@ class Work:
         return True
 
     def measure_functions(self) -> None:
-        """Measure the caller's functions, which may have changed since the last call."""
+        """Measure the caller's functions again, because they may have changed since the last
+        call."""
         trials = self.comparison.trials_of(self.comparison.functions)
         for file in {trial.measures for trial in trials}:
             before = read_measures(file)
@@ -284,9 +286,9 @@ class Work:
             raise Stopped("between two measures")
 
     def rows(self) -> list[Row]:
-        """Return all measures so far, and the floors; measure missing floors."""
+        """Return all measures so far, and the floors. Missing floors are measured first."""
         comparison = self.comparison
-        # functions of earlier calls come last
+        # functions that only earlier calls had come last
         files = sorted(comparison.folder.glob("*/functions.jsonl"))
         saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
         compared = {*comparison.functions, *comparison.methods}
@@ -297,7 +299,7 @@ class Work:
             + comparison.trials_of(dict.fromkeys(names))
         )
         rows = self.rows_of(trials)
-        # floors, and for images pure noise
+        # add the floors, and for images the measures of pure noise
         for target in targets_of(rows):
             yardstick = self._yardsticks[target]
             file = comparison.folder / target / "floors.jsonl"

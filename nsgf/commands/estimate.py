@@ -14,7 +14,7 @@ from nsgf.config.layers import SETTINGS, Layer
 from nsgf.data import Data
 from nsgf.experiment import Experiment
 from nsgf.models import UserNetwork
-from nsgf.phases.base import TRIAL_SAMPLES, Phase
+from nsgf.phases.base import ESTIMATE_SAMPLES, Phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
@@ -27,20 +27,20 @@ from nsgf.system.output import format_bytes, format_hours, show, silence
 from nsgf.training.loop import fit
 from nsgf.training.task import Session, Task
 
-TRIED_UPDATES = 6
+ESTIMATE_UPDATES = 6
 """Number of updates in the estimate of a phase. The loss scale of fp16 needs a few to settle."""
-TRIED = 0.02
+PHASE_FRACTION = 0.02
 """Fraction of the minutes in which further updates of each phase are measured."""
-MEASURED = 0.2
+MEASURING_FRACTION = 0.2
 """Fraction of the minutes after which measuring ends."""
-LONGEST = 30.0
+LONGEST_SECONDS = 30.0
 """Largest time in seconds in which further updates of a phase are measured."""
 LATER = 2**14
-"""Position of samples whose pairs do not depend on the first ones."""
+"""Position of samples whose pairs do not depend on the first samples."""
 PREPARED = "pool.num_batches", "nsf.starts", "reflow.pairs"
-"""Amounts that are prepared before the updates. With fewer updates they shrink."""
+"""Settings of the work before the updates. With fewer updates, their values become smaller."""
 LEAST_PREPARED = 16
-"""Smallest value of each of these, and of warm-ups."""
+"""Smallest value of each setting in PREPARED, and of warm-ups."""
 MOST_MINUTES = 10_000
 
 
@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
     line: str
     """Line for the user."""
     prepare: float
-    """Seconds before the first update, and for starts of lines, which are computed when needed."""
+    """Seconds before the first update, plus the seconds for starts of lines."""
     updates: float
     """Seconds of all updates."""
     extra: float
@@ -58,7 +58,8 @@ class Estimate(NamedTuple):
 
 
 class EstimateStop(StopRequest):
-    """Request to stop the updates of an estimate, also if the training is requested to stop."""
+    """Request that ends the updates of an estimate. It also reports a request to stop the
+    training."""
 
     def __init__(self, training: StopRequest) -> None:
         super().__init__()
@@ -76,12 +77,11 @@ def estimate_phases(
     network: UserNetwork | None = None,
     ends: float = math.inf,
 ) -> Iterator[Estimate]:
-    """Train each phase for a few updates in a temporary folder, then for ``seconds`` more to
-    measure more precisely. Raise Stopped if ``stop`` requests it.
+    """Train each phase for a few updates in a temporary folder. Then train it for ``seconds`` more,
+    for a more precise estimate. Raise Stopped if ``stop`` requests it.
 
-    After the time ``ends`` (of ``time.perf_counter``), only what cannot be left out is done: one
-    preparation and one finite update of a phase. A later phase is not tried if there is no time for
-    one more update."""
+    After the time ``ends`` (of ``time.perf_counter``), a phase gets only one preparation and one
+    finite update. A later phase is not tried if there is no time for one more update."""
     started = time.perf_counter()
     data = experiment.load_data()
     base = ensure_writable(existing_folder(experiment.config.out_path))
@@ -95,15 +95,15 @@ def estimate_phases(
             if number and now + update >= ends:
                 return
             phase_ends = now + (ends - now) / (len(phases) - number)
-            rehearsal = Rehearsal(experiment, phase, run, data, stop, phase_ends)
-            estimate, update, counted = rehearsal.estimate(seconds)
+            estimator = PhaseEstimator(experiment, phase, run, data, stop, phase_ends)
+            estimate, update, counted = estimator.estimate(seconds)
             yield estimate._replace(extra=time.perf_counter() - started - counted)
             started = time.perf_counter()
 
 
 @dataclass
-class Rehearsal:
-    """A phase that is trained for a few updates, to measure them. Times are those of
+class PhaseEstimator:
+    """A phase that is trained for a few updates, to measure them. Points in time come from
     ``time.perf_counter``."""
 
     experiment: Experiment
@@ -112,15 +112,15 @@ class Rehearsal:
     data: Data
     stop: StopRequest
     ends: float
-    """Time after which only what cannot be left out is done."""
+    """Time after which only the indispensable work is done."""
 
     def estimate(self, seconds: float) -> tuple[Estimate, float, float]:
-        """Return the estimate without its extra seconds, the seconds of an update, and those that
-        preparations and updates took. ``seconds``: see :func:`estimate_phases`."""
+        """Return the estimate without extra seconds, the seconds of one update, and the seconds
+        that all preparations and updates took. ``seconds``: see :func:`estimate_phases`."""
         name = self.phase.name
         device = self.experiment.device
         layer, times = self.phase.shortened(device)
-        layer |= {f"{name}.iterations": TRIED_UPDATES, "train.max_hours": None}
+        layer |= {f"{name}.iterations": ESTIMATE_UPDATES, "train.max_hours": None}
         short = self.experiment.change(layer)
         (phase,) = short.phases([name])
         with silence(), RunLog(self.run.path) as log:
@@ -151,29 +151,30 @@ class Rehearsal:
         """Return the task, how many times it was prepared, and the seconds of one preparation."""
         preparations = 0
         prepared = 0.0
-        while preparations < 2:  # the first time loads libraries
+        while preparations < 2:  # the first preparation also loads libraries
             begin = time.perf_counter()
             if preparations and begin + prepared >= self.ends:
                 break
             task = phase.task(session, self.data)
-            task.draw(range(TRIAL_SAMPLES))
+            task.draw(range(ESTIMATE_SAMPLES))
             drawn = time.perf_counter()
             prepared = drawn - begin
             preparations += 1
-        if drawn < self.ends:  # the same from what is prepared now
-            task.draw(range(LATER, LATER + TRIAL_SAMPLES))
+        if drawn < self.ends:  # subtract the time of an equal draw
+            task.draw(range(LATER, LATER + ESTIMATE_SAMPLES))
             prepared = max(0.0, prepared - (time.perf_counter() - drawn))
         return task, preparations, prepared
 
     def _update(self, task: Task, session: Session, seconds: float) -> tuple[float, int]:
-        """Return the seconds of an update, and the number of updates that were done."""
+        """Return the seconds of one update, and the number of finished updates."""
         name = self.phase.name
         count = self._fit(task, session)
         rows = read_lines(self.run.path / "costs.jsonl", phase=str, steps_per_second=float)
         speeds = [speed for logged, speed in rows if logged == name]
-        update = 1 / max(speeds[-TRIED_UPDATES // 2 :])
+        update = 1 / max(speeds[-ESTIMATE_UPDATES // 2 :])
         remaining = min(seconds, self.ends - time.perf_counter())
-        if more := max(0, int(remaining / update)):  # these have their share of groups to pair
+        # the further updates include their share of pairing
+        if more := max(0, int(remaining / update)):
             longer = Experiment(session.config).change({f"{name}.iterations": count + more})
             session.config = longer.config
             begin = time.perf_counter()
@@ -183,8 +184,8 @@ class Rehearsal:
         return update, count
 
     def _fit(self, task: Task, session: Session) -> int:
-        """Train until the last update, or at least for one update until :attr:`ends`. Return the
-        number of updates that are done. Raise Stopped if :attr:`stop` requests it."""
+        """Train to the last update, or until :attr:`ends` but at least for one update. Return the
+        number of finished updates. Raise Stopped if :attr:`stop` requests it."""
         session.stop = EstimateStop(self.stop)
         if math.isfinite(self.ends):
             session.on_log = lambda _, __, loss, ___: (
@@ -208,10 +209,11 @@ def fit_minutes(
     *,
     is_new: bool = True,
 ) -> tuple[Experiment, str]:
-    """Return the experiment of a new run with which training takes these minutes, measuring
-    included, and a line about it. Phases keep their shares of the updates. With fewer updates,
-    warm-ups are shorter and less is prepared. If the minutes are too few, each phase has an update.
-    ``is_new``: whether a new run is trained in one process; otherwise minutes are not allowed.
+    """Choose numbers of updates so that training takes these minutes, measuring included. Return
+    the experiment of the new run, and a line about it. Phases keep their shares of the updates.
+    With fewer updates, warm-ups and the preparation are shorter. Each phase gets at least one
+    update, even if the minutes are too few. ``is_new``: whether a new run is trained in one
+    process; otherwise minutes are not allowed.
 
     Raises:
         UserError: the minutes are not allowed, the experiment cannot be trained, or ``stop`` ends
@@ -231,10 +233,10 @@ def fit_minutes(
     show(f"{option}: measuring updates")
     begin = time.perf_counter()
     try:
-        seconds = min(60 * minutes * TRIED, LONGEST)
-        ends = begin + 60 * minutes * MEASURED
+        seconds = min(60 * minutes * PHASE_FRACTION, LONGEST_SECONDS)
+        ends = begin + 60 * minutes * MEASURING_FRACTION
         estimates = [*estimate_phases(experiment, seconds, stop, network, ends)]
-    except Stopped as stopped:  # there is no run yet
+    except Stopped as stopped:  # no run folder exists yet
         kind = KeyboardInterrupt if stop.reason == "SIGINT" else UserError
         raise kind(f"{option}: stopped while measuring ({stop.reason})") from stopped
     remaining = 60 * minutes - (time.perf_counter() - begin)
@@ -245,15 +247,15 @@ def fit_minutes(
 
 
 def _shrink(experiment: Experiment, estimates: list[Estimate], seconds: float) -> tuple[Layer, str]:
-    """Return numbers of updates, and what belongs to them, that fit into these seconds, and a line
-    about them."""
+    """Return settings that fit into these seconds, and a line about them. The settings are the
+    numbers of updates, the warm-ups and the amounts to prepare."""
     config = experiment.config
     prepare, updates, extra = (sum(part) for part in list(zip(*estimates, strict=True))[1:])
     counts = dict(zip(config.phases, config.updates, strict=True))
-    # updates of phases that were not tried count as those that were
+    # an update of a phase without an estimate counts as one of the phases before
     updates *= sum(config.updates) / sum(config.updates[: len(estimates)])
     remaining = seconds - extra
-    # with more updates than in the recipe, nothing more is prepared
+    # if the updates exceed the recipe, the preparation does not grow
     share = max(min(remaining / (prepare + updates), 1), (remaining - prepare) / updates)
     layer: Layer = {
         f"{phase}.iterations": max(1, int(share * count)) for phase, count in counts.items()

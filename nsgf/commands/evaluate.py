@@ -34,15 +34,16 @@ from nsgf.version import versions
 REPEATS = 3
 """Number of times that points are drawn and measured."""
 NEAREST = 2048
-"""Largest number of samples, and of real images, whose nearest training images are searched."""
+"""Largest number of samples for which the nearest training images are searched. Also the largest
+number of real images."""
 
 
 def evaluate_run(
     experiment: Experiment, run: RunFolder, log: Log = show, world: World = ALONE
 ) -> tuple[Path, Plain]:
-    """Measure a run and write each group of measures to ``metrics.json`` when it is done.
+    """Measure a run. Write each group of measures to ``metrics.json`` as soon as it is known.
 
-    Batches of samples are saved until all measures are done. If the command is interrupted, repeat
+    Batches of samples are saved until all measures are known. If the command is interrupted, repeat
     it to continue.
 
     Args:
@@ -55,7 +56,8 @@ def evaluate_run(
 
     Raises:
         UserError: before sampling: ``sampling.label`` is set; checkpoints, data or a weights file
-            are missing or damaged; a folder cannot be written, or has a link out of it.
+            are missing or damaged; a folder cannot be written, or contains a link to another
+            folder.
     """
     config = experiment.config
     if config.sampling.label is not None:
@@ -64,7 +66,7 @@ def evaluate_run(
         )
     if not world.is_main:
         log = lambda _: None  # noqa: E731
-    # everything that can fail before sampling
+    # check everything that can fail, before samples are drawn
     folder = ensure_writable(results_folder(config.out_path, run))
     evaluation = config.evaluation
     is_images = experiment.target.is_images
@@ -75,7 +77,7 @@ def evaluate_run(
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
-    # number of images to keep as floats as well as bytes; points are always floats
+    # number of images to keep as floats and as bytes; points are always floats
     keep = max(evaluation.w2_samples, NEAREST) if is_images else None
     settings = fixed_values(config, SAMPLE_SECTIONS)
     drawn = batch_folder(folder / "samples", settings, evaluation.num_samples, device, keep)
@@ -83,7 +85,7 @@ def evaluate_run(
     if world.is_main:
         data = experiment.load_data()
         yardstick = Yardstick(data, evaluation, config.out_path, device, log)
-    # samples
+    # draw samples
     samples = [
         generate(
             sampler,
@@ -101,7 +103,7 @@ def evaluate_run(
         return file, {}
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
-    # measures
+    # compute measures
     metrics = {
         "exp": config.exp,
         "method": config.method,
@@ -127,7 +129,7 @@ def evaluate_run(
 
 
 def changed_sampling(sampling: SamplingConfig) -> Plain:
-    """Return the settings of sampling that determine measures and are not the defaults."""
+    """Return the settings of sampling that affect measures and differ from the defaults."""
     return {
         key: value
         for key, value in asdict(sampling).items()
@@ -167,8 +169,8 @@ def measure_samples(yardstick: Yardstick, samples: list[Samples], seed: int) -> 
 
 def distances(yardstick: Yardstick, samples: list[Tensor], seed: int) -> Plain:
     """Return mean and spread over the repeats of the direct measures, such as exact W2 to new
-    target samples, and of their floors. For own points also return W2 of standardised columns, so
-    that a column with large units does not dominate the result."""
+    target samples, and of their floors. For a user's points, also return W2 of standardised
+    columns, so that a column with large units does not dominate the result."""
     most = yardstick.at_most(len(samples[0]))
     measures = [measure for measure in yardstick.distances if measure.is_evaluated]
     scores = defaultdict(list)
@@ -189,8 +191,8 @@ def distances(yardstick: Yardstick, samples: list[Tensor], seed: int) -> Plain:
 
 def nearest_real(samples: Tensor, images: Tensor, flip: bool, seed: int) -> Values:
     """Return the mean distance from samples (N, C, H, W) to the nearest training image, and from
-    training images to the nearest different one. At most NEAREST of each are used. ``flip``:
-    whether mirrored training images count too."""
+    training images to the nearest different training image. At most NEAREST samples and NEAREST
+    training images are used. ``flip``: whether mirrored training images count too."""
     rows = torch.randperm(len(images), generator=make_generator(seed, "nearest"))[:NEAREST]
 
     def mean_distance(x: Tensor, index: Tensor | None) -> float:

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from nsgf.commands.evaluate import changed_sampling
 from nsgf.config.layers import drop_machine_settings, nest, saved_values
-from nsgf.config.schema import PhaseName
+from nsgf.config.schema import PhaseName, SamplingConfig
 from nsgf.experiment import Experiment
 from nsgf.metrics.measures import WORST_COLUMNS, is_measure, name_of, report
 from nsgf.phases.base import load_network
@@ -40,7 +41,7 @@ def export_run(experiment: Experiment, run: RunFolder, to: Path, half: bool = Fa
     Args:
         experiment: the run's settings.
         run: the run folder, which does not change.
-        to: the folder to write; it must be new or empty.
+        to: the folder to write, which must be new or empty.
         half: round tensors to float16 if all their values fit, and set ``train.precision`` to auto,
             so that the machine of the reader chooses the precision.
 
@@ -65,7 +66,7 @@ def export_run(experiment: Experiment, run: RunFolder, to: Path, half: bool = Fa
         for phase in phases:
             trained = load_network(phase, run, torch.device("cpu"))
             updates[phase.name] = trained.progress
-            if trained.precision == "fp32" and not half:  # auto continues in it
+            if trained.precision == "fp32" and not half:  # the setting auto could select bf16
                 experiment = experiment.change({"train.precision": "fp32"})
             with replacing(partial / weights_file(phase.name)) as stream:
                 stream.write(save(_exported_state(trained.network, half), {"format": "pt"}))
@@ -89,7 +90,8 @@ def _exported_state(network: torch.nn.Module, half: bool) -> dict[str, Tensor]:
     """Return copies of the tensors of a network; with ``half`` in float16 if all values fit."""
     state = {}
     for name, part in network.state_dict().items():
-        state[name] = part.clone(memory_format=torch.contiguous_format)  # may be shared
+        # a copy, because tensors may share memory
+        state[name] = part.clone(memory_format=torch.contiguous_format)
         if half and part.is_floating_point() and part.half().isfinite().all():
             state[name] = state[name].half()
     return state
@@ -112,9 +114,9 @@ def _index(settings: Plain, folder: Path, updates: dict[str, str], half: bool) -
 
 
 def copy_pictures(run: RunFolder, last: PhaseName, shows_data: bool, folder: Path) -> list[str]:
-    """Copy the pictures of ``nsgf sample``, or else of the ``last`` phase, and return the names of
-    the pictures. Skip pictures that are older than a checkpoint, because they show earlier weights,
-    and with ``shows_data`` pictures that show a user's data."""
+    """Copy the pictures of ``nsgf sample``, or else the picture of the phase ``last``. Return the
+    names of the pictures. Skip pictures that are older than a checkpoint, because they show earlier
+    weights. With ``shows_data``, also skip pictures that show a user's data."""
     newest = max(file.stat().st_mtime for file in run.path.glob("checkpoints/*.pt"))
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
     names = sorted(current & {"grid.png", "trajectory.png"})
@@ -138,7 +140,11 @@ def card(
     config = experiment.config
     target = experiment.target
     method = experiment.trained_method(updates.__contains__)
-    measures = _current_measures(experiment, run, updates)
+    unused = experiment.unused_networks(method)
+    sampled: dict[str, str | None] = {
+        phase.name: updates.get(phase.name) for phase in method.networks
+    }
+    measures = _current_measures(run, {**sampled, **unused}, config.sampling)
     least, most = method.possible_calls(config.sampling)
     names = target.class_names
     text = render(
@@ -152,7 +158,7 @@ def card(
         listed=list_names(names),
         takes_calls=least < most and not method.find_fixed_calls(config.sampling, target.classes),
         updates=updates,
-        rows=updates | experiment.unused_networks(method),
+        rows=updates | unused,
         half=half,
         pictures=pictures,
         numbers=[
@@ -166,17 +172,15 @@ def card(
     return shorten_paths(printable(text))
 
 
-def _current_measures(experiment: Experiment, run: RunFolder, updates: dict[str, str]) -> Plain:
+def _current_measures(
+    run: RunFolder, progress: Mapping[str, str | None], sampling: SamplingConfig
+) -> Plain:
     """Return the content of ``metrics.json`` without columns, which have values of single rows.
-    Return nothing if the measures belong to a sampler with different settings or weights."""
-    method = experiment.trained_method(updates.__contains__)
-    progress: dict[str, str | None] = {
-        phase.name: updates.get(phase.name) for phase in method.networks
-    }
-    progress |= experiment.unused_networks(method)
+    Return nothing if the measures belong to a sampler with different settings or weights.
+    ``progress``: training progress of the sampler's networks by phase."""
     measures = read_object(run.path / "metrics.json")
-    # measures of earlier versions have no "sampling"
+    # earlier versions stored no "sampling"
     measured = (measures.get("updates"), measures.get("sampling"))
-    if measured != (progress, changed_sampling(experiment.config.sampling)):
+    if measured != (progress, changed_sampling(sampling)):
         return {}
     return {key: value for key, value in measures.items() if key != WORST_COLUMNS}

@@ -57,6 +57,6 @@ def _row(run: RunFolder) -> tuple[str, ...]:
             cells = (config.data.name, config.method, progress, loss, time)
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         return (path.name, *cells, format_bytes(size))
-    except Exception as error:  # a foreign folder must not hide the runs beside it
+    except Exception as error:  # a damaged folder must not hide the remaining runs
         problem = f"cannot be read: {cause(error).removeprefix(f'{path}: ')}"
         return (path.name, "", "", problem, "", "", "")

@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
     text: str
     is_problem: bool = False
-    """Whether the line names a problem that would stop a run, and a remedy."""
+    """Whether the line names a problem that would stop a run."""
 
     def __str__(self) -> str:
         return f"NO {self.text}" if self.is_problem else self.text
@@ -34,8 +34,8 @@ class Finding(NamedTuple):
 def preflight(
     experiment: Experiment, session_hours: float = 12.0, command: str = "python -m nsgf train"
 ) -> Iterator[Finding]:
-    """Yield what training would meet: plan, checks, measured time, and the number of sessions that
-    ``command`` needs. Raise UserError if the device does not exist."""
+    """Yield lines about the training: the plan, problems, the measured time, and the number of
+    sessions that ``command`` needs. Raise UserError if the device does not exist."""
     if not session_hours > 0:
         raise UserError(f"--session-hours = {session_hours:g}: must be > 0")
     yield Finding(f"machine: {describe_device(experiment.device)}")
@@ -67,7 +67,8 @@ def preflight(
 
 
 def _try(work: Callable[[], Iterable[str]]) -> Iterator[Finding]:
-    """Yield the lines of ``work``. After a UserError or a full card, yield the problem."""
+    """Yield the lines of ``work``. If it raises a UserError or the card is full, yield the
+    problem."""
     try:
         yield from map(Finding, work())
     except UserError as error:

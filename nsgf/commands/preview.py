@@ -21,21 +21,22 @@ POINT_SAMPLES = 2048
 """Number of points in a picture."""
 PREVIEW_IMAGES = 64
 PREVIEW_IMAGES_ON_CPU = 16
-"""Number of images in a preview on a CPU, where a sample of a large UNet takes seconds."""
+"""Number of images in a preview on a CPU, because a sample of a large UNet takes seconds there."""
 
 
 def show_preview(experiment: Experiment, session: Session, data: Data | None, phase: Phase) -> None:
-    """If ``train.preview`` is on, draw samples beside real ones into ``samples/phaseN_PHASE.png``.
-    If this fails, log a line and continue without a picture. ``data`` None: load them.
+    """If ``train.preview`` is on, draw samples beside real samples into
+    ``samples/phaseN_PHASE.png``. If this fails, log a line and continue without a picture. ``data``
+    None: load them.
 
-    All phases start from the same noise, so their pictures can be compared. Previews have their own
+    All phases start from the same noise, so their pictures can be compared. Previews use separate
     random streams, so training draws the same numbers with and without previews.
     """
     run = session.run
     log = session.log
     if not (experiment.config.train.preview and session.world.is_main):
         return
-    if session.stop.reason not in (None, CALLBACK):  # the next session draws it
+    if session.stop.reason not in (None, CALLBACK):  # the next session draws the picture
         return
     file = run.preview_file(phase.name)
     title = f"After training: {phase.title}{continuation(experiment, phase.name)}"
@@ -58,8 +59,8 @@ def show_preview(experiment: Experiment, session: Session, data: Data | None, ph
 
 
 def lacks_preview(run: RunFolder, phase: PhaseName) -> bool:
-    """Return whether a finished phase was trained with previews and has no picture, because its
-    process was killed before the end of the picture."""
+    """Return whether a finished phase was trained with previews but has no picture. This happens if
+    the process was killed while it drew the picture."""
     if run.preview_file(phase).exists():
         return False
     header = read_good_header(run.checkpoint_file(phase))
@@ -67,7 +68,8 @@ def lacks_preview(run: RunFolder, phase: PhaseName) -> bool:
 
 
 def continuation(experiment: Experiment, phase: PhaseName) -> str:
-    """Return text for the title of a phase's picture if the last leg continues from its samples."""
+    """Return a text for the title of a phase's picture. The text says that the last leg continues
+    from these samples."""
     legs = experiment.method.legs
     preview = experiment.preview_method(phase).legs
     if legs == preview or legs[: len(preview)] != preview:
@@ -76,8 +78,8 @@ def continuation(experiment: Experiment, phase: PhaseName) -> str:
 
 
 def preview_samples(experiment: Experiment, run: RunFolder, phase: PhaseName, data: Data) -> Tensor:
-    """Return the samples of a phase's picture, drawn with averaged weights and the settings of
-    ``sampling`` through the legs of the preview's method.  CPU, (n, *shape)"""
+    """Return the samples of a phase's picture. They are drawn by the legs of the preview's method,
+    with averaged weights and the settings of ``sampling``.  CPU, (n, *shape)"""
     sampler, _ = experiment.load_sampler(run, experiment.preview_method(phase))
     device = experiment.device
     count = count_samples(data, experiment.config.sampling.num_samples, device)

@@ -123,8 +123,8 @@ class Drawing:
         )
 
     def _velocity_fields(self) -> list[Field]:
-        """Return the velocities of the network and of the flow at the first, a middle and the last
-        step of a new flow; an empty list if the sampler has no NSGF steps."""
+        """Return the velocities of the network and of a new flow, at the first, a middle and the
+        last step. The list is empty if the sampler has no NSGF steps."""
         legs = self.sampler.legs
         network = next((leg.network for leg in legs if isinstance(leg, NSGFSteps)), None)
         if network is None:
@@ -156,7 +156,7 @@ REPORTED = {
     ("cifar10", "fid"): "5.55 at NFE 59",
     ("cifar10", "inception_score"): "8.86 at NFE 59",
 }
-"""The paper's results, by data set and measure."""
+"""Results of the paper, by data set and measure."""
 
 
 @figure_defaults()
@@ -167,8 +167,8 @@ def report_run(
     ``OUT_DIR/RUN`` if the run does not lie directly in ``out_dir``.
 
     If ``kind`` is svg or pdf, also write each figure in that format; if ``out`` is given, also
-    write the page to that file .html. Return the files: first the page, at ``out`` if given. Raise
-    UserError if nothing is trained, or the files cannot be written."""
+    write the page to that file .html. Return the files. The page is the first file. Raise UserError
+    if nothing is trained, or the files cannot be written."""
     config = experiment.config
     phases = phase_rows(experiment.phases(), run)
     home = results_folder(config.out_path, run)
@@ -222,8 +222,8 @@ def report_run(
 
 
 def changed_from_recipe(config: Config) -> str:
-    """Return, as text, the settings of training and sampling that differ from the shipped files of
-    experiment and method."""
+    """Return the settings of training and sampling that differ from the shipped files of experiment
+    and method, as text."""
     shipped = Recipe({}, {})
     if config.exp in EXPERIMENT_NAMES:
         shipped = read_recipe(CONFIGS / f"{config.exp}.yaml")
@@ -231,7 +231,7 @@ def changed_from_recipe(config: Config) -> str:
     method_settings, settings = method_layers(shipped, method)
     recipe = saved_values(build({**method_settings, **settings}))
     parts = {"seed", "model", "sampling", "train.precision"}
-    for name in config.phases:  # the data of a comparison may be missing
+    for name in config.phases:  # by name, because the data of a comparison may be missing
         parts |= {name, *PHASES[name].reads}
     used = fixed_values(config, parts)
     changed = {key: value for key, value in used.items() if value != recipe[key]}
@@ -239,7 +239,8 @@ def changed_from_recipe(config: Config) -> str:
 
 
 def phase_rows(phases: Sequence[Phase], run: RunFolder) -> list[tuple[str, ...]]:
-    """Return name, updates, loss, time and memory of each phase; UserError if none is trained."""
+    """Return name, updates, loss, time and memory of each phase. Raise UserError if no phase is
+    trained."""
     if not any(run.has_checkpoint(phase.name) for phase in phases):
         raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
     rows = []
@@ -257,8 +258,8 @@ def phase_rows(phases: Sequence[Phase], run: RunFolder) -> list[tuple[str, ...]]
 
 
 def measure_rows(data: DataConfig, metrics: Plain) -> list[tuple[str, ...]]:
-    """Return name, value, floor and the paper's value of each measure of ``nsgf evaluate``, and of
-    the worst columns of points."""
+    """Return name, value, floor and the paper's value of each measure of ``nsgf evaluate``. For
+    points, the worst columns follow."""
     reported = {} if data.fake else REPORTED
     rows: list[tuple[str, ...]] = [
         (name_of(key), value, floor, reported.get((data.name, key), ""))

@@ -24,8 +24,8 @@ from nsgf.system.files import read_object
 def report_comparison(
     folder: Path, out_dir: str, kind: str = "png", out: Place | None = None
 ) -> list[str]:
-    """Write ``report.html`` and ``report/`` into the folder of a comparison, or into
-    ``OUT_DIR/NAME`` if that folder does not lie directly in ``out_dir``.
+    """Write ``report.html`` and ``report/`` into the folder of a comparison. If this folder does
+    not lie directly in ``out_dir``, write them into ``OUT_DIR/NAME``.
 
     The measures come from ``table.csv``; nothing is sampled or measured.
 
@@ -77,7 +77,7 @@ def _describe_runs(folder: Path) -> list[tuple[str, str, str, str]]:
             progress = progress_of(run, config.phases, config.updates)
         except UserError as error:
             progress = f"cannot be read: {error}"
-        name = str(run.path.relative_to(folder))
+        name = str(file.parent.relative_to(folder))
         runs.append((name, progress, versions.get("commit", ""), versions.get("torch", "")))
     return runs
 

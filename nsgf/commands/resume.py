@@ -1,4 +1,4 @@
-"""Decide which phases of a run are left to train, and restart phases."""
+"""Find the phases of a run that must still be trained, and restart phases."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from nsgf.training.precision import supported_precision
 
 @dataclass(frozen=True)
 class Resumption:
-    """Which phases of a run are left to train, and with which settings."""
+    """Finds the phases of a run that must still be trained, and their settings."""
 
     experiment: Experiment
     run: RunFolder
@@ -30,12 +30,12 @@ class Resumption:
     def pending_phases(
         self, first: PhaseName | None = None
     ) -> tuple[list[PhaseName], list[PhaseName]]:
-        """Return the phases to train, in order, and those of them that start from their first
-        update although they have a checkpoint.
+        """Return the phases to train, in order. Also return the phases among them that have a
+        checkpoint but start again from the first update.
 
-        With ``first``, start with this phase; earlier phases must be finished. From here on, a
-        phase starts again if it is finished or if it learned from a phase that starts again.
-        Unfinished phases resume otherwise.
+        With ``first``, start with this phase; earlier phases must be finished. From ``first`` on, a
+        phase starts again if it is finished, or if it learned from a phase that starts again. Every
+        other phase resumes.
 
         Raises:
             UserError: a checkpoint is damaged or contradicts the configuration, or a phase before
@@ -58,14 +58,14 @@ class Resumption:
             if number >= begin or not is_done:
                 pending.append(name)
             else:
-                checkpoint.load(file)  # not only its header: later phases may need it
+                checkpoint.load(file)  # read the whole file: later phases may need the weights
         for name in pending:
             self._check_followers(name, restarts)
         return pending, restarts
 
     def _check_followers(self, name: PhaseName, restarts: list[PhaseName]) -> None:
-        """Raise UserError if a later phase learned from the network of a phase, which would change,
-        and does not start again."""
+        """Raise UserError if a later phase learned from a network that would change, and the later
+        phase does not start again."""
         followers = [
             follower
             for follower in OF_PHASES
@@ -87,8 +87,8 @@ class Resumption:
         )
 
     def saved_precision(self) -> Layer:
-        """Return the run's first precision as a setting, in place of ``auto``, if the device
-        supports it; otherwise return no setting."""
+        """Return the run's first precision as a setting, in place of ``auto``. Return no setting if
+        the device does not support it."""
         first = next(filter(self.run.has_checkpoint, self.config.phases), None)
         if first is None or self.config.train.precision != "auto":
             return {}
@@ -102,7 +102,7 @@ class Resumption:
         """Return the values that finished phases were trained with, and lines about settings that
         are ignored. ``names``: the phases to train."""
         finished = {*self.config.phases}.difference(names)
-        if not finished:  # a new run may have no settings yet
+        if not finished:  # a new run may have no saved settings
             return {}, []
         saved = self.run.read_settings()
         frozen = finished if names else {"train", "sampling", *finished}
@@ -112,7 +112,7 @@ class Resumption:
         return {key: saved[key] for key in saved if key.partition(".")[0] in finished}, ignored
 
     def _learns_from(self, name: PhaseName, teachers: list[PhaseName]) -> bool:
-        """Whether a phase learns from the network of one of the teachers."""
+        """Whether a phase learns from the network of a phase in ``teachers``."""
         (phase,) = self.experiment.phases([name])
         return any(needed.name in teachers for needed in phase.needs())
 
@@ -137,8 +137,8 @@ class Resumption:
     def restart(self, restarts: list[PhaseName], log: Log) -> None:
         """Write the settings of the run, and set aside the checkpoints of phases that start again.
 
-        First, one write of ``restart.json`` decides about both. So :func:`finish_restart` can
-        complete the rest after a kill."""
+        Write ``restart.json`` first. After a kill, :func:`finish_restart` can then complete the
+        restart."""
         if not restarts:
             self.run.write_config(self.config)
             return
@@ -148,8 +148,8 @@ class Resumption:
 
 
 def finish_restart(run: RunFolder, log: Log) -> None:
-    """Complete a restart that ``restart.json`` describes: write the settings, and set aside the
-    checkpoints of the phases that start again."""
+    """Complete the restart in ``restart.json``: write the settings, and set aside the checkpoints
+    of the phases that start again."""
     restart = run.read_restart()
     if restart is None:
         return

@@ -51,11 +51,12 @@ def sample_run(
 ) -> list[str]:
     """Write samples into ``samples/``, with a grid of images and a picture of their path.
 
-    The files are ``samples.npz`` (own points in the units of their file, images clamped to [-1, 1];
-    with classes ``labels`` too), ``grid.png`` (only images; with classes a row for each) and
-    ``trajectory.png`` (points beside the target, if its data are available). Settings that differ
-    from the run's own configuration are added to the names, as in
-    ``samples-seed1-solver_heun.npz``, so that samples with other settings are kept.
+    ``samples.npz`` has a user's points in the units of the file, or images clamped to [-1, 1], and
+    ``labels`` if there are classes. ``grid.png`` shows images, with a row for each class.
+    ``trajectory.png`` shows the path, for points beside the target if its data are available.
+    The names contain the settings that differ from the run's configuration, as in
+    ``samples-seed1-solver_heun.npz``. So samples with different settings do not overwrite each
+    other.
 
     Args:
         experiment: the run's settings, changed by those of this command. If the run does not lie
@@ -68,11 +69,12 @@ def sample_run(
             ``FILE.gif`` or ``FILE.webp``, an animation of the paths of the first samples. Without
             torchrun, samples are written batch by batch, so memory does not limit their number.
 
-    Returns a line about the samples, and a line for each file; nothing in other processes.
+    Return a line about the samples, and a line for each file. The list is empty except in the first
+    process.
 
     Raises:
-        UserError: checkpoints are missing or damaged, ``nfe`` is too small, ``out`` exists or has
-            another kind, or files cannot be written. All this is checked before sampling.
+        UserError: checkpoints are missing or damaged, ``nfe`` is too small, ``out`` exists or does
+            not suit the data, or files cannot be written. All this is checked before sampling.
     """
     if nfe is not None:
         method = experiment.trained_method(run.has_checkpoint)
@@ -84,7 +86,7 @@ def sample_run(
 
 def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> list[str]:
     """Write samples and pictures into the results folder of a run."""
-    # everything that can be refused
+    # check everything that can be refused
     target = experiment.target
     folder = results_folder(experiment.config.out_path, run) / "samples"
     suffix = changed_settings(experiment, run)
@@ -94,7 +96,7 @@ def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> li
     sampler, updates = experiment.load_sampler(run)
     data = None if target.is_images else _data_for_picture(experiment)
 
-    # samples
+    # draw samples
     count = experiment.config.sampling.num_samples
     source = experiment.source("sample")
     device = experiment.device
@@ -104,7 +106,7 @@ def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> li
         return []
     write_samples(target, BatchReader([samples]), count, arrays, ".npz")
 
-    # pictures
+    # draw pictures
     line = describe_samples(count, samples.nfe, updates)
     if not target.is_images:
         noise = experiment.source("path").sample(POINT_SAMPLES).to(device)
@@ -119,7 +121,7 @@ def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> li
 
 
 def _save_pictures(samples: Samples, classes: Names, grid: Path) -> None:
-    """Save a grid of images; with classes, with a row for each class."""
+    """Save a grid of images. With classes, each class has a row."""
     columns = min(len(samples.x) // len(classes), CLASS_SAMPLES) if classes else 0
     if not columns:
         save_grid(samples.x, grid)
@@ -158,8 +160,8 @@ def _sample_to_file(experiment: Experiment, run: RunFolder, world: World, out: s
 
 
 def _data_for_picture(experiment: Experiment) -> Data | None:
-    """Return the data for a picture of points; None for a user's points whose file is not known.
-    Raise UserError if files are missing or damaged."""
+    """Return the data for a picture of points; None if a user's file of points is not known. Raise
+    UserError if files are missing or damaged."""
     data = experiment.config.data
     if data.name == "points" and not data.path:
         return None
@@ -189,8 +191,8 @@ def draw_path(samples: Samples, target: Target, data: Data | None, stream: str) 
 
 
 def changed_settings(experiment: Experiment, run: RunFolder) -> str:
-    """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
-    e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
+    """Return the part of a file's name that lists the settings that differ from the run's
+    ``config.yaml``, e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
     saved, changed = (
         {
             "seed": config.seed,
@@ -200,9 +202,9 @@ def changed_settings(experiment: Experiment, run: RunFolder) -> str:
         }
         for config in (build(run.read_settings()), experiment.config)
     )
-    for values in (saved, changed):  # the name and the number of a class are the same setting
+    for values in (saved, changed):  # compare classes by number, not by name
         values["label"] = experiment.target.class_number(values["label"])
-    del changed["batch_size"]  # changes no sample
+    del changed["batch_size"]  # the batch size changes no sample
     suffix = ""
     for key, value in changed.items():
         if value != saved[key]:

@@ -1,4 +1,4 @@
-"""Write samples to a new file, batch by batch, so that their number is not limited by memory."""
+"""Write samples to a new file batch by batch, so that memory does not limit their number."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TABLES = *DELIMITERS, ".parquet"
 MOVING = ".gif", ".webp"
 GROUP_ROWS = 2**16
-"""Smallest number of rows in a group of a Parquet file; more groups make reading slow."""
+"""Smallest number of rows in a group of a Parquet file. Smaller groups make reading slow."""
 
 
 @dataclass
@@ -56,8 +56,8 @@ class BatchReader:
 
 def check_output(out: str, target: Target) -> tuple[Path, str]:
     """Check that ``--out`` can be written. Return its path and its suffix (empty for a folder).
-    Raise UserError if the file exists, or its kind does not suit the data or needs a package that
-    is missing."""
+    Raise UserError if the file exists, if its kind does not suit the data, or if a package is
+    missing."""
     path = expand_path("out", out)
     suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix.lower()
     suffixes = [*ARRAY_FILES, *(() if target.is_images else TABLES)]
@@ -93,7 +93,8 @@ def write_samples(
     target: Target, batches: BatchReader, count: int, path: Path, suffix: str
 ) -> None:
     """Write ``count`` samples to a new file, or to a folder of PNG files (empty ``suffix``). Points
-    have the units of the data, images are clamped to [-1, 1]. If writing fails, nothing is left."""
+    have the units of the data, images are clamped to [-1, 1]. If writing fails, the file or folder
+    is removed."""
     if suffix == "":
         _write_pictures(target, batches, path)
         return
@@ -109,7 +110,7 @@ def write_samples(
 
 
 def write_animation(target: Target, samples: Samples, path: Path) -> None:
-    """Write the paths of samples as an animation. Raise UserError if they are not finite."""
+    """Write the paths of samples as an animation. Raise UserError if the samples are not finite."""
     if not samples.finite:
         raise UserError("the samples are not finite: training has diverged")
     states = [target.in_units(state) for state in samples.path]
@@ -181,7 +182,7 @@ def _write_arrays(target: Target, batches: BatchReader, count: int, stream: Bina
 
 
 def _write_array(parts: Iterable[Tensor], count: int, stream: Any) -> None:
-    """Write the parts of an array of ``count`` samples in NumPy's format."""
+    """Write an array of ``count`` samples in NumPy's format, part by part."""
     is_first = True
     for part in parts:
         array = part.contiguous().numpy()

@@ -50,10 +50,10 @@ def train(
     on_log: OnLog | None = None,
     notes: Sequence[str] = (),
 ) -> RunFolder:
-    """Train the configured phases that are not finished, and return the run folder.
+    """Train the unfinished phases of the configuration, and return the run folder.
 
-    Everything is checked before anything is written, except that an existing run folder is locked
-    and damaged checkpoints are renamed.
+    All checks come before the first write. Only locks, restarts and damaged checkpoints of an
+    existing run are written earlier.
 
     Args:
         experiment: the experiment, from :func:`nsgf.settings.resolve.resolve`, which checks it.
@@ -83,7 +83,7 @@ def train(
         restarts: list[PhaseName] = []
         ignored: list[str] = []
         resumption = Resumption(experiment, run) if run else None
-        trained = experiment  # with the precision of the run's first phase
+        trained = experiment  # gets the precision of the run's first phase
         if resumption:
             names, restarts = resumption.pending_phases(first)
             trained_settings, ignored = resumption.finished_settings(names)
@@ -97,7 +97,7 @@ def train(
         world.wait()  # all processes must read checkpoints before the first one renames them
         data = experiment.load_data() if names else None
 
-        # the run folder, the same for all processes
+        # make the run folder, and tell all processes its name
         if world.is_main and run is None:
             run = RunFolder.create(experiment.config)
             stack.enter_context(lock_folder(run.path))
@@ -129,8 +129,9 @@ def train(
 
 
 def _lock_and_repair(run: RunFolder, phases: list[PhaseName], stack: ExitStack) -> None:
-    """Lock an existing run until the ``stack`` is left, and complete what a killed process left: a
-    restart, a damaged checkpoint, temporary files. Raise UserError if the run cannot be written."""
+    """Lock an existing run until the ``stack`` is left. Complete a restart, replace a damaged
+    checkpoint, and remove temporary files of killed processes. Raise UserError if the run cannot be
+    written."""
     try:
         stack.enter_context(lock_folder(run.path))
     except OSError as error:
@@ -146,7 +147,7 @@ def _lock_and_repair(run: RunFolder, phases: list[PhaseName], stack: ExitStack) 
 
 @dataclass
 class Training:
-    """The work of a session on the phases of a run, after everything was checked."""
+    """The work of a session on the phases of a run, after all checks."""
 
     experiment: Experiment
     session: Session
@@ -154,7 +155,7 @@ class Training:
     """None if no phase is left to train."""
 
     def complete_finished(self, names: Collection[PhaseName]) -> None:
-        """Do what a killed process left undone for finished phases, those that are not in
+        """Complete the work that a killed process left undone for finished phases, which are not in
         ``names``: remove files that are not needed after training, and draw a missing picture."""
         session = self.session
         for phase in self.experiment.phases():
@@ -169,7 +170,7 @@ class Training:
         for number, phase in enumerate(self.experiment.phases(names)):
             try:
                 self._train_phase(phase, is_first=number == 0)
-            except KeyboardInterrupt:  # a second Ctrl-C
+            except KeyboardInterrupt:  # the user pressed Ctrl-C twice
                 self.session.log.write(
                     f"{phase.name}: interrupted; resuming continues from its last checkpoint"
                 )
@@ -183,17 +184,17 @@ class Training:
         session = self.session
         run = session.run
         log = session.log
-        session.world.wait()  # for the first process, which writes and renames files
+        session.world.wait()  # wait for the first process, which writes and renames files
         if not is_first and session.should_stop():
             raise Stopped(f"{phase.name}: not begun")
-        if session.world.is_main:  # so a picture always shows the last checkpoint of its phase
+        if session.world.is_main:  # remove the old picture, which shows an old checkpoint
             run.preview_file(phase.name).unlink(missing_ok=True)
         assert self.data is not None
         started = time.perf_counter()
         task = phase.task(session, self.data)
-        session.world.wait()  # a process may have drawn for longer than an update may take
+        session.world.wait()  # drawing a picture may take longer than the time limit of an update
         fit(phase.name, task, session, prepare_seconds=time.perf_counter() - started)
-        del task  # frees its data
+        del task  # frees the data of the phase
         phase.clean(session)
         release_memory(session.device)
         log.tidy(self.experiment.config.phases)
@@ -213,7 +214,7 @@ def training_plan(
     phases whose checkpoints will be set aside. For the remaining arguments see :func:`train`.
 
     Raises:
-        UserError: pool or checkpoints do not fit, the run has a pool with other settings, a
+        UserError: pool or checkpoints do not fit, the run has a pool with different settings, a
             precision or a package is missing, or there are more processes than samples in a batch.
     """
     config = experiment.config
@@ -245,9 +246,10 @@ def check_space(
     run: RunFolder,
     restarts: Collection[PhaseName] = (),
 ) -> None:
-    """Raise UserError if the disk would be full before the end of a run. A run needs two
-    checkpoints of each unfinished phase (``weights``: numbers of weights), a third while it is
-    written, and ``pool`` bytes. Checkpoints of ``restarts`` are set aside, not overwritten."""
+    """Raise UserError if the disk would be full before the end of a run. A run needs space for two
+    checkpoints of each unfinished phase, for a third checkpoint while it is written, and for
+    ``pool`` bytes. ``weights``: numbers of weights. Checkpoints of ``restarts`` are set aside, not
+    overwritten."""
     needed = WEIGHT_BYTES * (2 * sum(weights.values()) + max(weights.values(), default=0))
     for phase in weights:
         newest = run.checkpoint_file(phase)

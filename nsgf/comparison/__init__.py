@@ -1,8 +1,8 @@
 """``nsgf compare``: compare NSGF with alternative methods on equal terms.
 
-This file reads and writes measures. Each is a line of ``table.csv``, and of a second file:
-``measures.jsonl`` in the run folder of its trial, or, in the folder of its target, ``floors.jsonl``
-or (for a caller's own methods) ``functions.jsonl``.
+This file reads and writes measures. Each measure is a line of ``table.csv``, and of a second file:
+``measures.jsonl`` in the run folder of the trial, or a file in the folder of the target. This file
+is ``floors.jsonl``, or ``functions.jsonl`` for a caller's functions.
 """
 
 import csv
@@ -39,9 +39,9 @@ class Row(NamedTuple):
 Rows = Sequence[Row]
 COMPARISON_FILE = "comparison.yaml"
 TABLE = "table.csv"
-"""Files in the folder of a comparison: the settings of its command, and its measures."""
+"""Files in the folder of a comparison: the settings of the command, and the measures."""
 TABLE_COLUMNS = Row._fields[:-1]
-"""First columns of ``table.csv``. The other columns are measures."""
+"""First columns of ``table.csv``. The remaining columns are measures."""
 KINDS: list[Callable[[str], Any]] = [
     str,
     str,
@@ -66,7 +66,7 @@ def table_csv(rows: Rows) -> str:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Return the rows of a ``table.csv``. Raise UserError if it has another format."""
+    """Return the rows of a ``table.csv``. Raise UserError if the file has another format."""
     try:
         head, *lines = csv.reader(io.StringIO(file.read_text("utf-8")))
         names = head[len(TABLE_COLUMNS) :]
@@ -112,6 +112,7 @@ def add_measure(file: Path, key: str, measured: Measured) -> None:
     }
     line = json.dumps(content)
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists() and not file.read_bytes().endswith(b"\n"):  # cut by a killed process
+    # a killed process left an incomplete line
+    if file.exists() and not file.read_bytes().endswith(b"\n"):
         line = f"\n{line}"
     append_text(file, f"{line}\n")

@@ -53,7 +53,7 @@ def _draw_measure(panel: Any, rows: Rows, target: str, metric: str) -> None:
         line = _line_of({nfe: cells[target, nfe, method] for nfe in counts_of(rows)}, metric)
         colour = colours.index(method)
         method_name = method_title(method)
-        if method_name.startswith("_"):  # legends hide such names
+        if method_name.startswith("_"):  # matplotlib leaves names with _ out of a legend
             method_name = f" {method_name}"
         panel.errorbar(
             line.calls,
@@ -61,10 +61,10 @@ def _draw_measure(panel: Any, rows: Rows, target: str, metric: str) -> None:
             line.spreads,
             label=method_name,
             color=f"C{colour}",
-            linestyle="-" if colour < 10 else ":",  # there are ten colours
+            linestyle="-" if colour < 10 else ":",  # matplotlib has ten colours
             marker=MARKERS[colour % len(MARKERS)],
             markersize=4,
-            capsize=2 + number,  # so that bars on top of each other stay visible
+            capsize=2 + number,  # different widths keep overlapping bars visible
         )
         ticks |= {round(calls, 1) for calls in line.calls}
         finite += filter(math.isfinite, line.means)
@@ -80,18 +80,19 @@ def _draw_measure(panel: Any, rows: Rows, target: str, metric: str) -> None:
 
 
 class _Line(NamedTuple):
-    """A measure of a method, a value for each NFE."""
+    """The line of a method in the picture of a measure, with a value for each NFE."""
 
     calls: list[float]
     """Mean number of network calls for each sample."""
     means: list[float]
-    """Means over seeds; NaN, which leaves a gap, if samples diverged."""
+    """Means over seeds. NaN leaves a gap where samples diverged."""
     spreads: list[float]
     """Standard deviations over seeds."""
 
 
 def _line_of(cells: Mapping[int, Rows], metric: str) -> _Line:
-    """Return the line of a measure. ``cells``: rows of a method and a target by NFE."""
+    """Return the line of a method in the picture of a measure. ``cells``: rows of a method and a
+    target by NFE."""
     line = _Line([], [], [])
     for nfe, cell in cells.items():
         values = by_seed(by_draw(cell, metric))

@@ -19,7 +19,6 @@ from nsgf.report import render
 from nsgf.run.folder import write_facts
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import write_text
-from nsgf.user_data import load_data
 
 LEGENDS = (
     # means and differences
@@ -50,17 +49,19 @@ IN_LATEX = str.maketrans(
 
 POINTS = 2048
 IMAGES = 36
-"""Number of samples of each method in a picture, of points and of images."""
+"""Number of samples of each method in a picture of points, and in a picture of images."""
 
 Cells = Mapping[tuple[str, int | None, str], list[Row]]
 TextTable = list[list[str]]
 """Lines of cells. The first line is the header. The best mean is written as ``**mean**``."""
 Tables = tuple[list[TextTable], list[TextTable], list[TextTable]]
-"""Tables of means, and of differences, for each measure; of costs, and in a search settings."""
+"""A table of means and a table of differences for each measure, a table of costs, and after a
+search a table of settings."""
 
 
 def methods_of(rows: Rows) -> list[str]:
-    """Return the methods in the order of the rows. Tables compare the first one with the others."""
+    """Return the methods in the order of the rows. Tables compare the first method with each
+    further method."""
     return list(dict.fromkeys(row.method for row in rows if row.nfe is not None))
 
 
@@ -81,7 +82,7 @@ def columns_of(rows: Rows) -> list[tuple[str, int]]:
 
 def cells_of(rows: Rows) -> Cells:
     """Return the rows that each cell of a table summarizes, one for each seed and draw, by (target,
-    NFE, method). Other keys have an empty list."""
+    NFE, method). Every other key has an empty list."""
     cells = defaultdict(list)
     for row in rows:
         cells[row.target, row.nfe, row.method].append(row)
@@ -99,8 +100,8 @@ def by_draw(cell: Rows, metric: str) -> dict[tuple[int, int], float]:
 
 
 def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
-    """Return the mean over the draws of each seed; for a single seed, return its draws. Draws of
-    one network share its errors, so they are not independent runs."""
+    """Return the mean over the draws of each seed. For a single seed, return the draws themselves.
+    Draws of one network share its errors, so they are not independent runs."""
     draws = defaultdict(list)
     for (seed, _), value in sorted(values.items()):
         draws[seed].append(value)
@@ -153,7 +154,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def difference_table(rows: Rows, metric: str) -> TextTable:
-    """Return the paired differences between the first method and the others."""
+    """Return the paired differences between the first method and each further method."""
     first, *rivals = methods_of(rows)
     cells = cells_of(rows)
     table = [_head(f"{method_title(first)} minus, {name_of(metric)}", rows)]
@@ -169,7 +170,7 @@ def difference_table(rows: Rows, metric: str) -> TextTable:
 
 def verdict(differences: Sequence[float], metric: str) -> str:
     """Return the mean difference, its standard error, and the result of a t test at 5 %."""
-    from scipy.special import stdtrit  # scipy.stats takes a second to import
+    from scipy.special import stdtrit  # import of scipy.stats takes a second
 
     if not differences:
         return "-"
@@ -225,12 +226,12 @@ def search_table(rows: Rows, tried: Rows) -> TextTable:
 
 
 def all_tables(rows: Rows, tried: Rows = ()) -> Tables:
-    """Return a table of means and one of differences for each measure, then the table of costs, and
-    with the rows ``tried`` of a search the table of selected settings."""
+    """Return a table of means and a table of differences for each measure, then the table of costs.
+    With the rows ``tried`` of a search, the table of selected settings follows."""
     metrics = without_classes(rows[0].values)
     means = [measure_table(rows, metric) for metric in metrics]
     differences = [difference_table(rows, metric) for metric in metrics]
-    # a single method has no differences
+    # for a single method, the table of differences is empty
     further = [cost_table(rows), *([search_table(rows, tried)] if tried else [])]
     return means, [table for table in differences if len(table) > 1], further
 
@@ -287,7 +288,7 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
             for trial in all_trials
             if trial.target == target and trial.seed == seed and trial.nfe
         ]
-        data = load_data(trials[0].experiment.config.data, seed)
+        data = trials[0].experiment.load_data()
         count, what = (IMAGES, "noise") if data.is_images else (POINTS, "source")
         noise = data.source("picture").sample(count).to(device)
         drawn = dict[str, dict[int, Samples]]()

@@ -1,8 +1,8 @@
 """Trials of a comparison, one for each method, target and seed, with configuration and sampler.
 
 Equal terms: every method has the same data, network, batch size and total number of updates. A
-method's networks share its updates in proportion to their iterations. 2-RF is an exception: after
-1-RF it trains as many updates again, unless ``compare.updates`` is set.
+method's networks share its updates in proportion to their iterations. 2-RF is an exception: it
+trains 1-RF, then adds the same number of updates, unless ``compare.updates`` is set.
 """
 
 import json
@@ -60,9 +60,10 @@ TITLES = {
 FLOOR = "floor"
 NOISE_ROW = "pure noise"
 SHARED = "rf"
-"""Names in place of a method: in rows of floors and noise, and in the folder of rectified flows."""
+"""Names in the column of methods for floors and for noise, and the name of the shared folder of
+rectified flows."""
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
-"""Matches allowed names of methods, which are valid in folders and tables."""
+"""Matches the allowed names of methods, which are valid as names of folders and in tables."""
 NAME_RULE = (
     f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
 )
@@ -100,12 +101,13 @@ class Comparison:
     def of(
         cls, config: Config, methods: Sequence[Config], fixed: Collection[str] = ()
     ) -> "Comparison":
-        """Return the comparison of ``methods``, with the number of updates of each, and warm-ups
-        in proportion unless they are ``fixed`` settings.
+        """Return the comparison of ``methods``, with the number of updates of each method. Warm-ups
+        change in proportion unless they are ``fixed`` settings.
 
         Raises:
-            UserError: two methods have one name or title, a name is not allowed, methods differ in
-                data, networks or evaluation, or one has too few updates for its networks.
+            UserError: two methods have the same name or title, a name is not allowed, methods
+                differ in data, networks or evaluation, or a method has too few updates for its
+                networks.
         """
         _check_equal_terms(methods)
         trained = {}
@@ -133,7 +135,7 @@ class Comparison:
 
     @property
     def folder(self) -> Path:
-        """Folder of the comparison. A smoke comparison has a different folder."""
+        """Folder of the comparison. A smoke comparison has a separate folder."""
         config = self.config
         return config.out_path / f"compare-{folder_stem(config.exp, config.smoke)}"
 
@@ -184,7 +186,7 @@ class Trial:
 
     comparison: Comparison
     target: str
-    """Such as ``moons``, or ``8gaussians_moons`` for moons with the source 8gaussians."""
+    """Target, such as ``moons``, or ``8gaussians_moons`` for moons with the source 8gaussians."""
     method: str
     seed: int
     choice: Choice = AS_GIVEN
@@ -204,14 +206,15 @@ class Trial:
 
     @cached_property
     def _recipe(self) -> Experiment:
-        """The method with the settings of the choice, for the comparison's first target."""
+        """Recipe of the method with the chosen settings, for the first target of the comparison."""
         config = self.comparison.methods.get(self.method, self.comparison.config)
         return Experiment(config).change(self.choice.settings)
 
     @cached_property
     def nfe(self) -> list[int]:
-        """Values of ``compare.nfe`` that are possible for the trial. In the search: only the
-        largest possible value up to ``compare.tune_nfe``, or else the smallest."""
+        """Values of ``compare.nfe`` that are possible for the trial. A trial of the search has only
+        one value: the largest possible value up to ``compare.tune_nfe``, or else the smallest
+        possible value."""
         compare = self.comparison.config.compare
         if not self.is_trained:
             return compare.nfe
@@ -226,10 +229,10 @@ class Trial:
 
     @cached_property
     def run(self) -> RunFolder:
-        """The run folder of the trial. Rectified flows share a folder, because 2-RF continues after
-        1-RF, unless their numbers of updates differ."""
+        """The run folder of the trial. 1-RF and 2-RF share a folder if their numbers of updates are
+        equal, because 2-RF continues after 1-RF."""
         name = SHARED if _shares_training(self._recipe.config) else self.method
-        if self.is_tuning:  # trials that differ only in sampling share a folder
+        if self.is_tuning:  # trials with equal training share a folder
             name = f"{name}, {self.choice.trained}"
         return RunFolder(self.comparison.folder / self.target / f"{name}-seed{self.seed}")
 
@@ -268,8 +271,9 @@ class Trial:
 
     @cached_property
     def keys(self) -> dict[tuple[int, int], str]:
-        """Keys of the trial's measures, by (NFE, draw). A key has all settings that determine a
-        measure, except settings of training, which are the same for the whole folder."""
+        """Keys of the trial's measures, by (NFE, draw). A key contains all settings that determine
+        a measure. Settings of training are left out, because they are the same for the whole
+        folder."""
         config = self.comparison.config
         keys = {}
         for nfe in self.nfe:
@@ -283,7 +287,7 @@ class Trial:
                 for unused in ("num_samples", "label", "guidance"):
                     del sampling[unused]
                 if sampling["spacing"] == 1:
-                    del sampling["spacing"]  # rows of earlier versions have none
+                    del sampling["spacing"]  # earlier versions did not store this key
                 settings["sampling"] = sampling
             for draw in range(config.compare.draws):
                 keys[nfe, draw] = measure_key(config.evaluation, config.data, draw=draw, **settings)
@@ -293,13 +297,13 @@ class Trial:
 def edition_key(target: str) -> Plain:
     """Return the part of a measure's key for targets whose distributions have changed."""
     edition = edition_of(*split_target(target))
-    return {"edition": edition} if edition > 1 else {}  # rows of earlier versions have none
+    return {"edition": edition} if edition > 1 else {}  # earlier versions did not store this key
 
 
 def split_target(target: str) -> tuple[str, str]:
     """Return ``data.source`` and ``data.name`` of a target such as ``8gaussians_moons``."""
     source, _, name = target.rpartition("_")
-    if target in DATA_SETS or not source:  # a name may have an underscore
+    if target in DATA_SETS or not source:  # the name of a set may contain an underscore
         return STANDARD, target
     return source, name
 
@@ -316,14 +320,14 @@ def measure_key(evaluation: EvaluationConfig, data: DataConfig, **settings: Any)
             settings["is_antialiased"] = True  # earlier versions resized without antialiasing
     if data.held_out:
         settings["held_out"] = data.held_out
-    if "updates" not in settings:  # a floor or a function: checkpoints have the data of methods
+    if "updates" not in settings:  # floors and functions have no checkpoint that describes the data
         settings |= {"fake": data.fake, "size": data.size}
     return json.dumps({"format": MEASURE_FORMAT, **counts, **settings}, sort_keys=True)
 
 
 def _check_equal_terms(methods: Sequence[Config]) -> None:
-    """Raise UserError if two methods have one name or title, a name is not allowed, or settings
-    differ that must be equal."""
+    """Raise UserError if two methods have the same name or title, if a name is not allowed, or if
+    methods differ in settings that must be equal."""
     names = [method.method for method in methods]
     if len(set(map(method_title, names))) < len(names):
         raise wrong_setting("compare.methods", names, "names must differ; rename a file")
@@ -344,7 +348,7 @@ def _check_equal_terms(methods: Sequence[Config]) -> None:
 
 
 def _total_updates(updates: list[int], default: int, count: int) -> list[int]:
-    """Return the number of updates of each of ``count`` methods, all networks together: those of
+    """Return the number of updates of each of ``count`` methods, summed over all networks:
     ``compare.updates``, or else the ``default``. Raise UserError for a wrong number of values."""
     if len(updates) not in (0, 1, count):
         raise wrong_setting("compare.updates", updates, "must be one number, or one per method")
@@ -354,10 +358,11 @@ def _total_updates(updates: list[int], default: int, count: int) -> list[int]:
 
 
 def _with_updates(method: Config, total: int, fixed: Collection[str]) -> Config:
-    """Return the settings of a method whose networks have ``total`` updates together, in proportion
-    to their iterations. Warm-ups change in proportion unless they are ``fixed`` settings."""
+    """Return the settings of a method with ``total`` updates, divided among its networks in
+    proportion to their iterations. Warm-ups change in proportion unless they are ``fixed``
+    settings."""
     experiment = Experiment(method)
-    if not experiment.methods:  # only NSGF++ has tau
+    if not experiment.methods:  # only NSGF++ accepts sampling.tau
         experiment = experiment.change({"sampling.tau": None})
     fitted = experiment.change(_share_updates(experiment, total))
     return fitted.change(shorter_warmups(experiment.config, fitted.config, fixed)).config
@@ -380,16 +385,16 @@ def _check_shared_phases(methods: Iterable[Config]) -> None:
 
 
 def _shares_training(config: Config) -> bool:
-    """Whether a method is a rectified flow whose training all rectified flows share."""
+    """Whether a method is a rectified flow that shares its training with all rectified flows."""
     compare = config.compare
     is_rectified = "peer" in config.phases and config.peer.method == "rf"
     return is_rectified and not (compare.updates or compare.tune)
 
 
 def _share_updates(experiment: Experiment, total: int) -> Layer:
-    """Return the number of updates of each phase, in proportion to its iterations. Their sum is
-    ``total``. For 2-RF, the updates after 1-RF are added to it, unless ``compare.updates`` is set.
-    Raise UserError if a phase would have none."""
+    """Return the number of updates of each phase, in proportion to its iterations. The sum of the
+    numbers is ``total``. For 2-RF, the updates after 1-RF are additional, unless
+    ``compare.updates`` is set. Raise UserError if a phase would have no update."""
     config = experiment.config
     counts = config.updates
     if experiment.method.adds_updates and not config.compare.updates:
@@ -404,7 +409,8 @@ def _share_updates(experiment: Experiment, total: int) -> Layer:
 
 
 class FunctionLeg(Leg):
-    """A caller's function that makes samples from noise. Its number of calls is not checked."""
+    """A caller's function that makes samples from noise. The number of calls that the function
+    makes is not checked."""
 
     def __init__(
         self,

@@ -20,37 +20,38 @@ SEARCH = "search.csv"
 SEED_OFFSET = 1000
 """The search uses ``seed + SEED_OFFSET`` as its seed. Tables have at most SEED_OFFSET seeds."""
 SELECTING = ("1000 energy_standardised", "1000 energy")
-"""Keys of measures, of which the first that exists selects settings. For features of images, the
-first measure of the row selects. W2 of a finite sample depends mostly on how many points each part
-has by chance."""
+"""Keys of measures. The first key that a comparison measures selects the settings. For features of
+images, the first measure of a row selects them. W2 is not in the list, because W2 of a finite
+sample depends mostly on how many points each part has by chance."""
 SEARCHED_SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool")
-"""Sections whose settings can be searched, because methods may differ in them."""
+"""Sections whose settings can be searched, because methods may have different values."""
 TERMS = ("iterations", "batch_size", "method", "source")
 """Settings of a phase that must be equal for all methods, or that define the method."""
 
 
 class Choice(NamedTuple):
-    """Settings of a method that the search tries."""
+    """One combination of settings that the search tries for a method."""
 
     settings: Layer
     """Settings by key. A setting of ``optim`` is listed for each phase of the method."""
     title: str = ""
     """Text such as ``lr 0.003, peer.sigma 0``, with the names of ``compare.tune``."""
     trained: str = ""
-    """The part of the title that training depends on."""
+    """Part of the title with the settings that affect training."""
     names: tuple[str, ...] = ()
-    """The names in the title."""
+    """Names of the settings in the title."""
 
 
 AS_GIVEN = Choice({})
-"""The choice of a method that is not searched."""
+"""The choice of a method without a search."""
 
 
 def choices_of(config: Config) -> list[Choice]:
     """Return each combination of the values in ``compare.tune`` for the settings that a method
-    uses; one empty combination if it uses none. Raise UserError if a key or a value is wrong."""
+    uses. If the method uses no setting, return one empty combination. Raise UserError if a key or a
+    value is wrong."""
     keys_of = {name: name if name in KEYS else f"optim.{name}" for name in config.compare.tune}
-    # settings of optim first, so that settings of single phases override them
+    # put settings of optim first, so that settings of single phases override them
     names = sorted(keys_of.items(), key=lambda item: not item[1].startswith("optim."))
     grid = [_values_of(name, key, config.compare.tune[name], config.phases) for name, key in names]
     choices = {}
@@ -103,7 +104,7 @@ def _values_of(
 
 
 def _combine(choices: Sequence[Choice]) -> Choice:
-    """Return choices, each of one setting, as one choice."""
+    """Combine choices of single settings into one choice."""
     trained = [choice for choice in choices if not choice.names[0].startswith("sampling.")]
     return Choice(
         settings=_settings_of(choices),

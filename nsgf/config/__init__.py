@@ -1,1 +1,1 @@
-"""Settings: their schema, the files that hold them, and what may change on resume."""
+"""Settings: the schema, files of settings, and rules for a resume."""

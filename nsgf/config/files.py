@@ -27,7 +27,7 @@ from nsgf.system.files import Plain, parse_object
 FACTS_FILE = "facts.json"
 PACKAGE = Path(__file__).parents[1]
 CONFIGS = PACKAGE / "configs"
-"""Folder of the shipped YAML files: inside an installed wheel, else beside the package."""
+"""Folder of the shipped YAML files. It is inside an installed wheel, or beside the package."""
 if not CONFIGS.is_dir():
     CONFIGS = PACKAGE.parent / "configs"
 EXPERIMENT_NAMES = sorted(file.stem for file in CONFIGS.glob("*.yaml"))
@@ -44,14 +44,14 @@ class Recipe(NamedTuple):
 
     settings: Layer
     methods: dict[str, Layer]
-    """Settings for single methods, which override the others."""
+    """Settings for single methods. They override ``settings``."""
 
 
 def read_recipe(file: Path) -> Recipe:
     """Return the settings of an experiment's file, or of a run.
 
     Raises:
-        UserError: see :func:`read_plain`; or a key is unknown, or a value has a wrong type.
+        UserError: a key is unknown, a value has a wrong type, or :func:`read_plain` fails.
     """
     plain = read_plain(file)
     sections = plain.pop("methods", {})
@@ -73,10 +73,10 @@ def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
     layer = {}
     for name, value in sections.items():
         key = f"{prefix}{name}"
-        if key == "sinkhorn.solver":  # of earlier versions
+        if key == "sinkhorn.solver":  # keys of earlier versions
             key = "flow.kind"
             value = "sinkhorn" if value == "batched" else value
-        # exported runs have facts among their settings; the last one is of earlier versions
+        # exported runs store facts among the settings; the last name is from earlier versions
         if key in FACTS or key in (EDITION, "model.predictor_channels"):
             continue
         if key in KEYS:
@@ -115,14 +115,14 @@ def read_facts(sections: Plain) -> Layer:
 
 
 def method_layers(recipe: Recipe, method: str | None) -> tuple[Layer, Layer]:
-    """Return two layers: the settings of a method, and the settings of a recipe for it.
+    """Return two layers: the settings of a method, and the recipe's settings for this method.
 
     The second layer wins over the first. In both, ``optim`` is already copied to each phase.
-    ``method`` is a shipped method, a YAML file, or a section of the recipe; None: the method that
-    the recipe names, if any.
+    ``method`` is a shipped method, a YAML file, or a section of the recipe. None means the method
+    that the recipe names, if there is one.
 
     Raises:
-        UserError: the method does not exist, or the settings are complete and name another method.
+        UserError: the method does not exist, or the recipe has complete settings of another method.
     """
     settings = recipe.settings
     chosen = method or settings.get("method")
@@ -154,7 +154,7 @@ def read_plain(file: Path) -> Plain:
     """Return keys and plain values of a YAML file in UTF-8, unchecked.
 
     Raises:
-        UserError: the file cannot be read, or is not YAML with keys and plain values.
+        UserError: the file cannot be read, or is not a YAML file of keys and plain values.
     """
     try:
         if not file.is_file():
@@ -170,8 +170,8 @@ def read_plain(file: Path) -> Plain:
 def from_arguments(
     arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> Layer:
-    """Return ``overrides``, and the arguments of a Python call that are not None, by dotted key.
-    The arguments win. Raise UserError for an unknown key or a wrong value."""
+    """Return the settings of a Python call by dotted key: ``overrides``, then the arguments that
+    are not None. The arguments win. Raise UserError for an unknown key or a wrong value."""
     layer = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
     for key in {*FACTS, EDITION} & layer.keys():
         refuse_unknown(key, KEYS)
@@ -179,14 +179,14 @@ def from_arguments(
 
 
 def refuse_unknown(name: str, names: Collection[str], owners: Sequence[str] = ()) -> NoReturn:
-    """Raise UserError for an unknown flag, which begins with dashes, or an unknown key of a file.
-    ``names``: the flags that a command uses, without dashes, or all keys. ``owners``: the commands
-    that have this flag."""
+    """Raise UserError for an unknown flag (with dashes) or an unknown key of a file. ``names``: the
+    flags that a command uses, without dashes, or all keys. ``owners``: the commands that have this
+    flag."""
     key = name.removeprefix("--")
     section = key.rpartition(".")[0]
     begin = f"{section}." if section else ""
 
-    # possible spellings: names in other programs, and parts of our names; later ones win
+    # collect possible spellings: names in other programs, then parts of our names
     spelled: dict[str, list[str]] = {}
     synonyms = read_plain(Path(__file__).with_name("other_names.yaml"))
     for ours, theirs in reversed(synonyms.items()):

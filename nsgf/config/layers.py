@@ -1,7 +1,7 @@
 """Every setting of the schema by its dotted key, and functions that read or build a configuration.
 
 A layer is a dictionary of values by dotted key: ``{"nsgf.lr": 1e-4}``. Facts are values that a run
-found (:data:`FACTS`). They are stored beside the settings, and no file or flag sets them.
+measured (:data:`FACTS`). They are stored beside the settings. No file or flag sets them.
 """
 
 import copy
@@ -34,14 +34,14 @@ class Setting(NamedTuple):
     """Type, without annotations."""
     default: Any
     get: Callable[[Config], Any]
-    """Returns the value in a configuration."""
+    """Function that returns the value in a configuration."""
     range: Range | None = None
     is_free: bool = False
-    """Whether the setting may change on resume although the rest of its section may not."""
+    """Whether the setting may change on resume although its section may not."""
     is_path: bool = False
     """Whether the value is a file or a folder on this machine."""
     conditions: tuple[OnlyIf, ...] = ()
-    """Values of other settings without which the setting has no effect."""
+    """Conditions on further settings. If a condition does not hold, this setting has no effect."""
 
 
 SECTIONS: dict[str, type] = {}
@@ -71,14 +71,14 @@ def _walk(node: Any, section: str) -> dict[str, Setting]:
 
 
 VALUES = _walk(Config(), "")
-"""All settings and facts of a configuration by dotted key."""
+"""All settings and facts, by dotted key."""
 FACTS_OF_DATA = "data.found"
 DEFAULT_FACTS = {
     item.name: item.default
     for item in dataclasses.fields(DataFacts)
     if item.default is not dataclasses.MISSING
 }
-"""Defaults of the parts of :data:`FACTS_OF_DATA` that not all data have."""
+"""Defaults of those :data:`FACTS_OF_DATA` that not all data have."""
 FACTS = {key: VALUES[key] for key in (FACTS_OF_DATA, "model.network")}
 """All facts by dotted key. A new run stores the class of the caller's network, and a description of
 the data at ``data.path``, which must be the same when the run is resumed."""
@@ -86,11 +86,12 @@ SETTINGS = {key: item for key, item in VALUES.items() if key not in FACTS}
 """All settings of a configuration by dotted key."""
 EDITION = "data.edition"
 VALUES[EDITION] = Setting(int, 1, attrgetter(EDITION))
-"""The edition of the data follows from other settings. It is saved with them, and must agree."""
+"""The edition of the data follows from settings. It is saved with the settings, and must agree on
+resume."""
 PARTS = [*SECTIONS][1:]
 """Keys of the sections of a configuration."""
 KEYS = {**SETTINGS, **_walk(OptimConfig(), "optim")}
-"""All keys of files and flags, including those of ``optim``, which apply to all phases."""
+"""All keys of files and flags, including the keys of ``optim``, which apply to all phases."""
 
 
 def is_inherited(key: str) -> bool:
@@ -105,7 +106,7 @@ def values(config: Config) -> Layer:
 
 
 def saved_values(config: Config) -> Layer:
-    """Return the same as :func:`values`, with plain values, as a checkpoint stores them."""
+    """Return the values of :func:`values` as plain values, which a checkpoint can store."""
     facts = config.data.found
     return {**values(config), FACTS_OF_DATA: {} if facts is None else facts.plain()}
 
@@ -116,7 +117,7 @@ def sections_of(config: Config) -> Plain:
 
 
 def build(layer: Layer) -> Config:
-    """Return a configuration with these values, and defaults for the others."""
+    """Return a configuration with these values, and defaults for all missing settings."""
     sections: dict[str, Plain] = {section: {} for section in ("", *PARTS)}
     for key in layer.keys() - {EDITION}:
         section, _, name = key.rpartition(".")
@@ -128,13 +129,13 @@ def build(layer: Layer) -> Config:
 
 
 def change(config: Config, layer: Layer) -> Config:
-    """Return a configuration with other values of some settings."""
+    """Return a copy of a configuration with new values of some settings."""
     return build({**values(config), **layer})
 
 
 def shorter_warmups(recipe: Config, config: Config, fixed: Collection[str] = ()) -> Layer:
-    """Return warm-ups that keep their share of the updates, for phases with fewer updates than in
-    the recipe. ``fixed``: settings that do not change."""
+    """Return shorter warm-ups for phases with fewer updates than in the recipe. A warm-up keeps its
+    share of the updates. ``fixed``: settings that do not change."""
     layer: Layer = {}
     for phase in config.phases:
         key = f"{phase}.warmup_steps"
@@ -160,14 +161,14 @@ def nest(layer: Layer) -> Plain:
 def look_up(sections: Any, key: str, default: Any = None) -> Any:
     """Return the value at a dotted key of nested sections, or the default."""
     if key == "flow.kind" and look_up(sections, "sinkhorn.solver") == "geomloss":
-        return "geomloss"  # of an earlier version
+        return "geomloss"  # a file of an earlier version
     for part in key.split("."):
         sections = sections.get(part, default) if isinstance(sections, dict) else default
     return sections
 
 
 def spread_optim(layer: Layer) -> Layer:
-    """Copy the values of ``optim`` to each phase that does not set them, and drop ``optim``."""
+    """Copy the values of ``optim`` to each phase that has no value, and drop ``optim``."""
     spread = {key: value for key, value in layer.items() if not key.startswith("optim.")}
     for key in layer.keys() - spread.keys():
         for phase in OF_PHASES:
@@ -187,8 +188,8 @@ def drop_machine_settings(config: Config) -> Config:
 
 
 def fixed_values(config: Config, names: Collection[str | None]) -> Layer:
-    """Return the plain values of some sections and dotted settings, except those that are free on
-    resume."""
+    """Return the plain values of some sections and dotted settings, without settings that are free
+    on resume."""
     return {
         key: value
         for key, value in saved_values(config).items()
@@ -197,11 +198,11 @@ def fixed_values(config: Config, names: Collection[str | None]) -> Layer:
 
 
 def agrees(key: str, saved: Any, value: Any) -> bool:
-    """Whether a saved value of a setting is the same as a plain value of :func:`fixed_values`.
-    Facts that an earlier version did not save have their defaults."""
+    """Whether a saved value of a setting equals a plain value of :func:`fixed_values`. If an
+    earlier version did not save a fact, the fact has the default value."""
     if key != FACTS_OF_DATA:
         return saved == value
-    if saved and isinstance(saved, dict):  # a damaged file may have anything
+    if saved and isinstance(saved, dict):  # a damaged file may hold any value
         saved = {**DEFAULT_FACTS, **saved}
     return (saved or {}) == value
 
@@ -209,14 +210,13 @@ def agrees(key: str, saved: Any, value: Any) -> bool:
 def find_contradictions(
     saved: Plain, config: Config, frozen: Collection[str], running: str | None = None
 ) -> list[str]:
-    """Return one text for each setting of ``config`` that differs from ``saved``, the nested
-    configuration of a checkpoint, although both must agree. If an older checkpoint lacks a setting,
-    its default counts.
+    """Return a text for each setting of ``config`` that contradicts ``saved``, the nested
+    configuration of a checkpoint. If an older checkpoint lacks a setting, the default counts.
 
     Args:
         frozen: sections and dotted settings that must agree, as in ``Phase.follows``.
-        running: the unfinished phase to resume. Its section must agree too, except for the number
-            of iterations.
+        running: the unfinished phase to resume. The section of this phase must agree too, except
+            for the number of iterations.
     """
     texts = []
     for key, value in fixed_values(config, {*frozen, running}).items():

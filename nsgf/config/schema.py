@@ -1,7 +1,7 @@
 """The typed configuration: each field is documented here and becomes a command-line flag.
 
-The docstring below a field is its help text; its annotation gives the allowed range and whether it
-may change on resume. :mod:`nsgf.settings.checks` checks rules between fields.
+The docstring below a field is the help text. The annotation of a field gives the allowed range, and
+whether the value may change on resume. :mod:`nsgf.settings.checks` checks rules between fields.
 """
 
 import math
@@ -13,25 +13,25 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from nsgf.config.values import format_value
 
 MANY = 1_000_000_000
-"""Largest value of a number for which the schema sets no maximum."""
+"""Maximum of a number if the schema sets no maximum."""
 MOST_STEPS = 100_000
-"""Largest number of steps, or of network calls, for one sample. More of them change no sample, but
-would compute for hours."""
+"""Largest number of steps, or of network calls, for one sample. More steps would not change the
+samples, and would compute for hours."""
 FREE_ON_RESUME = "free on resume"
-"""Marks a setting that does not change results, only files, memory or time."""
+"""Marks a setting that changes files, memory or time, but not results."""
 MACHINE_PATH = "machine path"
 """Marks a setting that names a file or a folder of this machine."""
 
 
 class OnlyIf(NamedTuple):
-    """Marks a setting that has an effect only if another setting has one of some values."""
+    """Marks a setting that has an effect only if the setting ``key`` has one of ``values``."""
 
     key: str
-    """Dotted key of the other setting."""
+    """Dotted key of the required setting."""
     values: tuple[Any, ...]
 
     def holds(self, config: "Config") -> bool:
-        """Whether the other setting has one of the values."""
+        """Whether the setting ``key`` has one of the values."""
         return attrgetter(self.key)(config) in self.values
 
     def __str__(self) -> str:
@@ -76,10 +76,10 @@ GroupOrNull = Annotated[int | None, Range(2, 2**14)]
 Repeats = Annotated[int, Range(1, 1000)]
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "generator": 2}
-"""Number of each phase in the names of its files; other phases have number 1."""
+"""Number of a phase in the names of its files. All further phases have number 1."""
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 CHANGED_SETS = ("8gaussians", "moons")
-"""2D sets whose distribution has changed since the first edition of the program's sets."""
+"""Edition of each 2D set whose distribution has changed. All further sets have edition 1."""
 ImageName = Literal["digits", "mnist", "cifar10"]
 OwnName = Literal["images", "points"]
 SolverName = Literal["euler", "heun", "dopri5"]
@@ -87,13 +87,13 @@ FlowKind = Literal["sinkhorn", "energy", "geomloss"]
 
 
 def edition_of(*names: str) -> int:
-    """Return the edition of 2D sets, by their names."""
+    """Return the edition of the 2D sets with these names."""
     return 2 if {*names} & {*CHANGED_SETS} else 1
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a new run found at ``data.path``. It must be the same when the run is resumed."""
+    """Facts about the data at ``data.path``. A resumed run must find the same facts."""
 
     samples: int
     """Number of images or points."""
@@ -136,15 +136,16 @@ class DataConfig:
     flip: bool = False
     """Mirror training images left to right with probability 1/2."""
     conditional: bool = False
-    """Give networks the class of each sample: images with labels, or own images in subfolders."""
+    """Give networks the class of each sample. The data must be images with labels, or your own
+    images in subfolders."""
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
     """Your own data. For images: a folder, a .npz file with images (N, C, H, W) or (N, H, W, C) and
     perhaps labels (N,), or a .npy file. For points: a .csv, .tsv, .txt, .parquet, .xlsx, .npz or
     .npy file."""
     size: Annotated[int | Literal["auto"] | None, Range(4, 1024)] = None
     """Side in pixels to which the middle square of each image in a folder is scaled. auto or null:
-    if all are squares of one size up to 64, this size (or slightly less, so that halving it reaches
-    16 or less); otherwise 32. Images in a file keep their size."""
+    if all images are squares of one size up to 64, they keep this size, or a slightly smaller size
+    that can be halved to 16 or less. Otherwise 32. Images in a file keep their size."""
     skip_broken: bool = False
     """Leave out image files of a folder that cannot be read."""
     header: Literal["auto"] | bool = "auto"
@@ -153,12 +154,12 @@ class DataConfig:
     columns: str | None = None
     """Columns of points to use, as A,B,C: only names, or only numbers (from 1). null: all."""
     held_out: Part = 0.0
-    """Fraction of your own samples that is not trained on; measures compare with these samples.
-    They are the same for every seed."""
+    """Fraction of your own samples that is kept for measures and not trained on. These samples are
+    the same for every seed."""
     key: str | None = None
     """Name of the array of images or points, if a .npz file has several arrays."""
     found: DataFacts | None = None
-    """Facts about your own data at data.path. They must be the same when the run is resumed."""
+    """Facts about your own data at data.path. A resumed run must find the same facts."""
 
     @property
     def edition(self) -> int:
@@ -168,20 +169,21 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class SinkhornConfig:
-    """Samples of one flow. If flow.kind is sinkhorn or geomloss: entropic optimal transport between
-    them, with cost 1/2 |x - y|^2 and eps = blur^2."""
+    """Samples of one flow. If flow.kind is sinkhorn or geomloss, also the entropic optimal
+    transport between the samples, with cost 1/2 |x - y|^2 and eps = blur^2."""
 
     batch_size: Count = 256
     """Number of particles n in one flow."""
     target_batch: CountOrNull = None
-    """Number of targets m in one flow; null: as many as particles."""
+    """Number of targets m in one flow; null: the number of particles."""
     blur: Annotated[float, Blur] = 0.5
     """sinkhorn and geomloss: square root of the regularization eps, in units of the data."""
     first_blur: Annotated[float | None, Blur] = None
     """sinkhorn and geomloss: blur of a flow's first step, which falls by the same factor from step
     to step and is blur in the last one; null: blur in all steps (paper)."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
-    """geomloss: ratio of successive blurs while annealing; closer to 1 is slower and more exact."""
+    """geomloss: ratio of successive blurs while annealing. A ratio closer to 1 is slower and more
+    exact."""
     tolerance: Positive = 5e-4
     """sinkhorn: largest L1 error of a plan's marginals (total mass 1). If particles move by less
     than the blur, the limit shrinks in proportion."""
@@ -197,15 +199,17 @@ class FlowConfig:
     """The discretized gradient flow (Algorithm 1)."""
 
     kind: FlowKind = "sinkhorn"
-    """Gradient flow that NSGF learns. sinkhorn: of the Sinkhorn divergence; solves many flows at
-    once to a tolerance. energy: of the energy distance; its speed is at most 2. geomloss: as
-    sinkhorn, but the library geomloss solves one flow at a time, annealed to the blur."""
+    """Gradient flow that NSGF learns. sinkhorn: flow of the Sinkhorn divergence; many flows are
+    solved at once to a tolerance. energy: flow of the energy distance, whose speed is at most 2.
+    geomloss: like sinkhorn, but the library geomloss solves one flow at a time, annealed to the
+    blur."""
     steps: Steps = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6), OnlyIf("flow.schedule", ("constant",))] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
     schedule: Literal["constant", "harmonic"] = "constant"
-    """Step sizes. constant: eta. harmonic: 1/T, 1/(T-1), ..., 1, for steps of equal length."""
+    """Step sizes. constant: always eta. harmonic: 1/T, 1/(T-1), ..., 1, so that particles move
+    equally far in each step."""
 
     @property
     def step_size(self) -> float | None:
@@ -225,7 +229,8 @@ class PoolConfig:
     """Type of stored positions. auto: float32 if the pool fits into the free memory (images: into
     half of it), else float16."""
     build_batch: Annotated[int | Literal["auto"], Range(1), FREE_ON_RESUME] = "auto"
-    """Number of flows simulated together; halved if the card is full. Does not change results."""
+    """Number of flows that are simulated together. The program halves the number if the card is
+    full. Does not change results."""
 
 
 @dataclass(frozen=True)
@@ -292,14 +297,18 @@ class NSFConfig(OptimConfig):
 
     source: Literal["prior", "nsgf", "affine"] = "prior"
     """Start X0 of the straight line. prior: a sample of mu0. nsgf: an end point of the NSGF steps.
-    affine: noise, mapped towards the Gaussian with the data's mean and covariance, as far as
-    flow.steps steps go. Without the phase predictor, samples enter the straight flow at time 0."""
+    affine: noise that is mapped towards the Gaussian with the data's mean and covariance, as far as
+    flow.steps steps would move it. Without the phase predictor, samples enter the straight flow at
+    time 0."""
     coupling: Literal["independent", "ot"] = "independent"
-    """Pairs (X0, X1). independent: as drawn. ot: by exact optimal transport within groups."""
+    """Pairs (X0, X1). independent: both are drawn independently. ot: exact optimal transport pairs
+    them within groups."""
     coupling_batch: Annotated[GroupOrNull, OnlyIf("nsf.coupling", ("ot",))] = None
-    """Number of samples paired together by ot; null: batch_size. 1024 take 0.15 s on the CPU."""
+    """Number of samples that ot pairs together; null: batch_size. 1024 samples take 0.15 s on the
+    CPU."""
     starts: Annotated[CountOrNull, OnlyIf("nsf.source", ("nsgf",))] = None
-    """With source nsgf: number of end points to compute once and reuse; null: always new ones."""
+    """With source nsgf: number of end points to compute once and reuse; null: always compute new
+    end points."""
     init: Literal["random", "nsgf"] = "random"
     """Initial weights of the straight-flow network: random, or nsgf (the velocity network's
     averaged weights)."""
@@ -310,12 +319,13 @@ class PeerConfig(OptimConfig):
     """Phase peer: a flow-matching method to compare NSGF with."""
 
     method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
-    """As in torchcfm: icfm, independent pairs; otcfm, exact transport in the batch; sbcfm, a
-    Schroedinger bridge. rf is rectified flow: independent pairs without noise."""
+    """Flow-matching method. icfm: independent pairs. otcfm: pairs by exact transport in the batch.
+    sbcfm: a Schroedinger bridge. These three are as in torchcfm. rf: rectified flow, with
+    independent pairs and no noise."""
     sigma: Annotated[float, Range(0, 1e6), OnlyIf("peer.method", ("icfm", "otcfm", "sbcfm"))] = 0.1
     """Standard deviation of the noise around the line of a pair; must be > 0 for sbcfm."""
     coupling_batch: Annotated[GroupOrNull, OnlyIf("peer.method", ("otcfm",))] = None
-    """Number of samples paired together by otcfm; null: batch_size."""
+    """Number of samples that otcfm pairs together; null: batch_size."""
 
 
 @dataclass(frozen=True)
@@ -332,8 +342,8 @@ class GeneratorConfig(OptimConfig):
     inside each batch. With phases [nsgf, generator] it starts from the velocity network."""
 
     targets: Annotated[int | None, Range(4)] = None
-    """Number of real samples in one update; each half of the batch uses half of them; null:
-    batch_size."""
+    """Number of real samples in one update; null: batch_size. Each half of the batch uses half of
+    the real samples."""
     blurs: Annotated[list[float], Blur] = field(default_factory=lambda: [0.1])
     """Square roots of eps. The unit is the root of the mean cost between generated and real
     samples: 0.1 makes eps 1 % of that cost. The velocities for several blurs are averaged."""
@@ -346,18 +356,20 @@ class TrainConfig:
     """Logs, checkpoints and hardware use, for all phases."""
 
     log_every: Count = 100
-    """Maximum number of updates between two lines of metrics.jsonl; short phases have 50 lines."""
+    """Maximum number of updates between two lines of metrics.jsonl. A short phase writes 50
+    lines."""
     checkpoint_every: Count = 1000
     """Number of updates between two checkpoints of a phase."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of the networks' layers. Weights and losses stay float32. auto continues in the
-    precision of the run's checkpoints. A new run uses bf16 if the card, or for images the CPU, has
-    units for it; fp16 on a T4; and fp32 elsewhere."""
+    precision of the run's checkpoints. A new run uses bf16 on a card with bf16 units, bf16 for
+    images on a CPU with bf16 units, fp16 on a T4, and otherwise fp32."""
     accumulate: Count = 1
     """Number of parts into which a batch is split, to save memory. The update stays the same. The
     number doubles if memory is full."""
     compile: bool = False
-    """Compile networks with torch.compile: the first update takes minutes, later ones less."""
+    """Compile networks with torch.compile. The first update takes minutes; later updates are
+    faster."""
     max_hours: PositiveOrNull = None
     """Hours after which training saves, prints how to resume, and ends. null: no limit."""
     preview: bool = True
@@ -370,8 +382,8 @@ class TrackingConfig:
 
     tracker: Literal["none", "wandb", "wandb-offline", "tensorboard"] = "none"
     """Experiment tracker. wandb uploads to Weights & Biases. wandb-offline writes files for `wandb
-    sync` into the run folder; tensorboard writes its own files there. W&B reads WANDB_MODE,
-    WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME and WANDB_RUN_GROUP."""
+    sync` into the run folder. tensorboard writes files for TensorBoard into the run folder. W&B
+    reads WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME and WANDB_RUN_GROUP."""
 
 
 @dataclass(frozen=True)
@@ -381,30 +393,34 @@ class SamplingConfig:
     num_samples: Count = 64
     """Number of samples to draw."""
     batch_size: Count = 256
-    """Number of samples in one network call; halved when the card's memory is full."""
+    """Number of samples in one network call. The program halves the number if the card's memory is
+    full."""
     label: Annotated[str | int | None, Range(0), OnlyIf("data.conditional", (True,))] = None
     """With data.conditional: class of all samples, by its name or its number (from 0). null: with K
     classes, sample i has class i mod K."""
     guidance: Annotated[float, Range(0, 1000), OnlyIf("data.conditional", (True,))] = 1.0
     """With data.conditional: weight w in a + w (b - a), where a is the network's output without the
-    class, b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
+    class, and b the output with the class (Ho and Salimans 2022). Values other than 1 call each
+    network twice."""
     nsgf_steps: StepsOrNull = None
-    """Number of Euler steps with the velocity network. null: as many as flow.steps."""
+    """Number of Euler steps with the velocity network. null: flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow; null: the time predicted for each."""
     solver: SolverName = "euler"
     """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps,
     which needs the extra `ode`."""
     straight_steps: Annotated[Steps, OnlyIf("sampling.omega", (None,))] = 10
-    """Number of steps from each sample's time tau to 1. dopri5: only the number of states shown."""
+    """Number of steps from each sample's time tau to 1. With dopri5: only the number of states in
+    pictures."""
     spacing: Annotated[
         float,
         Range(above=0, maximum=4),
         OnlyIf("sampling.solver", ("euler", "heun")),
         OnlyIf("sampling.omega", (None,)),
     ] = 1.0
-    """euler and heun without omega: power p. Step k of n ends at the fraction 1 - (1 - k/n)^p of
-    the way from tau to 1. 1: equal steps, as in the paper; above 1: finer towards the data."""
+    """Power p that sets the sizes of the steps of euler and heun, without omega. Step k of n ends
+    at the fraction 1 - (1 - k/n)^p of the way from tau to 1. p = 1: equal steps, as in the paper. p
+    > 1: steps become smaller towards the data."""
     omega: Annotated[
         float | None, Range(1 / MOST_STEPS, 1), OnlyIf("sampling.solver", ("euler",))
     ] = None
@@ -422,7 +438,7 @@ class EvaluationConfig:
     w2_samples: Count = 4096
     """Largest number of samples for the exact W2; the time grows with the cube of this number."""
     features: Literal["auto", "imagenet", "inception", "none"] = "auto"
-    """Network whose features are compared for images. imagenet: EfficientNet-Lite0, which needs the
+    """Network that computes the features of images. imagenet: EfficientNet-Lite0, which needs the
     extra `features`. inception: for comparison with published figures. none: no features. auto:
     imagenet, or none if its package is missing."""
     inception_weights: Annotated[
@@ -436,26 +452,31 @@ class CompareConfig:
     """Trials and measures of `nsgf compare`."""
 
     methods: list[str] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
-    """Names from configs/methods, or your own YAML files. Each method has as many updates in total
-    as the experiment's method. They are divided among its networks in proportion to their
-    iterations. 2rf first trains 1rf, then adds as many updates."""
+    """Names from configs/methods, or your own YAML files. Each method has the same total number of
+    updates as the experiment's method. The updates of a method are divided among the method's
+    networks in proportion to their iterations. 2rf first trains 1rf, then adds the same number of
+    updates."""
     updates: Counts = field(default_factory=list)
     """Number of updates of a method, summed over its networks: one number for all methods, or one
-    for each (for 2rf including 1rf). Empty: as many as the experiment's method."""
+    number for each method. For 2rf, the number includes 1rf. Empty: the number of updates of the
+    experiment's method."""
     targets: list[Literal[PointName, "8gaussians_moons"]] = field(default_factory=list)
     """2D sets to compare on. 8gaussians_moons is moons with source 8gaussians. Empty: data.name."""
     seeds: Repeats = 5
     """Number of runs of each method, with the seeds seed, seed + 1, ..."""
     draws: Repeats = 1
     """Number of times to measure each run, each time with new noise and a new target sample. Tables
-    show mean and spread over the seeds, or over these repeats for a single seed."""
+    show mean and spread over the seeds. For a single seed, they show mean and spread over the
+    repeats."""
     nfe: Annotated[list[int], Range(1, MOST_STEPS)] = field(default_factory=lambda: [10, 100])
-    """Network calls per sample. nsgf++ needs at least 3, nsgf++h 2, the others 1; sampling.solver
-    heun needs one more. onecall and onecall+ are measured with 1 call only."""
+    """Network calls per sample. nsgf++ needs at least 3 calls, nsgf++h 2, and every further method
+    1. sampling.solver heun needs one more call. onecall and onecall+ are measured with 1 call
+    only."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
     combination of the settings that a method uses is trained once, with seed + 1000 as its seed.
-    The tables use the best: the smallest energy distance, or Frechet distance for features."""
+    The tables use the best combination. It has the smallest energy distance, or for features the
+    smallest Frechet distance."""
     tune_nfe: StepsOrNull = None
     """Network calls per sample in the search of compare.tune; null: the largest of compare.nfe."""
 
@@ -469,16 +490,17 @@ class Config:
     method: str = ""
     """Method, a file configs/methods/NAME.yaml, or the path of your own YAML file."""
     phases: list[PhaseName] = field(default_factory=lambda: ["nsgf", "nsf", "predictor"])
-    """Phases to train, in order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. With nsf.source affine:
-    nsf. One call: generator; or nsgf, generator. Flow matching: peer; or peer, reflow."""
+    """Phases to train, in order. NSGF: [nsgf], [nsgf, nsf] or [nsgf, nsf, predictor]. With
+    nsf.source affine: [nsf]. One call: [generator] or [nsgf, generator]. Flow matching: [peer] or
+    [peer, reflow]."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
-    """Seed of every random number of the run."""
+    """Seed of all random numbers of the run."""
     device: str = "auto"
     """Device: cpu, cuda, cuda:N, or auto, which selects cuda if torch can use it."""
     out_dir: Annotated[str, MACHINE_PATH] = "runs"
     """Folder that holds the run folders."""
     smoke: bool = False
-    """Make a small run to test the installation. Later commands find it only with --smoke."""
+    """Make a small run to test the installation. Later commands find this run only with --smoke."""
     data: DataConfig = field(default_factory=DataConfig)
     sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
@@ -512,4 +534,4 @@ class Config:
 
 
 OF_PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
-"""All phases. Each has a section of its name, which inherits from ``optim``."""
+"""All phases. Each phase has a section of the same name, which inherits from ``optim``."""

@@ -21,17 +21,18 @@ from nsgf.system.errors import wrong_setting
 from nsgf.system.files import Plain
 
 Place = str | os.PathLike[str]
-"""Type of a path that a caller passes."""
+"""Types of a path that a caller passes."""
 NULL = ("null", "Null", "NULL", "~")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 NAMES[NoneType] = "null"
 WRONG = (ValueError, OverflowError, AttributeError, yaml.YAMLError)
-"""Errors that the conversion of a value of a wrong type raises."""
+"""Errors that are raised if a value of a wrong type is converted."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes texts such as ``08`` and ``no``, which YAML 1.1 or 1.2 would convert."""
+    """Dumper that quotes texts such as ``08`` and ``no``, which readers of YAML 1.1 or 1.2 would
+    convert."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -96,7 +97,7 @@ def describe_type(kind: Any) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a plain value as it is written in a YAML file."""
+    """Return the text of a plain value in a YAML file."""
     return json.dumps(value, ensure_ascii=False).replace('"', "")
 
 
@@ -121,8 +122,8 @@ def to_plain(value: Any) -> Any:
 
 
 def read_value(key: str, kind: Any, value: Any) -> Any:
-    """Return a value of the declared type. Values other than strings may also be YAML text, as on
-    the command line. Raise UserError for a wrong type."""
+    """Return a value of the declared type. If the type is not a string, the value may also be YAML
+    text, as on the command line. Raise UserError for a wrong type."""
     try:
         return _convert(kind, value)
     except WRONG:
@@ -135,7 +136,7 @@ def _convert(kind: Any, value: Any) -> Any:
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         if NoneType in parts and (value is None or (value in NULL and str not in parts)):
-            return None  # where texts are allowed, null may be a name
+            return None  # if texts are allowed, null may be a name
         for part in parts:
             with suppress(*WRONG):
                 return _convert(part, value)
@@ -172,16 +173,16 @@ def _convert(kind: Any, value: Any) -> Any:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text can be a path (~NAME only for an existing user)."""
+    """Whether a text can be a path. In ``~NAME``, the user must exist."""
     try:
         return bool(text and Path(text).expanduser())
-    except RuntimeError:  # no user of this NAME in ~NAME
+    except RuntimeError:  # there is no user NAME of ~NAME
         return False
 
 
 def expand_path(key: str, path: Place) -> Path:
-    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is empty,
-    not printable or not a path, or if there is no such user."""
+    """Return a user's path with ``~`` replaced by the home folder. Raise UserError if the path is
+    empty, not printable or no path, or if the user of ``~NAME`` does not exist."""
     text = os.fspath(path)
     if not text.isprintable() or not is_path(text):
         raise wrong_setting(key, path, "must be a path (~NAME of an existing user)")

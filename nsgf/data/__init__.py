@@ -1,8 +1,9 @@
 """The data sets, and samplers of the source mu0 and of the target mu*.
 
-One record, a :class:`Target`, has the properties of each set: a :class:`PointSet` in points.py, or
-an :class:`ImageSet` in images.py. For a user's data, :mod:`nsgf.user_data` makes the record. All
-code after that uses the records, not the names of sets.
+Each data set has a record, a :class:`Target`: a :class:`PointSet` in points.py, or an
+:class:`ImageSet` in images.py. The record holds the properties of the set. For a user's data,
+:mod:`nsgf.user_data` makes the record. All further code uses the records, not the names of data
+sets.
 """
 
 from copy import copy
@@ -32,7 +33,7 @@ DATA_SETS: dict[str, PointSet | ImageSet] = {
 }
 """The shipped data sets by ``data.name``."""
 STANDARD = "gaussian"
-"""``data.source`` for the standard Gaussian, which has the shape of the target."""
+"""Value of ``data.source`` for the standard Gaussian, which has the shape of the target."""
 
 
 def file_state(file: Path) -> tuple[int, float] | None:
@@ -41,7 +42,7 @@ def file_state(file: Path) -> tuple[int, float] | None:
 
 
 class Data:
-    """Source and target of an experiment: loads the target once and makes independent samplers."""
+    """Source and target of an experiment. Loads the target once, and makes independent samplers."""
 
     def __init__(self, target: Target, config: DataConfig, seed: int) -> None:
         """Load the record ``target`` of the section ``config``. Raise UserError if files are
@@ -49,11 +50,12 @@ class Data:
         self.record = target
         self.config = config
         self._seed = seed
-        self._file_state = target.mapped and file_state(target.mapped)  # before reading samples
+        # read the state before the samples
+        self._file_state = target.mapped and file_state(target.mapped)
         self._hold(target.load(config, seed))
         self.shape = target.shape
         self.axes = target.axes
-        """Names of the coordinates of own points; None for other sets."""
+        """Names of the coordinates of a user's points; None for every other data set."""
         self.in_units = target.in_units
         """Function that converts samples of networks to the units of :meth:`reference`.
         (N, *shape)"""
@@ -80,21 +82,21 @@ class Data:
         """The user's points to train on, in the units of their file, float64, (N, D); None for
         images and for distributions."""
         self.count = None if samples is None else len(samples)
-        """Number of samples in the target, mirrored ones not counted; None: unlimited."""
+        """Number of samples in the target, without mirrored samples; None: unlimited."""
 
     def source(self, *stream: str) -> Sampler:
-        """Return a sampler of mu0 with its own random stream."""
+        """Return a sampler of mu0 with a separate random stream."""
         return build_source(self.config.source, self.shape, self._seed, *stream)
 
     def target(self, *stream: str) -> Sampler:
-        """Return a sampler of mu* as networks see it, with its own random stream."""
+        """Return a sampler of mu* in the units of networks, with a separate random stream."""
         if isinstance(self.record, PointSet):
             return PointSampler(self.record, derive_seed(self._seed, "target", *stream))
         return self._rows(None, *stream)
 
     def _rows(self, chosen: Tensor | None, *stream: str | int) -> RowSampler:
-        """Return a sampler of the ``chosen`` rows of a finite target (None: all), as networks see
-        them."""
+        """Return a sampler of the ``chosen`` rows of a finite target, as networks see them. None:
+        all rows."""
         assert self._samples is not None
         return RowSampler(
             self._samples,
@@ -106,7 +108,7 @@ class Data:
         )
 
     def _check(self) -> None:
-        """Raise UserError if the file that images are read from has changed."""
+        """Raise UserError if the mapped file of images has changed."""
         mapped = self.record.mapped
         if mapped and file_state(mapped) != self._file_state:
             raise wrong_setting(
@@ -116,10 +118,10 @@ class Data:
             )
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
-        """Return a sampler of mu* that takes ``run`` successive samples from each class in turn,
-        with its own random streams. All classes are equally frequent, whatever their number of
-        images. With ``mixed``, class K - 1 is followed by a group of samples from all classes.
-        Without classes, return :meth:`target`.
+        """Return a sampler of mu* that takes ``run`` successive samples from each class in turn. It
+        has separate random streams. All classes are equally frequent, even if they have different
+        numbers of images. With ``mixed``, class K - 1 is followed by a group of samples from all
+        classes. Without classes, return :meth:`target`.
         """
         if self.labels is None:
             return self.target(*stream)
@@ -128,14 +130,15 @@ class Data:
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
 
     def reference(self, *stream: str) -> Sampler:
-        """Return a sampler for measures and pictures: :meth:`target`, with own points in the units
-        of their file."""
+        """Return a sampler for measures and pictures. It is :meth:`target`, but a user's points
+        have the units of the file."""
         if self.user_points is None:
             return self.target(*stream)
         return RowSampler(self.user_points, derive_seed(self._seed, "target", *stream))
 
     def measured(self) -> "Data":
-        """Return the data that measures compare with: the held-out part of own data, or all."""
+        """Return the data that measures compare with: the held-out part of a user's data, or all
+        data."""
         if not self.config.held_out:
             return self
         held_out = copy(self)
@@ -150,7 +153,7 @@ class Data:
 
 
 def build_source(name: str, shape: Shape, seed: int, *stream: str) -> Sampler:
-    """Return a sampler of the source mu0 with this name (``data.source``), and with its own random
+    """Return a sampler of the source mu0 with this name (``data.source``). It has a separate random
     stream. ``shape``: shape of one sample of the target."""
     law = gaussian(shape) if name == STANDARD else DATA_SETS[name]
     assert isinstance(law, PointSet)

@@ -1,6 +1,6 @@
 """Image sets, held as uint8 tensors (N, C, H, W) in main memory.
 
-To add a set, add its reading functions and its record here, its name in config/schema.py, and its
+To add a set, add reading functions and a record here, the name in config/schema.py, and a file of
 settings in configs/.
 """
 
@@ -31,12 +31,12 @@ class ImageSet(Target):
     shape: tuple[int, int, int]
     """(C, H, W)."""
     read_images: Callable[[DataConfig, bool], Tensor]
-    """(config, held_out) -> training images, or test images if held_out, uint8, (N, C, H, W). May
-    raise any exception."""
+    """Function (config, held_out) that returns training images, or test images if held_out, uint8,
+    (N, C, H, W). May raise any exception."""
     read_labels: Callable[[DataConfig, bool], Tensor] | None = None
-    """The same for their classes, integers (N,) in [0, classes - 1]."""
+    """The same for the classes of the images, integers (N,) in [0, classes - 1]."""
     has_test: bool = False
-    """Whether there are test images."""
+    """Whether the set has test images."""
     class_names: Names = ()
     is_images: bool = True
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
@@ -110,8 +110,8 @@ def to_unit_range(images: Tensor) -> Tensor:
 
 
 def to_colour(images: Tensor) -> Tensor:
-    """Return images with three channels. Of 1 or 2 channels, the first is repeated; of 4, the last
-    is dropped. (N, C, H, W) -> (N, 3, H, W)"""
+    """Return images with three channels. With 1 or 2 channels, repeat the first channel. With 4
+    channels, drop the last channel. (N, C, H, W) -> (N, 3, H, W)"""
     return images[:, : 1 if images.shape[1] < 3 else 3].expand(-1, 3, -1, -1)
 
 
@@ -131,8 +131,8 @@ def _digits() -> tuple[Tensor, Tensor]:
 
 
 def _mnist(config: DataConfig, held_out: bool, kind: str) -> Tensor:
-    """Return the uint8 values of a file of MNIST. It may be compressed, and have the name and
-    folder of a common copy."""
+    """Return the uint8 values of a file of MNIST. The file may be compressed. Names and folders of
+    common copies of MNIST are accepted."""
     from torchvision.datasets import MNIST
 
     name = f"{'t10k' if held_out else 'train'}-{kind}-ubyte"
@@ -140,8 +140,9 @@ def _mnist(config: DataConfig, held_out: bool, kind: str) -> Tensor:
     raw = root / "MNIST" / "raw"
     stems = (name, name.replace("-idx", ".idx"))
     names = [stem + ending for stem in stems for ending in ("", ".gz")]
-    names += [f"{copy}/{copy}" for copy in names]  # an archive unpacked into a folder of its name
-    # no other folders: FashionMNIST has the same names in its own
+    # unpacked archives lie in a folder of the same name
+    names += [f"{copy}/{copy}" for copy in names]
+    # search only these folders: FashionMNIST has files of the same names elsewhere
     folders = (raw, root, raw.parent, root / "mnist")
     files = [folder / copy for folder in folders for copy in names]
     file = next(filter(Path.is_file, files), None)
@@ -156,12 +157,12 @@ def _mnist(config: DataConfig, held_out: bool, kind: str) -> Tensor:
 
 def _cifar10(config: DataConfig, held_out: bool) -> tuple[Tensor, Tensor]:
     """Return torchvision's training or test set, uint8, (N, 3, 32, 32), and its labels, (N,).
-    Torchvision compares the md5 sums of the files with the published ones before it unpickles
-    them."""
+    Torchvision compares the md5 sums of the files with the published md5 sums before it unpickles
+    the files."""
     from torchvision.datasets import CIFAR10
 
     root = data_root(config)
-    is_there = (root / CIFAR10.base_folder).exists()  # a download would replace it
+    is_there = (root / CIFAR10.base_folder).exists()  # a download would replace the files
     content = CIFAR10(root, not held_out, download=config.download and not is_there)
     return torch.from_numpy(content.data).permute(0, 3, 1, 2), torch.tensor(content.targets)
 

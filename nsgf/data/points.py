@@ -16,7 +16,8 @@ from nsgf.config.schema import DataConfig, Names, Shape
 
 
 class Target:
-    """The record of a data set. Other code uses only this interface, not the names of sets."""
+    """The record of a data set. The rest of the package uses only this interface, not the names of
+    data sets."""
 
     name: str
     """``data.name``."""
@@ -25,16 +26,16 @@ class Target:
     uses: frozenset[str]
     """Settings of the section ``data`` that have an effect, besides ``name``."""
     unread: frozenset[str] = frozenset()
-    """Those of them that have none for this kind of file."""
+    """Settings in ``uses`` that have no effect for this kind of file."""
     class_names: Names = ()
     """Names of the K classes that networks get as labels; empty: no labels."""
     is_images: bool = False
     """Whether the samples are images; otherwise they are points."""
     axes: Names | None = None
-    """Names of the coordinates of own points; None for other sets."""
+    """Names of the coordinates of a user's points; None for every other data set."""
     mapped: Path | None = None
-    """File that samples are mapped from. Reading beyond the end of a shortened file kills the
-    process."""
+    """File that is mapped into memory. If the file becomes shorter, reading beyond its end kills
+    the process."""
 
     @property
     def classes(self) -> int:
@@ -42,22 +43,22 @@ class Target:
         return len(self.class_names)
 
     def class_number(self, label: str | int | None) -> int | None:
-        """Return the number of the class ``label``: its name, or its number unless names are
-        numbers. Return None if there is no such class."""
+        """Return the number of the class ``label``. The label is a name; if no name is a number, it
+        may also be a number. Return None if the class does not exist."""
         labels = [*self.class_names]
         if not any(map(str.isdecimal, labels)):
             labels += map(str, range(self.classes))
-        # compare texts: YAML reads a name of digits as a number
+        # compare as texts, because YAML reads a name of digits as a number
         return labels.index(str(label)) % self.classes if str(label) in labels else None
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:
-        """Return the samples to train on, or the held-out samples, in the units of the data,
-        (N, *shape); None: unlimited. ``seed``: for fake images. Raise UserError for missing or
-        damaged files."""
+        """Return the samples to train on, or the held-out samples, in the units of the data, (N,
+        *shape). Return None for an unlimited set. ``seed``: for fake images. Raise UserError for
+        missing or damaged files."""
         return None
 
     def from_units(self, samples: Tensor) -> Tensor:
-        """Convert samples in the units of the data to those of networks.  (N, *shape)"""
+        """Convert samples in the units of the data to the units of networks.  (N, *shape)"""
         return samples
 
     def in_units(self, samples: Tensor) -> Tensor:
@@ -93,14 +94,14 @@ TIMES = PointSet(
 INDICES = PointSet(
     "indices", lambda n, generator: torch.randint(2**62, (n,), generator=generator), ()
 )
-"""Uniform integers in [0, 2^62), to be taken modulo any N.  int64"""
+"""Uniform integers in [0, 2^62), for use modulo any N. int64"""
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
     """Draw from torchcfm's eight Gaussians on a circle of radius 5.  (n, 2)
 
-    Each has variance sqrt(0.1) = 0.316 in every coordinate: torchcfm 1.0.7 takes the root of the
-    variance 0.1 that its caller names, and passes it on as a covariance.
+    Each has variance sqrt(0.1) = 0.316 in every coordinate: torchcfm 1.0.7 computes the square root
+    of the variance 0.1, and then uses this root as a covariance.
     """
     angle = torch.randint(8, (n,), generator=generator).float() * (math.pi / 4)
     centre = 5.0 * torch.stack([angle.cos(), angle.sin()], dim=1)
@@ -124,7 +125,8 @@ def moons(n: int, generator: torch.Generator) -> Tensor:
 
 
 def scurve(n: int, generator: torch.Generator) -> Tensor:
-    """Draw from scikit-learn's S curve, seen from the side and scaled by 2, noise 0.05.  (n, 2)"""
+    """Draw from scikit-learn's S curve with noise 0.05, seen from the side and scaled by 2.  (n,
+    2)"""
     from sklearn.datasets import make_s_curve
 
     points, _ = make_s_curve(n, noise=0.05, random_state=_numpy_seed(generator))
@@ -149,4 +151,5 @@ POINT_SETS = (
     PointSet("scurve", scurve),
     PointSet("checkerboard", checkerboard),
 )
-"""All 2D sets. To add one: its function above, its record here, its name in config/schema.py."""
+"""All 2D sets. To add a set, add a function above, a record here, and the name in
+config/schema.py."""

@@ -1,8 +1,8 @@
 """Samplers: streams with ``sample(n)`` for any n.
 
-Sample i of a stream depends only on the stream's seed and on i, however the stream is cut into
-batches, so any part can be drawn again. Streams are made in pages: blocks of draws, or epochs of
-images. Sample i of a stream for K classes has class (i // run) mod K. Class K stands for no class.
+Sample i of a stream depends only on the stream's seed and on i, not on the batches. So any part can
+be drawn again. Streams are made in pages, which are blocks of draws or epochs of images. Sample i
+of a stream for K classes has class (i // run) mod K. Class K stands for no class.
 
 Shapes: n samples, *shape one sample.
 """
@@ -67,16 +67,16 @@ class RowSampler(Sampler):
     """Samples of a finite set. Each epoch is a new permutation of all samples."""
 
     rows: Tensor
-    """All rows, (N, *shape), never changed."""
+    """All rows, (N, *shape). They are never changed."""
     seed: int
     convert: Callable[[Tensor], Tensor] = lambda rows: rows
     """Function that converts rows for networks."""
     flip: bool = False
-    """Mirror half of the images."""
+    """Whether to mirror half of the images."""
     chosen: Tensor | None = None
     """Indices of the rows to draw, int64, (M,); None: all."""
     check: Callable[[], None] = lambda: None
-    """Called before reading rows; raises if they have changed."""
+    """Function that is called before rows are read. It raises an error if the rows have changed."""
 
     def __post_init__(self) -> None:
         self.shape = tuple(self.rows.shape[1:])
@@ -104,19 +104,19 @@ class RowSampler(Sampler):
 
 
 def class_labels(positions: range, classes: int, run: int = 1) -> Tensor:
-    """Return the class of the sample at each position, (n,). Classes repeat in order, with ``run``
-    successive samples each, int32."""
+    """Return the class of the sample at each position, (n,). Classes repeat in order. Each class
+    has ``run`` successive samples. int32"""
     numbers = torch.arange(positions.start, positions.stop)
     return (numbers // run % classes).int()
 
 
 class ClassSampler(Sampler):
-    """Several streams in turn, ``run`` successive samples of each: sample i comes from stream
-    (i // run) mod (number of streams), and each stream is read in its own order.
+    """Interleaves several streams, with ``run`` successive samples of each. Sample i comes from
+    stream (i // run) mod (number of streams). Each stream is read in order.
     """
 
     def __init__(self, streams: Sequence[Sampler], run: int = 1) -> None:
-        """``streams``: one for each class, with samples of one shape."""
+        """``streams``: a stream for each class. All samples have the same shape."""
         self.shape = streams[0].shape
         self._streams = list(streams)
         self._run = run
@@ -140,9 +140,9 @@ class LabelDropout:
         self._coins = PointSampler(TIMES, seed)
 
     def at(self, positions: range, labels: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the labels of the samples at these positions, (n,). With probability DROPPED a
-        label is replaced by K (no class); seed and position decide. ``labels`` None: sample i has
-        class i mod K. Return nothing if there are no classes."""
+        """Return the labels of the samples at these positions, (n,). With probability DROPPED, a
+        label is replaced by K (no class). Seed and position determine whether. ``labels`` None:
+        sample i has class i mod K. Return an empty list if there are no classes."""
         if not self._classes:
             return ()
         labels = class_labels(positions, self._classes) if labels is None else labels

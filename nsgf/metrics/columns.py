@@ -1,7 +1,7 @@
-"""Measures of points that W2 cannot replace: a classifier, and single columns.
+"""Measures of points in addition to W2: a classifier, and single columns.
 
-W2 of few rows depends mostly on chance, and it hardly changes if a few samples lie where no row is.
-The measures of this file compare all samples with the rows, however few rows there are.
+W2 of few rows depends mostly on chance. It hardly changes if a few samples lie where no row is. The
+measures of this file compare all samples with the rows, even if there are only a few rows.
 
 Shapes: N samples, M rows, D columns.
 """
@@ -22,23 +22,24 @@ from nsgf.system.files import Plain
 from nsgf.system.seeding import make_generator
 
 MOST_ROWS = 2048
-"""Largest number of samples, and of real rows, that are compared."""
+"""Largest number of samples and of real rows in a comparison."""
 FEW_ROWS = 256
 FLOOR_DRAWS = 3, 10
-"""Number of floors: usual, and for fewer than FEW_ROWS rows, where floors differ more and cost
-less."""
+"""Number of floors: the usual number, and the number for fewer than FEW_ROWS rows. With few rows,
+floors vary more and cost less."""
 STEP_ROWS = 4096
-"""Largest number of rows that are read for the step of a column, spread over all rows."""
+"""Largest number of rows from which the step of a column is computed. They are spread over all
+rows."""
 WORST = 3
-"""Number of columns that are reported."""
+"""Number of reported columns."""
 
 
 class RealRows:
-    """Real points in the units of the data, for measures and for their floors."""
+    """Real points in the units of the data, for measures and for the floors of measures."""
 
     def __init__(self, data: Data, measured: Data, n: int, seed: int) -> None:
-        """``data``: the points that were trained on. ``measured``: the held-out points, or the same
-        data. ``n``: number of samples."""
+        """``data``: the points that were trained on. ``measured``: the held-out points, or ``data``
+        again. ``n``: number of samples."""
         self._seed = seed
         self._data = data
         self._measured = measured
@@ -56,13 +57,14 @@ class RealRows:
         self.low, second_low = self.rows.topk(2, 0, largest=False).values
         self.high, second_high = self.rows.topk(2, 0).values
         self.step = typical_step(self.rows[:: -(-len(self.rows) // STEP_ROWS)])
-        """Step of the values of each column. Samples need not be rounded as the rows are."""
+        """Step of the values of each column. Samples need not be rounded like the rows."""
         reach = self.step / 2
         self.is_alone = (self.rows < second_low - reach) | (self.rows > second_high + reach)
-        """Whether each row is outside of the range of the other rows, by column.  bool (M, D)"""
+        """Whether each row is outside of the range of the remaining rows, for each column. bool (M,
+        D)"""
 
     def compared(self, draw: int) -> Tensor:
-        """Return the rows to compare samples with.  (count, D)"""
+        """Return the rows that samples are compared with.  (count, D)"""
         return self._measured.reference("columns", str(draw)).sample(self.count)
 
     def divided(self, draw: int) -> tuple[Tensor, Tensor]:
@@ -77,14 +79,15 @@ class RealRows:
         return rows[: self.count], rows[self.count :]
 
     def is_outside(self, samples: Tensor) -> Tensor:
-        """Whether samples are outside of the range of all rows, by more than half of a step, by
-        column.  bool (N, D)"""
+        """Whether samples are more than half of a step outside of the range of all rows, for each
+        column. bool (N, D)"""
         reach = self.step / 2
         return (samples < self.low - reach) | (samples > self.high + reach)
 
     def blurred(self, points: Tensor, *stream: str | int) -> Tensor:
-        """Return samples or rows with uniform noise of the width of a step, as if they had not been
-        rounded. Otherwise a classifier only sees decimals that the rows do not have.  float64"""
+        """Return samples or rows with uniform noise of the width of a step, as if they had never
+        been rounded. Without the noise, a classifier would only see that samples have more
+        decimals. float64"""
         noise = torch.rand(
             points.shape, dtype=torch.float64, generator=make_generator(self._seed, *stream)
         )
@@ -92,9 +95,9 @@ class RealRows:
 
 
 def typical_step(points: Tensor) -> Tensor:
-    """Return the median difference of successive values of each column, without equal values: 1 for
-    whole numbers, almost 0 for many values that are not rounded, and 0 if all values are equal.
-    (M, D) -> (D,)"""
+    """Return the median difference between successive different values of each column. It is 1 for
+    whole numbers, almost 0 for many values that are not rounded, and 0 if all values are equal. (M,
+    D) -> (D,)"""
     gaps = points.double().sort(0).values.diff(dim=0)
     return gaps.where(gaps > 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
 
@@ -108,18 +111,20 @@ class _Draws:
     distances: list[np.ndarray] = field(default_factory=list)
     """KS distance of each column, by draw, each (D,)."""
     outside: list[Tensor] = field(default_factory=list)
-    """Whether samples are outside of the range of the rows, by column, each bool (N, D)."""
+    """Whether samples are outside of the range of the rows, for each draw and column. bool (N, D)
+    each"""
     compared: int = 0
     """Number of samples for each KS distance."""
 
 
 def measure_columns(data: Data, measured: Data, samples: Sequence[Tensor], seed: int) -> Plain:
-    """Return the AUC of a classifier, the largest KS distance of a column, the share of samples
-    outside of the range of the rows, and the worst columns, by the keys of ``metrics.json``.
+    """Return the measures of points by the keys of ``metrics.json``. They are the AUC of a
+    classifier, the largest KS distance of a column, the share of samples outside of the range of
+    the rows, and the worst columns.
 
     Values are means over the draws of ``samples``, (N, D) each, in the units of the data. Floors
-    compare ``count`` real rows with the rest, in random divisions of all rows. The floor of the
-    share counts each row that is outside of the range of all other rows.
+    compare ``count`` real rows with the remaining rows, in random divisions of all rows. The floor
+    of the share counts each row that is outside of the range of the remaining rows.
     """
     real = RealRows(data, measured, len(samples[0]), seed)
     floors = _measure_floors(real)
@@ -154,7 +159,7 @@ def _measure_floors(real: RealRows) -> _Draws:
 
 def _measure_samples(real: RealRows, samples: Sequence[Tensor], compared: int) -> _Draws:
     """Return the measures of the draws of ``samples``. ``compared``: number of samples for KS
-    distances, as many as in the floors, because the distances depend on it."""
+    distances. It is the same as in the floors, because the distances depend on this number."""
     draws = _Draws(compared=compared)
     for draw, x in enumerate(count_progress(samples, "classifier and columns", "repeat")):
         rows = real.blurred(real.compared(draw), "rows", draw)
@@ -169,7 +174,7 @@ def _measure_samples(real: RealRows, samples: Sequence[Tensor], compared: int) -
 
 
 def _compare(x: Tensor, rows: Tensor, distances: np.ndarray) -> Values:
-    """Return the measures of samples x (N, D) against rows (M, D), and of the distances (D,)."""
+    """Return the measures of samples x (N, D) against rows (M, D), from the distances (D,)."""
     pairs: Pairs = {"classifier": (x, rows), "columns": (distances, None)}
     return compute(measures_in("classifier", "columns"), pairs)
 
@@ -177,8 +182,8 @@ def _compare(x: Tensor, rows: Tensor, distances: np.ndarray) -> Values:
 def _describe_worst(
     real: RealRows, draws: _Draws, floors: _Draws, axes: Names | None
 ) -> list[Plain]:
-    """Return a description of the WORST columns whose measures are farthest above the floors.
-    ``axes``: names of the columns."""
+    """Describe the WORST columns, whose measures are farthest above the floors. ``axes``: names of
+    the columns."""
     ks = np.mean(draws.distances, axis=0)
     ks_floor = np.mean(floors.distances, axis=0)
     share = torch.cat(draws.outside).double().mean(0).numpy()

@@ -17,7 +17,8 @@ LEAST_ROWS = 20
 TREES = 10, 100
 """Smallest and largest number of trees of a classifier."""
 TREE_COLUMNS = 6400
-"""Largest number of trees x columns, unless TREES needs more: it limits the time."""
+"""Largest product of trees and columns, which limits the time. The smallest number of trees is used
+even if the product is larger."""
 NEIGHBOURS = 3
 KID_SUBSET = 1000
 PRC_BATCH = 2000
@@ -40,8 +41,9 @@ def kernel_distance(x: Tensor, y: Tensor) -> float:
 
 def classifier_auc(x: Tensor, y: Tensor) -> float:
     """Return the area under the ROC curve (AUC) of boosted trees that tell samples x (N, D) from
-    real points y (M, D), by five-fold cross-validation: 0.5 if they cannot, 1 if they always can.
-    It does not depend on the number of threads. Return NaN for fewer than LEAST_ROWS points."""
+    real points y (M, D), by five-fold cross-validation. It is 0.5 if the trees cannot tell them,
+    and 1 if they always can. It does not depend on the number of threads. Return NaN for fewer than
+    LEAST_ROWS points."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import cross_val_predict
@@ -50,7 +52,7 @@ def classifier_auc(x: Tensor, y: Tensor) -> float:
         return math.nan
     points = torch.cat([x, y]).double().numpy()
     is_real = np.repeat([0, 1], [len(x), len(y)])
-    # leaves of 20 points, the default, would leave trees of few points without a split
+    # the default leaf of 20 points would prevent splits if points are few
     classifier = HistGradientBoostingClassifier(
         max_iter=int(np.clip(TREE_COLUMNS // points.shape[1], *TREES)),
         min_samples_leaf=int(np.clip(len(points) // 100, 2, 20)),
@@ -61,19 +63,19 @@ def classifier_auc(x: Tensor, y: Tensor) -> float:
 
 
 def column_distances(x: Tensor, y: Tensor) -> np.ndarray:
-    """Return the Kolmogorov-Smirnov distance of each column: the largest difference between the
-    shares of x (N, D) and of y (M, D) below any value, from 0 to 1.  (D,)"""
+    """Return the Kolmogorov-Smirnov distance of each column, from 0 to 1. It is the largest
+    difference between the share of x (N, D) and the share of y (M, D) below a value.  (D,)"""
     from scipy.stats import ks_2samp
 
     pairs = zip(x.T.double().numpy(), y.T.double().numpy(), strict=True)
-    with np.errstate(all="ignore"):  # the p-value of single points, which is not used
+    with np.errstate(all="ignore"):  # hides warnings about the p-value, which is not used
         return np.array([ks_2samp(*pair, method="asymp").statistic for pair in pairs])
 
 
 def nearest_images(x: Tensor, images: Tensor, *, flip: bool, rows: Tensor | None = None) -> Tensor:
     """Return the image of uint8 ``images`` (M, C, H, W) that is nearest to each x (N, C, H, W) in
-    [-1, 1], as floats like x. ``flip``: also search mirrored images. ``rows``: the index of each x
-    among the images (N,), which is skipped."""
+    [-1, 1], as floats like x. ``flip``: also search mirrored images. ``rows``: index of an image
+    that is skipped for each x, (N,), because x is this image."""
     flat = x.flatten(1)
     best = x.new_full((len(x),), torch.inf)
     neighbours = torch.zeros_like(x)
@@ -102,7 +104,7 @@ def require_fidelity(setting: str) -> str:
         UserError: torch-fidelity is not installed, or is too old.
     """
     try:
-        import torch_fidelity.metric_prc  # new in 0.4
+        import torch_fidelity.metric_prc  # the module is new in version 0.4
     except ImportError as error:
         raise UserError(
             f"{setting}: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), or use "
@@ -131,10 +133,11 @@ def frechet_distance(x: Tensor, y: Tensor) -> float:
 
 
 def precision_and_recall(samples: Tensor, real: Tensor) -> tuple[float, float]:
-    """Return precision (share of samples near real ones) and recall (of real ones near samples).
+    """Return precision (share of samples near real images) and recall (share of real images near
+    samples).
 
-    Both need all (N + M)^2 distances between the features (N, F) and (M, F), float32. These are
-    computed on the device of the samples, block by block."""
+    Both need all (N + M)^2 distances between the features (N, F) and (M, F), float32. The distances
+    are computed block by block on the device of the samples."""
     from torch_fidelity.metric_prc import prc_features_to_metric
 
     with full_precision(samples.device):
@@ -150,8 +153,8 @@ def precision_and_recall(samples: Tensor, real: Tensor) -> tuple[float, float]:
 
 
 def inception_score(logits: Tensor, _: Tensor) -> tuple[float, float]:
-    """Return the Inception score of logits (N, K), and its standard deviation over 10 splits, or
-    fewer for fewer than 10 samples."""
+    """Return the Inception score of logits (N, K), and its standard deviation over 10 splits (N
+    splits if N < 10)."""
     from torch_fidelity.metric_isc import isc_features_to_metric
 
     measures = isc_features_to_metric(logits.cpu(), min(10, len(logits)))
@@ -159,8 +162,8 @@ def inception_score(logits: Tensor, _: Tensor) -> tuple[float, float]:
 
 
 def subset_kernel_distance(x: Tensor, y: Tensor) -> tuple[float, float, int]:
-    """Return mean and standard deviation of :func:`kernel_distance` over 100 subsets, as in
-    published figures, and the size of a subset.  x (N, F), y (M, F)"""
+    """Return mean and standard deviation of :func:`kernel_distance` over 100 subsets, and the size
+    of a subset. Published figures use the same subsets. x (N, F), y (M, F)"""
     from torch_fidelity.metric_kid import kid_features_to_metric
 
     size = min(KID_SUBSET, len(x), len(y))

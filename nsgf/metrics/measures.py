@@ -1,7 +1,7 @@
-"""The measures of samples: one record each, for ``evaluate``, ``compare``, tables, pages and model
-cards.
+"""The measures of samples. Each measure has a record, which ``evaluate``, ``compare``, tables,
+pages and model cards use.
 
-The files ``metrics.json`` and ``table.csv`` have short keys; all other output has titles.
+The files ``metrics.json`` and ``table.csv`` have short keys; all further output has titles.
 """
 
 import math
@@ -33,10 +33,10 @@ Space = Literal[
     "inception",
     "logits",
 ]
-"""What a measure compares. units: samples in the units of the data; standardised: own points with
-standardised columns; classifier: points, also many with few; columns: points, as many as in the
-floor; imagenet, inception: features of that network; classes: features, classes and
-the largest number of samples per class; logits: those of the Inception network."""
+"""What a measure compares. units: samples in the units of the data. standardised: a user's points
+with standardised columns. classifier: points, where the two numbers of points may differ. columns:
+points, as many as in the floor. imagenet, inception: features of this network. classes: features,
+classes and the largest number of samples per class. logits: logits of the Inception network."""
 Pairs = Mapping[Space, tuple[Any, Any]]
 """Samples (N, ...) and real data (M, ...) by space."""
 
@@ -49,14 +49,15 @@ class Measure:
     """One function of samples and real data, which may return several values."""
 
     titles: dict[str, str]
-    """Title of each value by key. A key without a title describes the values before it."""
+    """Title of each value by key. A key without a title describes the values of the keys before
+    it."""
     space: Space
     compute: Callable[[Any, Any], float | Sequence[float]]
     """Function of samples and real data that returns a value for each key."""
     is_slow: bool = False
     """Whether only the first ``evaluation.w2_samples`` samples are compared."""
     is_evaluated: bool = True
-    """Whether ``evaluate`` computes it too."""
+    """Whether ``evaluate`` also computes the measure."""
     is_higher_better: bool = False
     """Whether larger values are better."""
 
@@ -116,12 +117,13 @@ MEASURES = [
         {"kid": "KID", "kid_std": "", "kid_subset_size": ""}, "inception", subset_kernel_distance
     ),
 ]
-"""All measures. ``compare`` uses those of ImageNet features if it can, else those of the data."""
+"""All measures. ``compare`` uses measures of ImageNet features if possible, otherwise measures of
+the data."""
 FLOORS = {
     "nearest_real": "nearest_real_among_real",
     "outside_range": "outside_range_floor",
 }
-"""Keys of floors that are not called ``MEASURE_floor``, by the keys of their measures."""
+"""Keys of floors whose name is not ``MEASURE_floor``, by the keys of the measures."""
 CLASS_KID = "1000 class_kid"
 CLASS_TITLE = "1000 x KID within classes, mean"
 """Key and title of :func:`measure_of_classes`."""
@@ -143,7 +145,8 @@ def measures_in(*spaces: Space) -> list[Measure]:
 
 def measure_of_classes(names: Sequence[str]) -> Measure:
     """Return the measure of ``compare`` for classes with these names: KID within each class. It
-    returns the mean over the classes, then a value for each class, which has no title."""
+    returns the mean over the classes, then a value for each class. The values of classes have no
+    title."""
 
     def compute(samples: tuple[Any, Any, int], real: tuple[Any, Any, int]) -> list[float]:
         values = []
@@ -158,7 +161,7 @@ def measure_of_classes(names: Sequence[str]) -> Measure:
 
 
 def without_classes(keys: Iterable[str]) -> list[str]:
-    """Return the keys of measures, without those of a single class."""
+    """Return the keys of measures that are not measures of a single class."""
     return [key for key in keys if not key.startswith(f"{CLASS_KID} ")]
 
 
@@ -178,14 +181,14 @@ def compute(measures: Sequence[Measure], pairs: Pairs) -> Values:
 
 
 def find_measure(key: str) -> Measure | None:
-    """Return the measure that has a title for this key; None if there is none."""
+    """Return the measure that has a title for this key; None if no measure has one."""
     measures = (*MEASURES, measure_of_classes(()))
     return next((measure for measure in measures if measure.titles.get(key)), None)
 
 
 def name_of(key: str) -> str:
-    """Return the title of a measure, with an arrow that shows whether higher or lower is better, or
-    the title of another value beside the measures."""
+    """Return the title for a key of ``metrics.json``. If the key is a measure, an arrow in the
+    title shows whether higher or lower is better."""
     if measure := find_measure(key):
         return f"{measure.titles[key]} {'↑' if measure.is_higher_better else '↓'}"
     return FURTHER_TITLES.get(key) or key.replace("_", " ")
@@ -207,15 +210,15 @@ WORST_COLUMNS = "worst_columns"
 COLUMN = {"column": str} | dict.fromkeys(
     ("ks", "ks_floor", "outside", "outside_floor", "min", "max"), float
 )
-"""Fields of a column."""
+"""Fields of the record of a column."""
 WIDE_SHARE = 0.1
-"""Spread of the floor of W2, as a share of the floor, from which a line names it."""
+"""Spread of W2's floor, as a share of the floor. From this spread on, a line names it."""
 WIDE_AUC = 0.03
-"""Spread of the floor of the AUC from which a line names it."""
+"""Spread of the AUC's floor. From this spread on, a line names it."""
 
 
 def describe(metrics: Plain) -> list[tuple[str, str, str]]:
-    """Return each line of ``metrics.json`` as text: key, value, and floor (empty if there is none).
+    """Return each line of ``metrics.json`` as text: key, value and floor. A missing floor is empty.
     Values and floors include the spread over draws."""
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
     beside = {WORST_COLUMNS, *floors.values(), *(f"{key}_noise" for key in floors)}
@@ -271,13 +274,14 @@ def describe_limits(metrics: Plain) -> list[str]:
 
 
 def _number(metrics: Plain, key: str) -> float:
-    """Return a value; 0 if it is missing or no number."""
+    """Return a value as a number; 0 if the value is missing or no number."""
     value = metrics.get(key)
     return value if isinstance(value, float) else 0.0
 
 
 def _in_words(metrics: Plain, key: str) -> str:
-    """Return a value, with its spread if it has one; empty if there is no such key."""
+    """Return a value as text, with its spread if there is one. The text is empty if the key is
+    missing."""
     if key not in metrics:
         return ""
     value = metrics[key]

@@ -24,7 +24,8 @@ TUNE = "tune"
 
 @dataclass(eq=False)
 class Yardstick:
-    """Computes the measures of one data set, each in its :data:`nsgf.metrics.measures.Space`."""
+    """Computes the measures of one data set. Each measure compares samples in its
+    :data:`nsgf.metrics.measures.Space`."""
 
     data: Data
     evaluation: EvaluationConfig
@@ -32,13 +33,13 @@ class Yardstick:
     """Folder of run folders, where features of real images are stored."""
     device: torch.device
     log: Log
-    """Takes lines about the network for features."""
+    """Function that takes lines about the network for features."""
 
     def __post_init__(self) -> None:
         """Load the network for features. Raise UserError if the held-out data, a package or a
         weights file is missing or damaged."""
         self.measured = self.data.measured()
-        """The held-out part of own data; the same as ``data`` if there is none."""
+        """The held-out part of a user's data; without a held-out part, the same as ``data``."""
         self.network: FeatureNetwork | None = None
         evaluation = self.evaluation
         if evaluation.features == "inception":
@@ -55,11 +56,11 @@ class Yardstick:
             ["units"] if self.data.user_points is None else ["units", "standardised"]
         )
         self.distances = measures_in(*spaces)
-        """Measures that compare samples directly, without features of a network."""
+        """Measures that compare the samples themselves, without features of a network."""
 
     @cached_property
     def features(self) -> FeatureMetrics | None:
-        """Measures in the features of the network; None for points and without a network."""
+        """Measures of features of the network; None for points, or without a network."""
         data = self.data
         if data.images is None or self.network is None:
             return None
@@ -72,16 +73,17 @@ class Yardstick:
         )
 
     def at_most(self, n: int) -> int:
-        """Return ``n``, but at most the number of samples that a floor can compare."""
+        """Return ``n``, limited to the number of samples that a floor can compare."""
         if self.measured is self.data:
-            return min(n, (self.data.count or 2 * n) // 2)  # so that two draws can be disjoint
+            # take at most half of the data, so that two draws are disjoint
+            return min(n, (self.data.count or 2 * n) // 2)
         return min(n, self.data.count or n, self.measured.count or n)
 
     def distance(
         self, measures: Sequence[Measure], samples: Tensor, seed: int, draw: str, stream: str
     ) -> Values:
-        """Return measures of samples (n, *shape) against as many real ones, from the random stream
-        ``stream``. With the stream TUNE, the real ones come from the training part."""
+        """Return measures of samples (n, *shape) against n real samples from the random stream
+        ``stream``. With the stream TUNE, the real samples come from the training part."""
         values: Values = {}
         for measure in measures:
             count = self._limit(measure, len(samples))
@@ -95,8 +97,9 @@ class Yardstick:
     def floor(
         self, measures: Sequence[Measure], n: int, seed: int, draw: str, stream: str
     ) -> Values:
-        """Return measures of ``n`` new samples of the target in place of samples. They are disjoint
-        from the real ones of ``stream``. With a held-out part, they come from the training part."""
+        """Return measures of ``n`` new samples of the target in place of samples. The new samples
+        are disjoint from the real samples of ``stream``. With a held-out part, they come from the
+        training part."""
         values: Values = {}
         has_part = self.measured is not self.data
         for measure in measures:
@@ -110,11 +113,11 @@ class Yardstick:
         return values
 
     def _limit(self, measure: Measure, n: int) -> int:
-        """Return the number of samples that a measure compares, of n."""
+        """Return how many of n samples a measure compares."""
         return min(n, self.evaluation.w2_samples) if measure.is_slow else n
 
     def _real(self, measure: Measure, seed: int, stream: str) -> Callable[..., Sampler]:
-        """Return the function that makes samplers of the real samples for a measure."""
+        """Return the function that makes samplers of real samples for a measure."""
         data = self.data if stream == TUNE else self.measured
         return _samplers(data.with_seed(seed), measure)
 
@@ -153,10 +156,10 @@ class Yardstick:
         draw: int,
         stream: str = "compare",
     ) -> Values:
-        """Return measures of samples (n, *shape) by key; None: of as many new samples of the target
-        as a trial has. Points are compared with a draw of the target from ``stream``. Images are
-        compared with the same real images in all draws; the stream TUNE has real images that no
-        table uses."""
+        """Return measures of samples (n, *shape) by key. ``samples`` None: measure as many new
+        samples of the target as a trial has. Points are compared with a draw of the target from
+        ``stream``. Images are compared with the same real images in all draws. The stream TUNE uses
+        real images that no table uses."""
         if not self.features:
             if samples is None:
                 return self.floor(measures, self.samples, seed, str(draw), stream)
@@ -167,5 +170,6 @@ class Yardstick:
 
 
 def _samplers(data: Data, measure: Measure) -> Callable[..., Sampler]:
-    """Return the function of random streams that makes samplers in the space of a measure."""
+    """Return a function that makes a sampler from the name of a random stream. Samples have the
+    space of a measure."""
     return data.reference if measure.space == "units" else data.target

@@ -1,4 +1,5 @@
-"""Networks for points, time predictors, affine starts; ``unet`` has the network for images."""
+"""Networks for points, time predictors and affine starts. The module ``unet`` has the network for
+images."""
 
 import copy
 import math
@@ -12,13 +13,14 @@ from nsgf.config.schema import MLPConfig, Shape
 
 Linear = partial(nn.Linear, dtype=torch.float32)
 Conv2d = partial(nn.Conv2d, dtype=torch.float32)
-"""Layers in float32, whatever the caller's default dtype."""
+"""Layers in float32, independent of the caller's default dtype."""
 
 UserNetwork = nn.Module | Callable[[], nn.Module]
-"""A caller's network, of which each phase trains a copy, or a function that makes one. It maps x
-(B, *shape) and t (B,) to (B, *shape). With classes it also takes labels (B,), 0 to K (no class)."""
+"""A caller's network, or a function that makes a network. Each phase trains a copy. The network
+maps x (B, *shape) and t (B,) to (B, *shape). With classes it also takes labels (B,), where K means
+no class."""
 MOST_VALUES = 4096
-"""Largest number D of values in a sample for an affine map, which needs a matrix (D, D)."""
+"""Largest number D of values in a sample for an affine map. The map needs a matrix (D, D)."""
 PREDICTOR_CHANNELS = 32, 64, 128, 256
 """Channels of the time predictor's convolutions (paper), each of which halves the resolution."""
 MLP_FASTEST = 25.0
@@ -39,8 +41,8 @@ def make_network(user_network: UserNetwork) -> nn.Module:
 class AffineStartNetwork(nn.Module):
     """A velocity network with the map z -> z A + b, which is saved with the weights.
 
-    The map goes the fraction a of the way from a standard Gaussian to the Gaussian with the data's
-    mean m and covariance C: A = (1 - a) I + a C^(1/2) and b = a m. This is the displacement
+    The map covers the fraction a of the way from a standard Gaussian to the Gaussian with the
+    data's mean m and covariance C: A = (1 - a) I + a C^(1/2) and b = a m. This is the displacement
     interpolation (McCann 1997) of the optimal transport between the two Gaussians.
     """
 
@@ -63,9 +65,11 @@ class AffineStartNetwork(nn.Module):
         return torch.addmm(self.shift, noise.flatten(1), self.matrix).view_as(noise)
 
     def set_map(self, mean: Tensor, covariance: Tensor, part: float) -> None:
-        """Set the map from the data's moments, float64, (D,) and (D, D), and ``part`` in [0, 1]."""
+        """Set the map from the data's mean (D,) and covariance (D, D), float64, and the fraction
+        ``part`` in [0, 1]."""
         values, vectors = torch.linalg.eigh(covariance)
-        root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T  # rounding can give values < 0
+        # rounding can make values negative
+        root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
         self.matrix.copy_((1 - part) * torch.eye(len(mean), dtype=torch.float32) + part * root)
         self.shift.copy_(part * mean)
 
@@ -127,7 +131,7 @@ class TimePredictorCNN(nn.Module):
     pool, then a linear map and a sigmoid."""
 
     def __init__(self, image_shape: Shape) -> None:
-        """``image_shape``: (C, H, W). Below 16 pixels of side there are fewer layers."""
+        """``image_shape``: (C, H, W). Images of fewer than 16 pixels of side have fewer layers."""
         super().__init__()
         inputs, height, width = image_shape
         channels = PREDICTOR_CHANNELS[: min(height, width).bit_length() - 1]

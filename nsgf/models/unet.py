@@ -38,9 +38,9 @@ class Norm(nn.GroupNorm):
     """GroupNorm that returns the type of its input, also under autocast. It accepts a single sample
     of one pixel, which ``torch.nn.GroupNorm`` refuses.
 
-    Autocast on CUDA would run group_norm in float32, and store tensors of twice the size for the
-    backward pass, up to the next convolution. This is hardly more exact: for 16-bit inputs the
-    kernels accumulate mean and variance in float32 anyway.
+    Autocast on CUDA would run group_norm in float32. Then tensors of twice the size would be stored
+    for the backward pass, up to the next convolution. This would hardly be more exact: for 16-bit
+    inputs, the kernels accumulate mean and variance in float32 anyway.
     """
 
     def __init__(self, groups: int, channels: int) -> None:
@@ -96,7 +96,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, H, W)."""
         batch, channels, height, width = x.shape
-        # fused kernels need the channels of a head contiguous in memory; this is the only copy
+        # fused kernels need the channels of a head contiguous in memory, so copy once
         pixels_last = self.norm(x).contiguous(memory_format=torch.channels_last)
         qkv = self.qkv(pixels_last).permute(0, 2, 3, 1)  # (B, H, W, 3C)
         qkv = qkv.reshape(batch, height * width, 3, self.heads, channels // self.heads)
@@ -117,14 +117,14 @@ class Stage(nn.Module):
         self.attention = Attention(outputs, config) if attend else None
 
     def forward(self, embedding: Tensor, *parts: Tensor) -> Tensor:
-        """embedding (B, E), parts (B, C_i, H, W) of the input -> (B, C_out, H, W). The parts are
-        concatenated here, so that a recomputed stage stores only the parts."""
+        """embedding (B, E), parts (B, C_i, H, W) of the input -> (B, C_out, H, W). The stage
+        concatenates the parts, so that a recomputed stage stores only the parts."""
         h = self.block(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)
         return h if self.attention is None else self.attention(h)
 
 
 class Resize(nn.Module):
-    """Halve the resolution by a strided convolution, or double it by repeating pixels and a
+    """Halve the resolution by a strided convolution, or double it by repeated pixels and a
     convolution."""
 
     def __init__(self, channels: int, *, doubles: bool) -> None:
@@ -157,8 +157,9 @@ class UNet(nn.Module):
             image_shape: (C, H, W), whose sides can be halved evenly at each level.
             config: architecture, checked by :func:`nsgf.settings.checks.check`.
             classes: number of classes K; 0: the network takes no labels.
-            checkpoint_activations: in training store only the inputs of the stages, and compute the
-                rest again in the backward pass (Chen et al. 2016). Gradients are the same.
+            checkpoint_activations: whether training stores only the inputs of the stages, and
+                computes the rest again in the backward pass (Chen et al. 2016). Gradients stay the
+                same.
         """
         super().__init__()
         image_channels, height, _ = image_shape
@@ -173,7 +174,7 @@ class UNet(nn.Module):
             nn.SiLU(),
             Linear(embedding, embedding),
         )
-        # encoder; `widths` of the skip connections, the stem first
+        # build the encoder; `widths` lists the widths of the skip connections, the stem first
         self.stem = Conv2d(image_channels, config.channels, 3, padding=1)
         self.down = nn.ModuleList()
         widths = [config.channels]
@@ -189,7 +190,7 @@ class UNet(nn.Module):
         self.middle = nn.ModuleList(
             [Stage(width, width, embedding, config, attend) for attend in (True, False)]
         )
-        # decoder; each stage takes one skip connection
+        # build the decoder, in which each stage takes one skip connection
         self.up = nn.ModuleList()
         for level in reversed(levels):
             for _ in range(config.res_blocks + 1):
@@ -203,7 +204,7 @@ class UNet(nn.Module):
             nn.SiLU(),
             zero_init(Conv2d(width, image_channels, 3, padding=1)),
         )
-        # created last, so that the other initial weights do not depend on classes
+        # create the classes last, so that the initial weights above do not depend on classes
         self.classes = (
             nn.Embedding(classes + 1, embedding, dtype=torch.float32) if classes else None
         )
@@ -215,7 +216,7 @@ class UNet(nn.Module):
         classes.
 
         Raises:
-            ValueError: labels are missing, or the network takes none.
+            ValueError: labels are missing, or the network takes no labels.
         """
         if (self.classes is None) != (label is None):
             raise ValueError("label: needed if the network has classes, otherwise must be None")
@@ -232,7 +233,8 @@ class UNet(nn.Module):
             inputs = [embedding, h]
             if number >= decoder and isinstance(layer, Stage):
                 inputs.append(skips.pop())
-            if recompute and isinstance(layer, Stage):  # other layers keep only inputs
+            # layers of other types store only their inputs
+            if recompute and isinstance(layer, Stage):
                 h = checkpoint(layer, *inputs, use_reentrant=False)
             else:
                 h = layer(*inputs)

@@ -1,7 +1,8 @@
 """The methods. The record of a method says which phases are trained and how to sample.
 
-The rest of the package reads :data:`METHODS`: allowed phases and their order, networks of samples
-and previews, possible numbers of network calls, shares of updates, and the text of model cards.
+The rest of the package reads :data:`METHODS`. The records determine the allowed phases and their
+order, the networks for samples and previews, and the possible numbers of network calls. They also
+determine the shares of updates, and the text of model cards.
 """
 
 import math
@@ -41,7 +42,7 @@ PAPER = "Neural Sinkhorn Gradient Flow ([arXiv 2401.14069](https://arxiv.org/abs
 
 @dataclass(frozen=True)
 class Method:
-    """What is trained, and how to sample: phases, and legs (stages) of sampling."""
+    """A method: the phases to train, and the legs (stages) of sampling."""
 
     trains: tuple[type[Phase], ...]
     """Phases in the order of training; the setting ``phases`` has their names."""
@@ -49,13 +50,13 @@ class Method:
     when: When = field(default_factory=_FREE.copy)
     """Settings that select this method."""
     title: str = "by a neural {flow.title}"
-    """End of a model card's title. It may contain ``{config.KEY}`` and ``{flow.KEY}``, and so may
-    ``text``."""
+    """End of a model card's title. This title and ``text`` may contain ``{config.KEY}`` and
+    ``{flow.KEY}``."""
     text: str = f"{{flow.card_prefix}}{PAPER}"
     """Description of the method for a sentence of a model card."""
     adds_updates: bool = False
-    """Whether the last phase is added to a complete method. A comparison then adds its updates to
-    those of the method."""
+    """Whether the last phase is added to a complete method. A comparison then adds the updates of
+    the last phase to the updates of the method."""
 
     @cached_property
     def names(self) -> list[PhaseName]:
@@ -69,7 +70,7 @@ class Method:
         return [phase for phase in self.trains if phase in used]
 
     def misfits(self, config: Config) -> dict[str, str]:
-        """Return the allowed values of those settings in ``when`` whose value is not allowed."""
+        """Return the allowed values of each setting in ``when`` that has a forbidden value."""
         return {
             key: str(allowed)
             if isinstance(allowed, Range)
@@ -80,14 +81,14 @@ class Method:
 
     def possible_calls(self, sampling: SamplingConfig) -> tuple[int, float]:
         """Return the smallest and the largest possible number of network calls per sample. The
-        smallest has one step on each leg; an adaptive step counts as one call."""
+        smallest number has one step on each leg. An adaptive step counts as one call."""
         calls = [leg.calls_per_step(sampling.solver) for leg, _ in self.legs]
         least = sum(1 if number is None else number for number in calls)
         return least, math.inf if any(leg.steps for leg, _ in self.legs) else least
 
     def find_fixed_calls(self, sampling: SamplingConfig, classes: int) -> str | None:
-        """Return why the number of network calls cannot be chosen; None if it can. ``classes``:
-        number of classes K; 0: networks take no labels."""
+        """Return the reason why the number of network calls cannot be chosen; None if it can be
+        chosen. ``classes``: number of classes K; 0: networks take no labels."""
         if None in [leg.calls_per_step(sampling.solver) for leg, _ in self.legs]:
             return f"sampling.solver = {sampling.solver} chooses its calls"
         if calls_per_velocity(sampling, classes) > 1:
@@ -100,7 +101,7 @@ class Method:
         """Check the number of network calls that a user gives, and return :meth:`limit_calls`.
 
         Raises:
-            UserError: the number is too small, or the settings of sampling determine it already.
+            UserError: the number is too small, or the settings of sampling already determine it.
         """
         least, _ = self.possible_calls(sampling)
         if not least <= nfe <= MOST_STEPS:
@@ -175,7 +176,7 @@ METHODS = (
     Method((NSGF, Generator), ((ResidualCall, Generator),), **_ONE_CALL),
     Method((Generator,), ((OneCall, Generator),), **_ONE_CALL),
 )
-"""All methods. If several apply and train the same phases, the first one is used."""
+"""All methods. If several methods apply and train the same phases, the first method is used."""
 
 PHASES: dict[str, type[Phase]] = {
     phase.name: phase for method in METHODS for phase in method.trains
@@ -184,8 +185,8 @@ PHASES: dict[str, type[Phase]] = {
 
 
 def find_methods(config: Config) -> list[Method]:
-    """Return the methods that apply to a configuration: first those that train all its phases, then
-    those that train only its first ones."""
+    """Return the methods that apply to a configuration: first the methods that train all phases,
+    then the methods that train only the first phases."""
     fitting = [
         method
         for method in METHODS
@@ -195,7 +196,8 @@ def find_methods(config: Config) -> list[Method]:
 
 
 def preview_method(config: Config, name: PhaseName) -> Method:
-    """Return the method for a phase's preview: one that ends with it, else one of only its legs."""
+    """Return the method for a phase's preview. The preferred method ends with this phase. If no
+    such method exists, the method has only the legs of this phase."""
     names = config.phases[: config.phases.index(name) + 1]
     for method in find_methods(replace(config, phases=names)):
         if method.names == names:

@@ -20,8 +20,8 @@ from nsgf.training.task import Session, Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
 """Settings that affect training samples but are not used in sampling."""
-TRIAL_SAMPLES = 512
-"""Number of samples that a trial of a phase draws."""
+ESTIMATE_SAMPLES = 512
+"""Number of samples that the estimate of a phase draws."""
 
 
 class TrainedNetwork(NamedTuple):
@@ -29,15 +29,16 @@ class TrainedNetwork(NamedTuple):
 
     network: nn.Module
     progress: str
-    """Updates done and configured when it was saved, e.g. ``300 of 100000``."""
+    """Finished and configured updates at the time of saving, e.g. ``300 of 100000``."""
     precision: object
-    """Precision of training, from the checkpoint. Later phases compute the paths that they learn
-    from in this precision, so that a resumed run learns from the same paths."""
+    """Precision of training, from the checkpoint. Later phases learn from paths that are computed
+    in this precision. So a resumed run learns from the same paths."""
 
 
 @dataclass(frozen=True)
 class Phase(ABC):
-    """One network of an experiment and its training, for one configuration; has no state."""
+    """One network of an experiment and its training, for one configuration. A phase has no
+    state."""
 
     config: Config
     target: Target
@@ -104,47 +105,49 @@ class Phase(ABC):
         return make_network(user_network)
 
     def outline(self, user_network: UserNetwork | None = None) -> nn.Module:
-        """Return the network for its shapes. It has no weights, except for a caller's network."""
-        device = "cpu" if self.config.model.network else "meta"  # the caller's code may read them
+        """Return a network for inspecting shapes. It has no weights, unless it is a caller's
+        network."""
+        device = "cpu" if self.config.model.network else "meta"  # a caller's code may read weights
         with keep_random_numbers(), torch.device(device):
             return self.network(user_network)
 
     @property
     def active_reads(self) -> Names:
-        """Those of :attr:`reads` that affect training with these settings."""
+        """Settings in :attr:`reads` that affect training with the current configuration."""
         return self.reads
 
     def with_kind(self, kind: type["Phase"]) -> "Phase":
-        """Return the phase of another kind with the same settings."""
+        """Return a phase of another class with the same settings."""
         return kind(self.config, self.target)
 
     def needs(self) -> tuple[type["Phase"], ...]:
-        """Return the earlier phases that must be trained before this one."""
+        """Return the phases that must be trained before this phase."""
         return ()
 
     def plan(self, device: torch.device, run: RunFolder | None, world: World) -> tuple[str, int]:
-        """Return a line for the user about the work before the first update (may be empty), and
-        the number of bytes that the phase writes into the run folder besides checkpoints.
+        """Return a line for the user about the work before the first update, which may be empty.
+        Also return the number of bytes that the phase writes into the run folder, without
+        checkpoints.
 
         Raises:
             UserError: a package is missing, this machine is too small, or the run folder has files
-                with other settings.
+                with different settings.
         """
         return "", 0
 
     def shortened(self, device: torch.device) -> tuple[Layer, float]:
-        """Return settings for a shorter preparation, and how many times shorter it is."""
+        """Return settings for a shorter preparation, and the factor by which it is shorter."""
         return {}, 1.0
 
     def clean(self, session: Session) -> None:
-        """Remove files that are not needed after training; called when the phase is finished."""
+        """Remove files that are not needed after training. Called when the phase is finished."""
         return
 
 
 def starting_network(phase: Phase, session: Session, teacher: Phase | None = None) -> nn.Module:
-    """Return a phase's network before its first update, with the averaged weights of the phase
-    ``teacher``; None: with random weights, which depend on seed and phase. Torch's global generator
-    does not change. Raise UserError if the teacher is not trained."""
+    """Return a phase's network before the first update. It has the averaged weights of the phase
+    ``teacher``. ``teacher`` None: it has random weights, which depend on seed and phase. Torch's
+    global generator does not change. Raise UserError if the teacher is not trained."""
     with keep_random_numbers():
         torch.manual_seed(derive_seed(phase.config.seed, phase.name, "init"))
         model = phase.network(session.run.network).to(session.device)
@@ -159,13 +162,15 @@ def load_network(phase: Phase, run: RunFolder, device: torch.device) -> TrainedN
     gradients.
 
     Raises:
-        UserError: there are no weights, or they have other settings or another architecture.
+        UserError: there are no weights, or the weights have different settings or another
+        architecture.
     """
     config = phase.config
     try:
         weights = run.weights(phase.name)
     except checkpoint.Unreadable as error:
-        number = [*config.phases, phase.name].index(phase.name) + 1  # phases may lack it now
+        # the setting phases may no longer name the phase
+        number = [*config.phases, phase.name].index(phase.name) + 1
         raise UserError(
             f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "
             f"{number}"

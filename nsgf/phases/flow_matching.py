@@ -7,11 +7,11 @@
             exact plan instead of the entropic one, as torchcfm advises
     rf      independent pairs, width 0: rectified flow (Liu et al. 2023)
 
-The formulas are torchcfm's (tested). But each pair of a plan is drawn once, while torchcfm draws as
-many pairs with replacement.
+The formulas are torchcfm's (tested). But each pair of a plan is drawn once, while torchcfm draws
+the same number of pairs with replacement.
 
-Phase ``reflow``: 2-rectified flow (Liu et al. 2023). The trained flow maps each start to an end,
-and the network is trained again on the straight lines between them.
+Phase ``reflow``: 2-rectified flow (Liu et al. 2023). The trained flow maps each start to an end.
+The network is then trained again on the straight lines from starts to ends.
 
 Shapes: B batch, *shape one sample.
 """
@@ -32,7 +32,7 @@ from nsgf.training.task import Batch, Drawn, Session, Task
 
 
 class PeerTask(LineTask):
-    """Regression of u(x, t) on the velocity of a point that fluctuates around its line."""
+    """Regression of u(x, t) on the velocity of a point that fluctuates around a line."""
 
     def __init__(
         self,
@@ -88,16 +88,17 @@ class Peer(Phase):
 STEPS = 100
 """Number of Euler steps from a start to its end."""
 PATHS = 1024
-"""Number of paths that are computed together. It is fixed, because it affects rounding. If a batch
-does not fit into memory, InferenceNetwork splits it."""
-TRIAL_PATHS = 64
-"""Number of paths in a trial (``nsgf preflight``)."""
+"""Number of paths that are computed together. The number is fixed, because it affects rounding. If
+a batch does not fit into memory, InferenceNetwork splits it."""
+ESTIMATE_PATHS = 64
+"""Number of paths in an estimate (``nsgf preflight``)."""
 
 
 class StoredPairs(LinePairs):
     """Starts Z0 and ends Z1 of trained paths, in random order.
 
-    With K classes, N is a multiple of K, and the i-th pair has class i mod K, as in the batches.
+    With K classes, N is a multiple of K, and the i-th pair has class i mod K, like the i-th sample
+    of a batch.
     """
 
     def __init__(self, starts: Tensor, ends: Tensor, seed: int, classes: int = 0) -> None:
@@ -114,7 +115,8 @@ class StoredPairs(LinePairs):
 
 
 class Reflow(Phase):
-    """Train the peer's network again, on straight lines between the ends of its paths."""
+    """Train the peer's network again, on straight lines from the starts to the ends of its
+    paths."""
 
     name = "reflow"
     title = "reflow"
@@ -143,7 +145,7 @@ class Reflow(Phase):
 
     def shortened(self, device: torch.device) -> tuple[Layer, float]:
         count = self.config.reflow.pairs
-        pairs = min(count, max(TRIAL_PATHS, self.target.classes))
+        pairs = min(count, max(ESTIMATE_PATHS, self.target.classes))
         return {"reflow.pairs": pairs}, count / pairs
 
     def needs(self) -> tuple[type[Phase], ...]:

@@ -5,15 +5,16 @@
     loss = mean |x - stopgrad(x + V)|^2            in units of the mean cost between x and y
 
 The velocity of NSGF trains a network that samples with one call (W-Flow, arXiv 2605.11755; drifting
-models, arXiv 2602.04770). T is the barycentric map of an entropic plan: from generated samples x to
-real samples y, or to generated samples x' from other noise. With x in place of x', the plan would
-mostly pair each particle with itself: T(x -> x) would be x, and V would pull particles to local
-means of the data. y and x' are both independent of x, so the errors of the two maps are alike and
-cancel.
+models, arXiv 2602.04770). T is the barycentric map of an entropic plan from generated samples x to
+real samples y, or to generated samples x' from different noise. With x in place of x', the plan
+would mostly pair each particle with itself. T(x -> x) would be close to x, and V would pull
+particles to local means of the data. y and x' are both independent of x, so the errors of the two
+maps are similar and cancel.
 
-With K classes (``data.conditional``), the i-th sample of a batch is in group i mod (K + 1), and
-transport stays within each group: samples with label c < K move to real samples of class c, and
-samples with label K (no class) to real samples of all classes. So guidance needs no label dropout.
+With K classes (``data.conditional``), the i-th sample of a batch is in group i mod (K + 1).
+Transport stays within each group. Samples with label c < K move to real samples of class c. Samples
+with label K (no class) move to real samples of all classes. So guidance does not need dropped
+labels.
 
 Shapes: B batch or problems, N generated and M real samples, G groups, *shape one sample.
 """
@@ -40,13 +41,13 @@ def drift(solvers: Sequence[BatchedSolver], generated: Tensor, real: Tensor) -> 
     """Return V (B, N, *shape), float32, for generated samples (B, N, *shape) and real samples
     (B, M, *shape) of B independent problems. V is 0 for the last sample if N is odd.
 
-    Each half of the samples serves as x' for the other half. The unit of the solvers' blurs is the
-    square root of the mean cost between x and y, which changes while a network learns. V is
-    averaged over the solvers. Raise UserError for samples that are not finite, or too small a blur
-    for float32.
+    The first half of the samples serves as x' for the second half, and the second half for the
+    first. The unit of the solvers' blurs is the square root of the mean cost between x and y. This
+    cost changes while a network learns. V is averaged over the solvers. Raise UserError if samples
+    are not finite, or if a blur is too small for float32.
     """
     unit = mean_cost(generated, real).sqrt()
-    # (2B, N/2, *shape): all first halves, then all second halves
+    # (2B, N/2, *shape): the first halves of all problems, then the second halves
     x, y = (
         torch.cat((cloud.float() / unit)[:, : cloud.shape[1] // 2 * 2].chunk(2, dim=1))
         for cloud in (generated, real)
@@ -54,8 +55,8 @@ def drift(solvers: Sequence[BatchedSolver], generated: Tensor, real: Tensor) -> 
     partner = x.roll(len(x) // 2, dims=0)
     total = torch.zeros_like(x)
     for solver in solvers:
-        # each velocity is T minus the projection of x on itself; the projections cancel
-        if y.shape == x.shape:  # all problems at once
+        # the solver returns T(x -> y) - T(x -> x); in the difference, T(x -> x) cancels
+        if y.shape == x.shape:  # solve all problems in one call
             both = solver.velocity(torch.cat([x, x]), torch.cat([y, partner]))
             to_y, to_x = both.chunk(2)
         else:
@@ -69,8 +70,8 @@ def drift(solvers: Sequence[BatchedSolver], generated: Tensor, real: Tensor) -> 
 
 
 def mean_cost(x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean of 1/2 |x - y|^2 over all pairs of x (B, N, *shape) and y (B, M, *shape), a
-    scalar; 1 if that is 0."""
+    """Return the mean of 1/2 |x - y|^2 over all pairs of x (B, N, *shape) and y (B, M, *shape). If
+    the mean is 0, return 1. scalar"""
     origin = y.mean((0, 1))
     a = (x - origin).flatten(2).float()
     b = (y - origin).flatten(2).float()
@@ -88,13 +89,13 @@ class GeneratorTask(Task):
     def __init__(
         self, model: nn.Module, data: Data, config: GeneratorConfig, is_residual: bool
     ) -> None:
-        """``is_residual``: whether G(z) is z + g(z, 0), otherwise g(z, 0)."""
+        """``is_residual``: whether G(z) is z + g(z, 0) instead of g(z, 0)."""
         self.model = model
         self._config = config
         self._is_residual = is_residual
         self._noise = data.source("generator")
         self.solvers = [BatchedSolver(blur, config.tolerance) for blur in config.blurs]
-        self._groups = data.classes + 1  # the last one has no class
+        self._groups = data.classes + 1  # the last group has no class
         self._real = data.target_by_class("generator", mixed=True)
 
     def draw(self, positions: range) -> Drawn:
@@ -126,7 +127,7 @@ class GeneratorTask(Task):
         x, y = (cloud.unflatten(0, (-1, self._groups)).transpose(0, 1) for cloud in clouds)
         try:
             v = drift(self.solvers, x, y).transpose(0, 1).flatten(0, 1)
-        except UserError as error:  # the samples are finite: the blur is the cause
+        except UserError as error:  # the samples are finite, so the blur is the cause
             raise Diverged(
                 f"generator.blurs = {self._config.blurs}: too small for float32"
             ) from error

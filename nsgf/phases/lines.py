@@ -1,5 +1,5 @@
-"""Phases 2 and 3: the straight flow u_delta from noise to data, and the time predictor t_phi, which
-estimates the time of a sample on its line (Algorithm 3, parts 2 and 3).
+"""Phases 2 and 3 (Algorithm 3, parts 2 and 3). Phase 2 trains the straight flow u_delta from noise
+to data. Phase 3 trains the time predictor t_phi, which estimates the time of a sample on its line.
 
 Shapes: B batch, *shape one sample.
 """
@@ -18,7 +18,7 @@ from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_la
 from nsgf.data.samplers import DRAW_BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
 from nsgf.models import AffineStartNetwork, TimePredictorCNN, TimePredictorMLP, UserNetwork
-from nsgf.phases.base import TRIAL_SAMPLES, Phase, load_network, starting_network
+from nsgf.phases.base import ESTIMATE_SAMPLES, Phase, load_network, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import InferenceNetwork
@@ -36,13 +36,15 @@ MOMENT_SAMPLES = 65_536
 """Largest number of samples from which the moments of the data are computed."""
 
 Transport = Callable[..., Tensor]
-"""Maps starts (n, *shape), and labels (n,) if there are classes, to ends (n, *shape); no grad."""
+"""Function without gradients that maps starts (n, *shape) to ends (n, *shape). With classes it also
+takes labels (n,)."""
 
 
 @dataclass
 class LinePairs:
-    """Pairs of starts X0 and ends X1: independent, or paired by optimal transport within groups of
-    ``group`` successive samples (with classes, within each class of a group).
+    """Pairs of starts X0 and ends X1. They are independent, or paired by optimal transport within
+    groups of ``group`` successive samples. With classes, each class of a group is paired
+    separately.
 
     Pair i depends only on the streams and i, not on batches or processes, because a group is always
     paired as a whole.
@@ -55,7 +57,7 @@ class LinePairs:
     classes: int = 0
     _number: int = -1
     _paired: Any = None
-    """Number and pairs of the last group, stored because batches visit groups in order."""
+    """Number and pairs of the last group. They are stored because batches visit groups in order."""
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
         """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
@@ -103,7 +105,7 @@ class TimePredictorTask(LineTask):
     """Regression of t_phi(x) on t."""
 
     def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t, *_ = drawn  # labels, if there are any
+        start, end, t, *_ = drawn  # drawn may also contain labels
         x, _ = line_pairs(start, end, t)
         return Batch((x,), t)
 
@@ -150,13 +152,13 @@ class LinePhase(Phase):
         starts = self.config.nsf.starts
         if starts is None:
             return {}, 1.0
-        few = min(starts, TRIAL_SAMPLES)
+        few = min(starts, ESTIMATE_SAMPLES)
         return {"nsf.starts": few}, starts / few
 
     def pairs(self, session: Session, data: Data, transport: Transport | None = None) -> LinePairs:
         """Return the starts and ends of the lines, from random streams of the phase. ``transport``
-        maps samples of mu0 to starts; None: by NSGF steps if ``nsf.source`` is ``nsgf``, else not
-        at all. Raise UserError if NSGF is needed and not trained."""
+        maps samples of mu0 to starts. None: NSGF steps if ``nsf.source`` is ``nsgf``, otherwise no
+        map. Raise UserError if NSGF is needed but not trained."""
         config = self.config
         flow = config.flow
         source = data.source(self.name)
@@ -178,14 +180,14 @@ class NSF(LinePhase):
 
     name = "nsf"
     title = "straight flow"
-    reads = ("flow.schedule", "flow.steps", "flow.eta")  # of the affine map
+    reads = ("flow.schedule", "flow.steps", "flow.eta")  # the affine map depends on them
     follows = (*LinePhase.follows, "nsf.init")
 
     @property
     def active_reads(self) -> Names:
         if self.config.nsf.source != "affine":
             return ()
-        # harmonic steps arrive, however many they are
+        # any number of harmonic steps reaches the end
         return self.reads if self.config.flow.schedule == "constant" else ("flow.schedule",)
 
     def task(self, session: Session, data: Data) -> Task:
@@ -195,7 +197,7 @@ class NSF(LinePhase):
         model: Any = starting_network(self, session, teacher)
         if config.nsf.source == "affine":
             etas = step_sizes(config.flow.steps, config.flow.step_size)
-            # step t of a flow between Gaussians goes the part eta_t of the remaining way
+            # step t of a flow between Gaussians covers the fraction eta_t of the remaining distance
             part = 1 - math.prod(1 - eta for eta in etas)
             session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
             model.set_map(*measure_moments(data), part)
@@ -232,7 +234,7 @@ class Predictor(LinePhase):
         )
 
     def network(self, user_network: UserNetwork | None = None) -> nn.Module:
-        """Return the time predictor, which takes no labels and is never the caller's."""
+        """Return the time predictor, which takes no labels. It is never a caller's network."""
         shape = self.target.shape
         if len(shape) == 1:
             return TimePredictorMLP(shape[0], 1, self.config.model.mlp)
@@ -273,10 +275,11 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Tr
 
 @dataclass
 class CachedStarts(Sampler):
-    """A stream of starts: noise that NSGF steps or another transport have moved.
+    """A stream of starts, which are noise that NSGF steps or another transport has moved.
 
-    The first ``count`` starts are computed once, cached in main memory and repeated; None: all are
-    new. With K classes, the i-th start has class i mod K, and ``count`` is a multiple of K."""
+    The first ``count`` starts are computed once, cached in main memory and repeated. ``count``
+    None: all starts are new. With K classes, the i-th start has class i mod K, and ``count`` is a
+    multiple of K."""
 
     source: Sampler
     transport: Transport
@@ -298,7 +301,8 @@ class CachedStarts(Sampler):
         for _, epoch in pages(positions, self.count):
             for number, cut in pages(range(epoch.start, epoch.stop), DRAW_BLOCK):
                 if number not in self._pages:
-                    # compute a whole page: rounding depends on the size of the network's batch
+                    # compute a whole page, because rounding depends on the size of a network's
+                    # batch
                     page = range(number * DRAW_BLOCK, (number + 1) * DRAW_BLOCK)
                     self._pages[number] = replace(self, count=None).at(page).cpu()
                 parts.append(self._pages[number][cut].to(self.device))

@@ -20,7 +20,7 @@ from nsgf.training.task import Batch, Drawn, Session, Task
 
 
 class NSGFTask(Task):
-    """Regression of v_theta(X^t, t/T) on the pool's velocities; pairs are drawn uniformly with
+    """Regression of v_theta(X^t, t/T) on the pool's velocities. Pairs are drawn uniformly with
     replacement. ``labels``: classes of the pool's trajectories, int32, (F,), or None."""
 
     def __init__(
@@ -90,7 +90,7 @@ class NSGF(Phase):
         return f"pool: {pool.text}", pool.disk_bytes
 
     def clean(self, session: Session) -> None:
-        """Remove the pool from the disk; later phases do not need it."""
+        """Remove the pool from the disk, because later phases do not need it."""
         session.world.wait()
         if session.world.is_main and (freed := drop_positions(session.run.pool)):
             session.log.write(f"pool: removed from the disk ({format_bytes(freed)})")

@@ -1,4 +1,4 @@
-"""The figures of a report. Functions named draw return a matplotlib figure.
+"""The figures of a report. Functions whose names begin with draw return a matplotlib figure.
 
 Shapes: N samples, C channels, H x W pixels.
 """
@@ -20,28 +20,28 @@ from nsgf.system.files import replacing
 LARGE_RANGE = 5
 """Ratio of largest to smallest value above which an axis is logarithmic."""
 FEW_POINTS = 50
-"""Number of points below which a curve has markers: a single point has no line."""
+"""Number of points below which a curve has markers, because a single point has no line."""
 ARROWS = 128
 """Largest number of arrows of a field."""
 FRAME = 250
 PAUSE = 1500
-"""Duration of a frame of an animation, and of its first and last frame, in milliseconds."""
+"""Durations of a frame of an animation, and of the first and the last frame, in milliseconds."""
 FRAMES = 40
 """Largest number of states of an animation."""
 WIDTH = 480
-"""Small images are enlarged, large ones made smaller, until an animation has about this width."""
+"""Approximate width of an animation in pixels. Images are enlarged or reduced to this width."""
 MAX_BYTES = 1_000_000
-"""Size below which an animation has all its colours and frames."""
+"""Size in bytes up to which an animation keeps all colours and frames."""
 
 Curve = list[tuple[int, float, float]]
 """Step, loss and gradient norm of each logged update of a phase."""
 Field = tuple[str, Tensor, Tensor, Tensor]
-"""Title; then points, velocities of the network and of the flow at one time, each (N, 2), in the
-units of the data."""
+"""Title, points, velocities of the network and velocities of the flow at one time. All arrays are
+(N, 2), in the units of the data."""
 
 
 def draw_curves(curves: Mapping[str, Curve]) -> Any:
-    """Draw loss and gradient norm over the updates, a column for each title."""
+    """Draw loss and gradient norm over the updates, with a column for each title."""
     figure = new_figure(3.4 * len(curves), 5)
     axes = figure.subplots(2, len(curves), squeeze=False)
     for column, (title, curve) in zip(axes.T, curves.items(), strict=True):
@@ -114,11 +114,12 @@ def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str
 
 
 def save_animation(samples: Samples, file: Path, axes: Names | None = None) -> None:
-    """Write a GIF or WebP, by the file's suffix, with a frame for each state of ``samples.path``.
+    """Write an animation with a frame for each state of ``samples.path``. The file's suffix selects
+    GIF or WebP.
 
     Images (N, C, H, W) form a grid. Points (N, D) are drawn by their first two coordinates; in the
     plane, arrows show the next step. ``axes``: names of the coordinates. If the file would be
-    larger than MAX_BYTES, it gets fewer colours, then fewer frames.
+    larger than MAX_BYTES, reduce the colours, then the frames.
     """
     from PIL import Image
 
@@ -172,8 +173,8 @@ def _draw_point_state(samples: Samples, state: int, axes: Names | None) -> Any:
 
 
 def _encode_frames(frames: list[Any], kind: str) -> bytes:
-    """Return frames, PIL images, as the content of a ``gif`` or ``webp``. Reduce colours and frames
-    until it is smaller than MAX_BYTES."""
+    """Return the frames, PIL images, as the content of a ``gif`` or ``webp`` file. Reduce colours
+    and frames until the content is smaller than MAX_BYTES."""
     colors = 256
     while True:
         first, *following = (f.quantize(colors) if kind == "gif" else f for f in frames)

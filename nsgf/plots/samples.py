@@ -25,25 +25,25 @@ from nsgf.system.process import FIGURES
 MAX_PATHS = 256
 PATH_ROWS = 8
 PATH_STATES = 16
-"""Largest numbers of samples, and of states of each, in a picture of the paths of images."""
+"""Largest numbers of samples, and of states of a sample, in a picture of the paths of images."""
 BINS = 60
 DPI = 120
 """Pixels per inch of a figure."""
 FADED = 0.2
 """Opacity of the source, behind the samples."""
 NAME_LENGTH = 40
-"""Largest number of characters of a coordinate's name."""
+"""Largest number of characters that are shown of a coordinate's name."""
 BOX = "\N{WHITE SQUARE}"
 MIN_PIXELS = 600
 """Width in pixels to which a picture of small images is enlarged, approximately."""
 MIN_LETTERS = 12
-"""Smallest font size. Wide figures have larger letters, because pages show them smaller."""
+"""Smallest font size. Wide figures have larger letters, because pages reduce wide figures."""
 
 
 @contextmanager
 def figure_defaults() -> Iterator[None]:
-    """Use matplotlib's defaults in place of a user's matplotlibrc or a caller's style. One thread
-    at a time, because matplotlib has one style for the whole process."""
+    """Use matplotlib's defaults in place of a user's matplotlibrc or a caller's style. Only one
+    thread at a time can do this, because matplotlib has one style for the whole process."""
     import matplotlib
 
     with FIGURES, matplotlib.rc_context():
@@ -53,7 +53,7 @@ def figure_defaults() -> Iterator[None]:
 
 def new_figure(width: float, height: float) -> Any:
     """Return an empty figure, sizes in inches."""
-    from matplotlib.figure import Figure  # half a second to import
+    from matplotlib.figure import Figure  # the import takes half a second
 
     return Figure(figsize=(width, height), layout="constrained", dpi=DPI)
 
@@ -61,12 +61,13 @@ def new_figure(width: float, height: float) -> Any:
 def save_figure(figure: Any, file: Path, dpi: int = DPI) -> None:
     """Write a figure in the format of the file's suffix: .png, .svg or .pdf."""
     with replacing(file) as stream:
-        # equal axes, and the title of a narrow table, overflow a constrained layout
+        # equal axes and the title of a narrow table do not fit a constrained layout
         figure.savefig(stream, format=file.suffix[1:], dpi=dpi, bbox_inches="tight")
 
 
 def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
-    """Return each panel and legend of a figure as a PNG, with its width in % of the figure's."""
+    """Return each panel and legend of a figure as a PNG, with the width in % of the figure's
+    width."""
     from PIL import Image
 
     parts = []
@@ -90,7 +91,8 @@ def to_pictures(images: Tensor) -> Iterator[Any]:
     """Yield images (N, C, H, W) in [-1, 1] as PIL images, without the last of 2 or 4 channels."""
     from PIL import Image
 
-    images = images[:, : 1 if images.shape[1] < 3 else 3]  # Pillow's last would be transparency
+    # Pillow would read the last channel as transparency
+    images = images[:, : 1 if images.shape[1] < 3 else 3]
     for image in to_bytes(images).permute(0, 2, 3, 1).numpy():
         yield Image.fromarray(image.squeeze())
 
@@ -127,7 +129,8 @@ def join_images(images: Tensor, columns: int | None = None, width: int = 0) -> A
 
 
 def draw_rows(images: Tensor, names: Sequence[str]) -> Any:
-    """Draw images (N, C, H, W) in [-1, 1] in one row for each name; the name stands beside it."""
+    """Draw images (N, C, H, W) in [-1, 1] in rows, one row for each name. The name stands beside
+    the row."""
     columns = len(images) // len(names)
     height, width = images.shape[2:]
     figure = new_figure(0.7 * columns, 0.7 * len(names) * height / width)
@@ -166,7 +169,7 @@ def words_of_calls(nfe: float) -> str:
 
 def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
     """Draw the paths of images, at most PATH_ROWS samples and PATH_STATES states (N, C, H, W) in
-    [-1, 1]. The names of the legs stand above; a line marks where the last leg takes over.
+    [-1, 1]. The names of the legs stand above the path. A line marks the beginning of the last leg.
     ``names``: names of classes, which stand beside their samples."""
     columns = chosen_states(samples.marks)
     marks = [samples.marks[column] for column in columns]
@@ -210,7 +213,8 @@ def last_leg(marks: Sequence[str]) -> int:
 
 
 def chosen_states(marks: Sequence[str]) -> list[int]:
-    """Return the indices of states to draw: all if they fit, else only some of the last leg's."""
+    """Return the indices of states to draw. If not all states fit, some states of the last leg are
+    left out."""
     first = last_leg(marks)
     count = len(marks)
     every = math.ceil((count - first) / max(1, PATH_STATES - first))
@@ -225,14 +229,15 @@ def draw_points(
     marks: Sequence[str] = (),
 ) -> Any:
     """Draw source, path and samples beside the target, with the same axes. Points with more than
-    two coordinates are drawn by the first two; 1D points as paths over the steps and as histograms.
+    two coordinates are drawn by the first two. 1D points are drawn as paths over the steps, and as
+    histograms.
 
     Args:
         path: states from the source to the samples, each (N, D); or only the samples.
         target: samples of mu*, (M, D); None: without them.
         title: title of the left panel.
         axes: names of the coordinates, which may have different units; None: points in the plane.
-        marks: leg and step of each state, to show where the last leg takes over.
+        marks: leg and step of each state, to show where the last leg begins.
     """
     # panels
     framed = path[-1] if target is None else target
@@ -270,18 +275,19 @@ def draw_points(
 
 
 def name_axes(panel: Any, axes: Sequence[str] | None) -> None:
-    """Write the names of the coordinates; None: give both axes the same scale."""
+    """Write the names of the coordinates. ``axes`` None: give both axes the same scale instead."""
     if axes is None:
         panel.set_aspect("equal")
         return
     more = f" (of {len(axes)} coordinates)" if len(axes) > 2 else ""
-    panel.set_xlabel(shown_name(axes[0]) + more, parse_math=False)  # $ in a name is no formula
+    # a $ in a name begins no formula
+    panel.set_xlabel(shown_name(axes[0]) + more, parse_math=False)
     panel.set_ylabel(shown_name("".join(axes[1:2])), parse_math=False)
 
 
 def shown_name(name: str) -> str:
-    """Return the first NAME_LENGTH characters of a user's name, with a box in place of each that
-    the font lacks. Matplotlib would draw a box too, with a warning for each."""
+    """Return the first NAME_LENGTH characters of a user's name. A box replaces each character that
+    the font lacks. (Matplotlib would also draw a box, but with a warning.)"""
     from matplotlib.font_manager import findfont, get_font
 
     letters = get_font(findfont("DejaVu Sans")).get_charmap()
@@ -290,8 +296,8 @@ def shown_name(name: str) -> str:
 
 def point_box(*points: Tensor) -> tuple[list[float], list[float], float]:
     """Return the lower left and the upper right corner of the box around the first two coordinates
-    of points (N, D), and its height divided by its width. The outermost thousandth of the points is
-    left out; a margin is added."""
+    of points (N, D), and the box's height divided by its width. The outermost thousandth of the
+    points is left out, and a margin is added."""
     values = torch.cat(points)[:, :2]
     low, high = (values.quantile(part, dim=0) for part in (0.001, 0.999))
     size = high - low
@@ -305,14 +311,14 @@ def draw_table(
     title: str,
     axes: Names | None = None,
 ) -> Any:
-    """Draw a table of samples: a column for each method, a row for each NFE, and the target
-    (M, *shape) at the right. For points, the first row has the paths at the smallest NFE.
+    """Draw a table of samples, with a column for each method and a row for each NFE. The target (M,
+    *shape) stands at the right. For points, the first row has the paths at the smallest NFE.
 
     Args:
         drawn: samples by method and NFE: images (N, C, H, W) in [-1, 1], or points with paths.
         target, title, axes: see :func:`draw_points`.
     """
-    # rows, and the extent of points
+    # choose the rows, and the range of the axes
     counts = sorted({nfe for samples in drawn.values() for nfe in samples})
     is_image = target.ndim == 4
     on_line = target.shape[1:] == (1,)
@@ -361,7 +367,7 @@ def draw_table(
 def _show_counts(
     panels: Sequence[Any], counts: Sequence[int], samples: Mapping[int, Samples], target: Tensor
 ) -> None:
-    """Draw the samples of a method, a panel for each NFE of ``counts``."""
+    """Draw the samples of a method, with a panel for each NFE in ``counts``."""
     for panel, nfe in zip(panels, counts, strict=True):
         if nfe in samples:
             _show_samples(panel, samples[nfe].x.cpu(), target, "tab:red")
@@ -373,7 +379,8 @@ def _show_path(panel: Any, path: list[Tensor], marks: Sequence[str] = ()) -> Non
     """Draw source, paths and samples from states (N, D), or only the samples from a single state.
     With ``marks``, the paths of the last leg have another colour. The second axis of 1D points is
     the number of the state."""
-    from matplotlib.collections import LineCollection  # a Line2D each takes ten times as long
+    # ten times as fast as one Line2D for each path
+    from matplotlib.collections import LineCollection
 
     if path[0].shape[1] == 1:
         path = [torch.cat([x, torch.full_like(x, step)], 1) for step, x in enumerate(path)]

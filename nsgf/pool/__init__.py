@@ -44,9 +44,9 @@ class PoolPlan(NamedTuple):
 
     dtype: str
     disk_bytes: int
-    """Bytes that the pool will still add to the run folder."""
+    """Number of bytes that the pool will add to the run folder."""
     text: str
-    """Description for the user, one line."""
+    """Description for the user in one line."""
 
 
 def pool_folder(run: RunFolder, world: World) -> Path:
@@ -62,12 +62,12 @@ def plan_pool(
     world: World = ALONE,
 ) -> PoolPlan:
     """Choose the pool's type, and check that pool and solver fit. On a graphics card the solver is
-    not checked, because the number of flows at a time is halved when the memory is full.
+    not checked, because the program halves the number of flows at a time when the memory is full.
 
     Without ``run``, plan for a new run in ``out_dir``.
 
     Raises:
-        UserError: pool or solver do not fit, or the run has a pool with other settings.
+        UserError: pool or solver do not fit, or the run has a pool with different settings.
     """
     memory = available_bytes()
     solver = 0
@@ -90,12 +90,12 @@ def plan_pool(
     else:
         free = memory
         budget = int(MEMORY_SHARE * memory) - solver
-        # images and networks need the other half of the memory
+        # images and networks need half of the memory
         generous = min(budget, memory // 2) if len(settings.shape) > 1 else budget
     dtype: str = settings.pool.dtype
     header = matching_header(pool_folder(run, world), settings) if run else None
     if header:
-        dtype = header.dtype  # a resumed run must use the same values, whatever memory is free
+        dtype = header.dtype  # a resumed run must use the same type, even if less memory is free
     elif dtype == "auto":
         dtype = "float32" if settings.pool_bytes("float32") <= generous else "float16"
     needed = settings.pool_bytes(dtype)
@@ -122,14 +122,15 @@ def plan_pool(
 def build_pool(
     session: Session, settings: PoolSettings, source: Sampler, target: Sampler
 ) -> TrajectoryPool:
-    """Build the pool; complete it if an interrupted run left a part of it on the disk.
+    """Build the pool. If an interrupted run left a part of the pool on the disk, complete this
+    part.
 
-    Flows from mu0 to mu* are computed on the session's device; the pool is in main memory or on the
+    Flows from mu0 to mu* are computed on the session's device. The pool is in main memory or on the
     disk. With several processes, each process builds a part. With ``pool.storage: memory``, the run
     folder stores only the header.
 
     Raises:
-        Stopped: a stop was requested; a pool on disk keeps its finished flows.
+        Stopped: a stop was requested. A pool on disk keeps the finished flows.
         UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
     """
     build = PoolBuild(session, settings, source, target)
@@ -146,7 +147,7 @@ def build_pool(
 
 @dataclass
 class PoolBuild:
-    """The building of a pool, or of this process's part of it."""
+    """Builds a pool, or this process's part of a pool."""
 
     session: Session
     settings: PoolSettings
@@ -154,8 +155,8 @@ class PoolBuild:
     target: Sampler
 
     def __post_init__(self) -> None:
-        """Open what an earlier run left, and make room for all positions. Raise UserError if the
-        pool does not fit, or the folder cannot be used."""
+        """Open the part that an earlier session left, and make room for all positions. Raise
+        UserError if the pool does not fit, or the folder cannot be used."""
         session = self.session
         settings = self.settings
         world = session.world
@@ -169,7 +170,7 @@ class PoolBuild:
         self.flows = len(self.share)
         """Number of flows of this process."""
         self.finished = 0
-        """Number of them that are finished."""
+        """Number of finished flows of this process."""
         self.file: PoolFile | None = None
         n = settings.sinkhorn.batch_size
         flow_shape = n, settings.flow.steps + 1, *settings.shape
@@ -197,7 +198,7 @@ class PoolBuild:
 
     def run(self) -> None:
         """Simulate group after group until all flows are finished or a stop is requested. If the
-        card is full, halve the number of flows at a time. Log what was done."""
+        card is full, halve the number of flows at a time. Log the result."""
         session = self.session
         log = session.log
         first = self.finished
@@ -210,7 +211,7 @@ class PoolBuild:
             with log.progress("pool", self.flows, "flow", first) as progress:
                 while self._has_work() and not session.should_stop():
                     if self.finished == self.flows:
-                        continue  # the remaining processes have more to do
+                        continue  # other processes still have flows to simulate
                     limits = [limit for flow, limit in self.header.limits if flow <= self.finished]
                     next_flow = self.share[self.finished]
                     group = stops[bisect_right(stops, next_flow)] - next_flow
@@ -233,8 +234,9 @@ class PoolBuild:
         return self.session.world.any(self.finished < self.flows, has_worked=True)
 
     def _add_flows(self, together: int) -> int:
-        """Simulate the next flows, and return their number; 0 if the card has no memory for so
-        many, after which fewer are tried. Raise UserError if it has none for a single flow."""
+        """Simulate the next flows, and return their number. If the card has too little memory,
+        return 0; the next call tries fewer flows. Raise UserError if the memory is too small for a
+        single flow."""
         session = self.session
         numbers = self.share[self.finished : self.finished + together]
         size = len(numbers)
@@ -257,12 +259,12 @@ class PoolBuild:
                     "with a single flow of the pool; use a smaller one, or a smaller "
                     f"{suggest('sinkhorn.target_batch')}",
                 ) from error
-        # here the handler has freed the flows
+        # after the except block, the flows are freed
         self.solver.report = before
         release_memory(session.device)
         half = size // 2
         session.log.write(f"pool: the card has no memory for {size} flows, trying {half}")
-        # a resumed or rebuilt pool must use the same limit: rounding depends on it
+        # a resumed or rebuilt pool must use the same limit, because it affects rounding
         self.header.limits.append([self.finished, half])
         if not self.file:  # otherwise the header is written with the next flows
             write_header(self.folder, self.header)

@@ -1,4 +1,4 @@
-"""What determines a pool: settings, size, and the groups of flows that are simulated together."""
+"""The settings and the size of a pool, and the groups of flows that are simulated together."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,15 +17,16 @@ BUILD_BYTES_CUDA = 4_000_000_000
 BUILD_SHARE_CUDA = 0.25
 """Largest fraction of a graphics card's memory for flows simulated together."""
 SHARED_BY = 12
-"""On a CPU, the number of groups of flows is a multiple of this. So 2, 3, 4, 6 or 12 processes
-divide no group."""
+"""On a CPU, the number of groups of flows is a multiple of this number. So 2, 3, 4, 6 or 12
+processes get whole groups."""
 ALLOCATED = 10
-"""Assumed number of clouds, and of matrices, in a flow: 1.4 to 2 times the measured peak."""
+"""Assumed number of clouds, and of matrices, that a flow allocates. The estimate is 1.4 to 2 times
+the measured peak."""
 
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """The sections of the configuration that determine a pool, and what follows from them."""
+    """The sections of the configuration that determine a pool, and values that follow from them."""
 
     sinkhorn: SinkhornConfig
     flow: FlowConfig
@@ -33,8 +34,8 @@ class PoolSettings:
     shape: Shape
     """Shape of one sample."""
     content: Layer = field(default_factory=dict)
-    """All settings that determine the values, except those of the section ``pool``, as plain values
-    by dotted key. The header in a run folder stores them."""
+    """Plain values of all settings that determine the pool's values, by dotted key, without the
+    section ``pool``. The header in a run folder stores them."""
 
     def pool_bytes(self, dtype: str) -> int:
         """Return the bytes of all positions in ``dtype``."""
@@ -52,7 +53,8 @@ class PoolSettings:
         return 4 * (clouds + ALLOCATED * matrix)
 
     def groups(self, device: torch.device) -> list[range]:
-        """Return the numbers of the flows in each group, which is simulated together."""
+        """Return the numbers of the flows in each group. The flows of a group are simulated
+        together."""
         flows = range(self.pool.num_batches)
         most = self.group_size(device)
         if self.pool.build_batch != "auto":
@@ -62,8 +64,8 @@ class PoolSettings:
         return [World(number, count).share(flows) for number in range(count)]
 
     def group_size(self, device: torch.device) -> int:
-        """Return the largest number of flows in a group. Because it affects rounding, it depends on
-        settings and device, but not on free memory or the number of processes."""
+        """Return the largest number of flows in a group. The number affects rounding. So it depends
+        on settings and device, but not on the free memory or the number of processes."""
         if self.pool.build_batch != "auto":
             return min(self.pool.build_batch, self.pool.num_batches)
         budget: float = BUILD_BYTES

@@ -37,7 +37,7 @@ from nsgf.system.files import COUNT, fields, read_object, write_text
 
 POOL_FORMAT = 1
 POSITIONS = "positions.bin"
-"""Name of the file with the positions of a pool, or of a process's part."""
+"""Name of the file with the positions of a pool, or of a process's part of a pool."""
 POOL_SECTIONS = ("seed", "data", "sinkhorn", "flow")
 """Sections of the configuration, besides ``pool``, that determine the values of a pool."""
 SAVE_SECONDS = 5.0
@@ -53,14 +53,16 @@ class Header:
     settings: Layer
     """All settings that determine the values, by dotted key."""
     limits: list[Any] = field(default_factory=list)
-    """Pairs (k, n): from flow k on, the card had memory for at most n flows at a time."""
+    """Pairs (k, n), which say that from flow k on, the card had memory for at most n flows at a
+    time."""
     checksums: list[str] = field(default_factory=list)
     """Checksums of the finished flows; always empty for a pool in memory."""
     format: int = POOL_FORMAT
 
 
 def read_pool_header(folder: Path) -> Header | None:
-    """Return the header in ``folder``; None if there is none. Raise UserError if it is damaged."""
+    """Return the header in ``folder``; None if the file is missing. Raise UserError if it is
+    damaged."""
     file = folder / "header.json"
     if not file.is_file():
         return None
@@ -87,7 +89,7 @@ def matching_header(
     """Return the header in ``folder`` if it has these settings (and ``dtype``, unless None).
 
     Raises:
-        UserError: the header is damaged, or the folder has flows on disk with other settings.
+        UserError: the header is damaged, or the folder has flows on disk with different settings.
     """
     header = read_pool_header(folder)
     if header is None:
@@ -120,7 +122,7 @@ class PoolFile:
     ) -> None:
         """Open or create the file in ``folder``. Each flow has positions (n, T+1, *shape).
 
-        Check the flows that ``header`` lists; ``counter`` shows the progress.
+        Check the flows that ``header`` lists. ``counter`` shows the progress.
 
         Raises:
             UserError: the file is damaged.
@@ -133,7 +135,8 @@ class PoolFile:
         nbytes = flows * math.prod(shape) * dtype.itemsize
         if not header.checksums:
             with file.open("wb") as stream:
-                if hasattr(os, "posix_fallocate"):  # otherwise a full disk kills the process later
+                # reserve the space: a full disk would later kill the process
+                if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(stream.fileno(), 0, nbytes)
                 stream.truncate(nbytes)
         self._map = np.memmap(file, dtype=np.uint8, mode="r+", shape=(nbytes,))
@@ -166,9 +169,9 @@ class PoolFile:
 
 def drop_positions(folder: Path) -> int:
     """Remove the positions of the pools in ``folder``, and return the number of freed bytes. Keep
-    the headers without checksums, so that a rebuilt pool has the same values."""
+    the headers, but without checksums, so that a rebuilt pool has the same values."""
     freed = 0
-    for file in list(folder.rglob(POSITIONS)):  # one for each process
+    for file in list(folder.rglob(POSITIONS)):  # each process has a file
         if header := read_pool_header(file.parent):
             header.checksums = []
             write_header(file.parent, header)
@@ -192,7 +195,7 @@ class TrajectoryPool:
     """The trajectories of F particles on the CPU, in memory or in a mapped file."""
 
     def __init__(self, positions: Tensor, time_step: float, filled: int = 0) -> None:
-        """Use ``positions``, (F, T+1, *shape), whose first ``filled`` trajectories are done."""
+        """Use ``positions``, (F, T+1, *shape), whose first ``filled`` trajectories are complete."""
         self._positions = positions
         self.time_step = time_step
         self.steps = positions.shape[1] - 1
@@ -206,11 +209,11 @@ class TrajectoryPool:
         """Store the trajectories of finished flows, (n, T+1, *shape), from any device.
 
         Raises:
-            UserError: they are not finite, or out of range for the pool's dtype.
+            UserError: positions are not finite, or out of range for the pool's dtype.
         """
         end = self.filled + len(positions)
         stored = self._positions[self.filled : end].copy_(positions)
-        low, high = stored.aminmax()  # nan if any value is nan
+        low, high = stored.aminmax()  # both are nan if any value is nan
         if not (low.isfinite() & high.isfinite()):
             remedy = f"{suggest('pool.dtype', 'float32')} or a smaller {suggest('flow.eta')}"
             raise UserError(f"values of a flow are not finite in {stored.dtype}; try {remedy}")
@@ -221,7 +224,8 @@ class TrajectoryPool:
         return self._positions[:count, -1].float()
 
     def particles(self, indices: Tensor) -> Tensor:
-        """Return the number of the trajectory of each pair at these indices, int64, (B,)."""
+        """Return the number of the trajectory to which each pair at these indices belongs, int64,
+        (B,)."""
         return indices % len(self) // self.steps
 
     def pairs(self, indices: Tensor) -> PoolBatch:

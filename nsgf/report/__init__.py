@@ -1,4 +1,4 @@
-"""HTML pages. This file has functions for pages and ``nsgf list``; it does not load torch."""
+"""HTML pages. Functions for pages and for ``nsgf list``, which need no torch."""
 
 from collections import defaultdict
 from pathlib import Path

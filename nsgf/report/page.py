@@ -1,4 +1,4 @@
-"""The HTML page of a run or of a comparison: one file with all its pictures."""
+"""The HTML page of a run or of a comparison: one file that contains all pictures."""
 
 import base64
 import os
@@ -20,12 +20,12 @@ BROAD = 700
 
 
 class Album:
-    """The pictures of a page, and their files, perhaps also in another format."""
+    """The pictures of a page, and their files. A figure may also have a file in a second format."""
 
     def __init__(self, home: Path, kind: str, out: Place | None) -> None:
         """Prepare a page in the folder ``home``, with a copy at ``out`` if given. Figures go into
         ``home/report``, as PNG and as ``kind`` (png, svg or pdf). Raise UserError if files cannot
-        be written there, or ``out`` does not end in .html."""
+        be written into ``home``, or if ``out`` does not end in .html."""
         self._pages = [home / "report.html"]
         if out is not None:
             copy = expand_path("out", out)
@@ -45,7 +45,7 @@ class Album:
             save_figure(figure, file)
             if kind != "png":
                 self.files.append(str(file))
-        self.add(file, title, text)  # the last kind: PNG
+        self.add(file, title, text)  # kinds[-1]: PNG
         if len(figure.axes) > 1:
             panels = [(_as_link(part, "png"), width) for part, width in cut_panels(figure)]
             self.pictures[-1] |= {"panels": panels, "is_broad": False}
@@ -60,8 +60,8 @@ class Album:
         self.files.append(str(file))
 
     def write_page(self, template: str, **values: Any) -> list[str]:
-        """Write the page from a template, values escaped, paths shortened. Return all files: first
-        the copy, if any, then the page."""
+        """Write the page from a template, with escaped values and shortened paths. Return all
+        files: the copy if there is one, then the page."""
         # only below the user's home folder, since other paths may have somebody's name
         folder = os.path.relpath(os.curdir, os.path.expanduser("~"))
         folder = "" if folder.startswith(os.pardir) else shlex.quote(folder)

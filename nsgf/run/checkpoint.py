@@ -1,8 +1,9 @@
 """Write and read checkpoints.
 
-Each phase keeps its last two checkpoints. It writes one every ``train.checkpoint_every`` updates
-and at its end. Later phases read the last one. A checkpoint is a file of :mod:`nsgf.run.store`. Its
-header has phase, step, configuration and versions; its content is the state of training.
+Each phase keeps its last two checkpoints. A phase writes a checkpoint every
+``train.checkpoint_every`` updates and at its end. Later phases read the last checkpoint. A
+checkpoint is a file of :mod:`nsgf.run.store`. The header has phase, step, configuration and
+versions. The content is the state of training.
 """
 
 import errno
@@ -38,7 +39,8 @@ def save(file: Path, payload: Plain) -> None:
     """Write a checkpoint, and keep the previous one (:func:`previous_file`).
 
     At any time, one of the two files is a complete checkpoint. ``payload`` has nested dictionaries
-    of tensors and plain values. If it cannot be written, raise UserError and change nothing."""
+    of tensors and plain values. If the file cannot be written, raise UserError and change
+    nothing."""
     header = {key: payload[key] for key in HEADER_KEYS if key in payload}
     content = {key: value for key, value in payload.items() if key not in header}
     try:
@@ -60,14 +62,14 @@ def save(file: Path, payload: Plain) -> None:
 
 
 def _original_error(error: BaseException) -> BaseException:
-    """Return the original error that made torch raise this one."""
+    """Return the original error that made torch raise ``error``."""
     while isinstance(error, RuntimeError) and error.__context__:
         error = error.__context__
     return error
 
 
 def load(file: Path, *, only_header: bool = False) -> Plain:
-    """Return the content of a checkpoint on the CPU; only tensors and plain values are read. With
+    """Return the content of a checkpoint on the CPU. Only tensors and plain values are read. With
     ``only_header``, return phase, step, configuration and versions, without reading the weights.
 
     Raises:
@@ -92,7 +94,7 @@ def load(file: Path, *, only_header: bool = False) -> Plain:
         raise
     except Exception as failure:  # zipfile and torch raise many types for damaged and foreign files
         error = _original_error(failure)
-        # in a damaged archive zipfile seeks to negative positions
+        # for a damaged archive, zipfile seeks to negative positions
         is_system = isinstance(error, OSError) and error.errno != errno.EINVAL
         if is_system or is_memory_full(error):
             raise UserError(f"checkpoint {file} cannot be read ({one_line(error)})") from error
@@ -126,13 +128,14 @@ def is_finite(payload: Mapping[str, Any]) -> bool:
         for part in state.values()
         if isinstance(part, torch.Tensor)
     ]
-    return not finite or bool(torch.stack(finite).all())  # one result to wait for, not many
+    # combine the results on the device, to wait only once
+    return not finite or bool(torch.stack(finite).all())
 
 
 def load_good(file: Path, *, only_header: bool = False) -> tuple[Plain, str]:
     """Return the result of :func:`load`, and a remark. Load the newest checkpoint, with an empty
-    remark, or the previous one if the newest is damaged or missing. Change no file. If neither can
-    be read, raise the error of the newest."""
+    remark. If it is damaged or missing, load the previous checkpoint. Change no file. If neither
+    checkpoint can be read, raise the error of the newest one."""
     before = previous_file(file)
     is_gone = not file.exists()
     try:
@@ -154,8 +157,9 @@ def read_good_header(file: Path) -> Plain:
 
 
 def restore_previous(file: Path, log: Log) -> None:
-    """Replace a damaged or missing checkpoint by the previous one if it is valid, and log a line.
-    Raise UserError if the newest checkpoint has a newer format, or if the system cannot read it."""
+    """If a checkpoint is damaged or missing, replace it by the previous checkpoint if that is
+    valid, and log a line. Raise UserError if the newest checkpoint has a newer format, or if the
+    system cannot read it."""
     try:
         remark = load_good(file)[1]
     except UserError as error:

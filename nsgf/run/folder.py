@@ -1,8 +1,9 @@
 """The run folder: its files, the newest run of an experiment, and protection from foreign folders.
 
-A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``versions.json``,
-``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt``,
-``samples/`` and, later, ``metrics.json``; while phases start again, ``restart.json``.
+A run folder holds ``config.yaml``, ``facts.json`` (facts about data and network),
+``versions.json``, ``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt`` and
+``samples/``. ``evaluate`` adds ``metrics.json``. While phases start again, there is also
+``restart.json``.
 """
 
 import json
@@ -51,7 +52,8 @@ CHECKOUT = Path(__file__).parents[2]
 IN_FOLDER = ("none", "tensorboard")
 """Trackers that write into the run folder only."""
 FOREIGN = "wandb"
-"""Folder of wandb's own files. They may be links; this program writes nothing into it."""
+"""Folder of files that wandb writes. They may be links. This program writes nothing into this
+folder."""
 
 
 class Weights(NamedTuple):
@@ -63,14 +65,15 @@ class Weights(NamedTuple):
     config: Plain
     """Settings that the weights were trained with, by section."""
     progress: str
-    """Updates done and configured when the weights were saved, e.g. ``300 of 100000``."""
+    """Finished and configured updates at the time of saving, e.g. ``300 of 100000``."""
     precision: object = None
     """Precision of training; None: not known."""
 
 
 class Restart(NamedTuple):
-    """Phases that start again, and the settings of the run from then on. ``restart.json`` has both
-    until both are changed, so a single write decides about them."""
+    """Phases that start again, and the new settings of the run. ``restart.json`` holds both until
+    the settings are written and the checkpoints are set aside. So a single write starts the whole
+    change."""
 
     phases: list[str]
     settings: Plain
@@ -107,8 +110,8 @@ class RunFolder:
         return file.exists() or previous_file(file).exists()
 
     def read_settings(self) -> Layer:
-        """Return the saved settings and facts; raise UserError if they are damaged or wrong, or
-        come from a version with other settings."""
+        """Return the saved settings and facts. Raise UserError if they are damaged or wrong, or
+        come from a version with different settings."""
         restart = self.read_restart()
         try:
             if restart:
@@ -121,8 +124,8 @@ class RunFolder:
             raise UserError(f"{self.config_file}, written by nsgf {version}: {error}") from error
 
     def read_restart(self) -> Restart | None:
-        """Return the restart that a killed process has not completed; None if there is none. Raise
-        UserError if its file is damaged."""
+        """Return the restart that a killed process has not completed; None without a restart. Raise
+        UserError if the file is damaged."""
         file = self.restart_file
         try:
             return Restart(*fields(parse_object(file.read_bytes()), phases=[str], settings=dict))
@@ -138,7 +141,8 @@ class RunFolder:
 
         Raises:
             Unreadable: the file is damaged.
-            UserError: it is missing or of another phase, or the system cannot read it.
+            UserError: the file is missing, belongs to another phase, or cannot be read by the
+            system.
         """
         file = self.checkpoint_file(phase)
         payload, remark = load_good(file)
@@ -162,8 +166,8 @@ class RunFolder:
         """Make the folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS``, or ``OUT_DIR/EXP-smoke-YYYYmmdd_HHMMSS``
         for a smoke run, and write the configuration into it.
 
-        The name of the new run is never older than that of an existing run, even if the clock went
-        back. Raise UserError if the folder cannot be written."""
+        The date in the name is never older than the date of an existing run, even if the clock was
+        set back. Raise UserError if the folder cannot be written."""
         base = ensure_writable(config.out_path)
         times = [time for time, *_ in dated_folders(base, config.exp, config.smoke)]
         times.append(f"{datetime.now():%Y%m%d_%H%M%S}")
@@ -194,7 +198,8 @@ class RunFolder:
     def set_aside(self, phase: PhaseName) -> Path:
         """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
         file = self.checkpoint_file(phase)
-        previous_file(file).unlink(missing_ok=True)  # it precedes the one that is set aside
+        # this file is older than the checkpoint that is set aside
+        previous_file(file).unlink(missing_ok=True)
         aside = file.replace(unused_file(file, "previous"))
         sync_folder(file.parent)
         return aside
@@ -224,7 +229,7 @@ def results_folder(out: Path, run: RunFolder) -> Path:
     home = run.path.resolve()
     if run.results_name:
         return out / run.results_name
-    parents = {home.parent, run.path.parent.resolve()}  # these differ for a link
+    parents = {home.parent, run.path.parent.resolve()}  # the two paths differ for a link
     return run.path if out.resolve() in parents else out / home.name
 
 
@@ -234,7 +239,7 @@ def dump_config(config: Config) -> str:
 
 
 def folder_stem(exp: str, smoke: bool) -> str:
-    """Return the beginning of the names of an experiment's run folders."""
+    """Return the part before the date in the names of an experiment's run folders."""
     return f"{exp}-smoke" if smoke else exp
 
 
@@ -251,11 +256,11 @@ def dated_folders(out_dir: Path, exp: str, smoke: bool) -> list[tuple[str, int, 
 def newest_run(
     out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None, resume: bool = False
 ) -> tuple[RunFolder, str]:
-    """Return the newest run of an experiment with a readable checkpoint, and a line that names it
-    and says why newer runs are skipped.
+    """Return the newest run of an experiment with a readable checkpoint, and a line. The line names
+    the run and says why newer runs are skipped.
 
-    With ``resume``, a run that has only a pool also counts; if there is none, a run that has only
-    settings. ``method`` None: any method. Raise UserError if there is no such run."""
+    With ``resume``, a run that has only a pool also counts. If there is no such run, a run that has
+    only settings counts. ``method`` None: any method. Raise UserError if no run is found."""
     begun = []
     skipped = ""
     for _, _, path in reversed(dated_folders(out_dir, exp, smoke)):
@@ -287,7 +292,7 @@ def newest_run(
 
 def check_links(folder: Path, home: Path | None = None) -> None:
     """Raise UserError if a folder has a pipe, or a link out of ``home`` (default: the folder
-    itself). A pipe would block reading; through a link, files could be written elsewhere."""
+    itself). A pipe would block reading. Through a link, files could be written elsewhere."""
     home = home or folder.resolve()
     for path in folder.rglob("*"):
         name = path.relative_to(folder)
@@ -300,9 +305,9 @@ def check_links(folder: Path, home: Path | None = None) -> None:
 
 
 def drop_unsafe_settings(saved: Layer, by_user: Container[str]) -> Layer:
-    """Return the saved settings of a run without unsafe ones. The folder may come from someone
-    else. So only settings ``by_user`` can turn on a tracking service, or downloads
-    into a folder outside of the working directory."""
+    """Return the saved settings of a run without unsafe settings. The folder may come from someone
+    else. So only settings ``by_user`` can turn on a tracking service, or allow downloads into a
+    folder outside of the working directory."""
     safe = dict(saved)
     if saved.get("tracking.tracker") not in (None, *IN_FOLDER):
         safe["tracking.tracker"] = "none"
@@ -315,8 +320,8 @@ def drop_unsafe_settings(saved: Layer, by_user: Container[str]) -> Layer:
 
 
 def provenance() -> dict[str, object]:
-    """Return versions, machine, and git commit, for ``versions.json``. The commit has ``-dirty`` if
-    files changed; it is None outside of a checkout."""
+    """Return versions, machine, and git commit, for ``versions.json``. The commit ends in
+    ``-dirty`` if files have changed, and is None outside of a checkout."""
     import torch
 
     from nsgf.system.hardware import available_cores
@@ -325,7 +330,8 @@ def provenance() -> dict[str, object]:
     if (CHECKOUT / ".git").exists():
         command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40"]
         command.append("--exclude=*")
-        with suppress(OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
+        # git is missing, or the folder is not this user's checkout
+        with suppress(OSError, subprocess.SubprocessError):
             said = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=10)
             commit = said.decode().strip()
     return {

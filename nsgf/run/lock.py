@@ -36,7 +36,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     system has no locks, print a warning and continue.
 
     Raises:
-        Busy: another process has locked the folder; the message names it.
+        Busy: another process has locked the folder. The message names the process.
         OSError: the folder cannot be written.
     """
     lock = _lock(folder / "lock")
@@ -62,7 +62,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works in a run folder; also true if the lock cannot be tested."""
+    """Whether a process works in a run folder. True if the lock cannot be tested."""
     if not (folder / "lock").exists():
         return False
     try:
@@ -74,9 +74,9 @@ def is_locked(folder: Path) -> bool:
 
 @contextmanager
 def wait_for_lock(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Make a folder if needed, wait until no other process has locked it, then lock it.
+    """Make a folder if needed, wait until no process has locked it, then lock it.
 
-    ``waiting`` is called about once a second during the wait; an exception ends the wait.
+    ``waiting`` is called about once a second during the wait. An exception ends the wait.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -91,7 +91,7 @@ def wait_for_lock(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(file: Path) -> FileLock:
-    """Return a lock of the operating system, because a lock file would outlive a killed process."""
+    """Return a lock of the operating system. (A lock file would remain after a killed process.)"""
     try:
         return FileLock(file, timeout=0, fallback_to_soft=False)
     except TypeError:  # older versions of filelock have only this kind

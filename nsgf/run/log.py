@@ -26,9 +26,9 @@ class RunLog(AbstractContextManager["RunLog"]):
 
     folder: Path
     quiet: bool = False
-    """Whether to write nothing, as in all processes except the first."""
+    """Whether to write nothing. True in all processes except the first."""
     tracker: "Tracker | None" = None
-    """Tracker that also receives records and pictures; None after it failed."""
+    """Tracker that also receives records and pictures; None after a failure."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failed = kind is not None and not issubclass(kind, Stopped)
@@ -46,7 +46,8 @@ class RunLog(AbstractContextManager["RunLog"]):
 
     @property
     def progress(self) -> Callable[..., Progress]:
-        """Function that makes a Progress. It logs lines, and prints them if there is no bar."""
+        """Function that makes a Progress. The Progress logs lines, and prints them if there is no
+        bar."""
         return partial(
             Progress,
             line=lambda text: self.write(text, prints=not is_terminal()),
@@ -54,8 +55,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         )
 
     def record(self, name: str = "metrics", /, **values: Any) -> None:
-        """Append a line to NAME.jsonl. ``metrics`` has values that the seed determines; ``costs``
-        has time and memory, which differ from run to run."""
+        """Append a line to NAME.jsonl. ``metrics`` has the values that the seed determines.
+        ``costs`` has time and memory, which differ from run to run."""
         if self.quiet:
             return
         append_text(self.folder / f"{name}.jsonl", json.dumps(values, allow_nan=False) + "\n")
@@ -66,8 +67,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         self._send(lambda tracker: tracker.picture(name, file))
 
     def tidy(self, phases: Sequence[str], phase: str = "", step: int = 0) -> None:
-        """Sort the records by phase, as in an uninterrupted run. Remove records of ``phase`` after
-        ``step``, which a resumed run writes again, and incomplete lines."""
+        """Sort the records by phase, as in an uninterrupted run. Remove incomplete lines, and
+        records of ``phase`` after ``step``. A resumed run writes these records again."""
         for name in ("metrics", "costs"):
             file = self.folder / f"{name}.jsonl"
             if self.quiet or not file.exists():
@@ -93,7 +94,7 @@ class RunLog(AbstractContextManager["RunLog"]):
             self.tracker = None
             self.write(f"tracking: the tracker failed and is not used any more ({one_line(error)})")
             if not is_last:
-                with suppress(Exception):  # release its threads and files
+                with suppress(Exception):  # release the tracker's threads and files
                     failed.close(failed=True)
 
 

@@ -14,7 +14,7 @@ from nsgf.system.output import Log, format_hours, is_silent, show_error
 LINE_SECONDS = 30.0
 DRAW_SECONDS = 0.2
 LOST = (OSError, ValueError)
-"""Errors when the terminal no longer exists."""
+"""Errors that are raised when the terminal no longer exists."""
 
 Item = TypeVar("Item")
 
@@ -29,7 +29,8 @@ def is_terminal() -> bool:
 
 @dataclass
 class Progress(AbstractContextManager["Progress"]):
-    """Count units of work and show progress; a context manager that prints the last line."""
+    """Context manager that counts units of work and shows the progress. At the end it prints the
+    last line."""
 
     title: str
     """Name of the work."""
@@ -40,7 +41,7 @@ class Progress(AbstractContextManager["Progress"]):
     """Number of finished units."""
     line: Log | None = None
     """Function that takes a line every LINE_SECONDS, and after the first and last unit. None: if
-    there is no bar, print lines to stderr; short work prints none."""
+    there is no bar, print lines to stderr, except for short work."""
     has_bar: bool = True
     """Whether to show a bar."""
 

@@ -14,22 +14,22 @@ from nsgf.system.errors import UserError
 from nsgf.system.output import STARTED_BY, is_launched
 
 ECHO_SECONDS = 2.0
-"""Within this time, a second signal is ignored: a job's scheduler may send it to all processes, and
-torchrun or ``timeout`` may send it again."""
+"""Within this time, a second signal is ignored. A job's scheduler may send a signal to all
+processes, and torchrun or ``timeout`` may then send it again."""
 CALLBACK = "the callback returned False"
-"""Reason to stop that is no hurry."""
+"""Reason to stop that leaves time for a picture."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(Exception):
-    """Raised when training ends early on request; everything is saved."""
+    """Raised when training ends early on request, after everything is saved."""
 
     folder: Path | None = None
     """The run folder; None if not known yet."""
 
 
 class StopRequest:
-    """Tells whether training should end after the current update, and why."""
+    """Says whether training should end after the current update, and why."""
 
     def __init__(self, max_hours: float | None = None) -> None:
         """``max_hours``: time limit, starting now; None: no limit."""
@@ -54,22 +54,22 @@ class StopRequest:
         self._signal = self._signal or CALLBACK
 
     def follow(self) -> None:
-        """Stop too, because another process stops."""
+        """Stop because another process stops."""
         if self.reason is None:
             self._signal = "another process stops"
 
     @contextmanager
     def listening(self, signals: Sequence[int] = SIGNALS) -> Iterator[None]:
         """Let these signals request a stop inside the context. A repeated signal interrupts at
-        once. Ignored signals stay ignored, such as SIGHUP (nohup) or SIGINT (a job in the
-        background). Call this in the main thread."""
+        once. Signals that the process ignores stay ignored, such as SIGHUP (nohup) or SIGINT (a job
+        in the background). Call this in the main thread."""
         with ExitStack() as held:
             for number in signals:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     held.callback(signal.signal, number, signal.signal(number, self._take))
             if self._launcher is not None:
-                # a repeated signal ends the process also while the main thread waits in torch for
-                # a silent process: Python calls no handler then, but writes to this socket
+                # a repeated signal must also end the process while the main thread waits in torch
+                # for a silent process. Python then calls no handler, but writes to this socket
                 received, written = socketpair()
                 written.setblocking(False)
                 threading.Thread(target=self._watch, args=[received], daemon=True).start()
@@ -88,7 +88,7 @@ class StopRequest:
             os.write(2, line.encode())
 
     def _is_repeated(self, number: int) -> bool:
-        """Whether this signal came before, more than ECHO_SECONDS ago."""
+        """Whether the same signal arrived more than ECHO_SECONDS ago."""
         now = time.monotonic()
         return now - self._taken.setdefault(number, now) >= ECHO_SECONDS
 
@@ -103,11 +103,11 @@ class StopRequest:
 def stop_of_caller(
     max_hours: float | None, remedy: Callable[[Path | None], str]
 ) -> Iterator[StopRequest]:
-    """Let Ctrl-C and a time limit end a Python function after a checkpoint. Outside the main
-    thread, or if the caller handles Ctrl-C, it works as before.
+    """Let Ctrl-C and a time limit end a Python function after a checkpoint. Outside of the main
+    thread, or if the caller handles Ctrl-C, Ctrl-C works as before.
 
-    ``remedy``: function of the run folder that returns how to continue, for the message of the
-    KeyboardInterrupt or UserError.
+    ``remedy``: function of the run folder that returns how to continue. The text goes into the
+    message of the KeyboardInterrupt or UserError.
     """
     stop = StopRequest(max_hours)
     is_main = threading.current_thread() is threading.main_thread()

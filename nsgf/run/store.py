@@ -1,5 +1,6 @@
-"""Store tensors and plain values in a file of ``torch.save``, a zip archive, which can also hold a
-header in JSON. The checksums of the archive, which torch does not check, detect damage."""
+"""Store tensors and plain values in a file of ``torch.save``. The file is a zip archive, which can
+also hold a header in JSON. The checksums of the archive detect damage. torch itself does not
+compare them."""
 
 import hashlib
 import json
@@ -14,12 +15,12 @@ from nsgf.system.files import Plain, parse_object, replacing
 from nsgf.system.output import Log, show
 
 if TYPE_CHECKING:
-    from torch import Tensor  # takes seconds to load; headers can be read without torch
+    from torch import Tensor  # torch takes seconds to load, and headers need no torch
 
 Stored = TypeVar("Stored")
 
 HEADER = "archive/header.json"
-"""Name of the header in the archive. torch reads only archives with all files in one folder."""
+"""Name of the header in the archive. torch reads an archive only if all files lie in one folder."""
 
 
 def fingerprint(tensor: "Tensor") -> str:
@@ -42,14 +43,15 @@ def write(stream: Any, content: Any, header: Plain | None = None) -> None:
 
 
 def read_header(stream: BinaryIO) -> Plain:
-    """Return the header of a file. Raise KeyError without one, and many types if damaged."""
+    """Return the header of a file. Raise KeyError if there is no header. A damaged file may raise
+    any type of error."""
     with zipfile.ZipFile(stream) as archive:
         return parse_object(archive.read(HEADER))
 
 
 def read(stream: BinaryIO) -> Any:
-    """Return the content of a file on the CPU. Raise errors of many types if it is damaged, or
-    holds anything but tensors and plain values."""
+    """Return the content of a file on the CPU. A file that is damaged, or that holds other objects
+    than tensors and plain values, may raise any type of error."""
     import torch
 
     with zipfile.ZipFile(stream) as archive:
@@ -60,8 +62,8 @@ def read(stream: BinaryIO) -> Any:
 
 
 def find(file: Path, check: Callable[[Any], Stored], log: Log = show) -> Stored | None:
-    """Return the content of a file, converted by ``check``; None if there is no file. If reading or
-    ``check`` raises any exception, log a line and return None."""
+    """Return the content of a file, converted by ``check``; None if the file does not exist. If
+    reading or ``check`` raises any exception, log a line and return None."""
     if not lexists(file):
         return None
     try:
@@ -73,7 +75,8 @@ def find(file: Path, check: Callable[[Any], Stored], log: Log = show) -> Stored 
 
 
 def keep(file: Path, content: Any, log: Log = show) -> bool:
-    """Save tensors and plain values and return True; if this fails, log a line and return False."""
+    """Save tensors and plain values, and return True. If this fails, log a line and return
+    False."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:

@@ -1,7 +1,7 @@
 """Trackers send records and pictures of a run to Weights & Biases, or to files of TensorBoard.
 
-``tracking.tracker`` chooses one. Its package is imported only if a run uses it. A tracker that
-fails does not end a run.
+``tracking.tracker`` selects the tracker. The package of a tracker is imported only if a run uses
+the tracker. If a tracker fails, the run continues.
 """
 
 import os
@@ -28,17 +28,17 @@ from nsgf.system.process import TRACKERS
 INIT_SECONDS = 15.0
 """Longest wait for the W&B server."""
 FINISH_SECONDS = 60.0
-"""Longest wait for uploads at the end. What is not uploaded stays in the run folder."""
+"""Longest wait for uploads at the end. Records that are not uploaded stay in the run folder."""
 WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
-"""Files in the working directory that override the user's own settings of wandb."""
+"""Files in the working directory that override the user's settings of wandb."""
 SERVICE = "WANDB_SERVICE"
-"""Variable with which wandb tells child processes the address of its service."""
+"""Variable in which wandb passes the address of its service to child processes."""
 
 
 def open_tracker(name: str, settings: Plain, run: RunFolder, log: Log) -> "Tracker | None":
-    """Return the tracker ``tracking.tracker``, which continues the earlier records of a run folder,
-    and log a line. Return None if the tracker failed. ``settings``: all settings by section, for
-    the user."""
+    """Return the tracker ``tracking.tracker``, and log a line. The tracker continues the earlier
+    records of the run folder. Return None if the tracker failed. ``settings``: all settings by
+    section, for the user."""
     try:
         tracker: Tracker
         if name == "tensorboard":
@@ -68,7 +68,7 @@ class TensorBoardTracker:
         self._settings = settings
         self._folder = run.path / "tensorboard"
         self.place = f"show it with: tensorboard --logdir {self._folder}"
-        """Where the records are, for the log."""
+        """Place of the records, for the log."""
         self._writers: Plain = {}
         self._steps: dict[str, int] = {}
 
@@ -81,7 +81,7 @@ class TensorBoardTracker:
         for key, value in values.items():
             if key not in ("phase", "step") and isinstance(value, int | float):
                 writer.add_scalar(key, value, step)
-        writer.flush()  # so a killed run lacks only records that the resumed run writes again
+        writer.flush()  # write at once: the resumed run repeats all records that a killed run lacks
 
     def picture(self, name: str, file: Path) -> None:
         """Write an image file; ``name`` is ``PHASE/WHAT``."""
@@ -92,7 +92,7 @@ class TensorBoardTracker:
         self._writer(phase, step).add_image(what, pixels, step, dataformats="HWC")
 
     def close(self, failed: bool) -> None:
-        """Close the files, which cannot store ``failed``."""
+        """Close the files. They cannot store ``failed``."""
         for writer in self._writers.values():
             writer.close()
 
@@ -106,7 +106,7 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """A W&B run in which each phase has its own step axis: ``nsgf/step`` for ``nsgf/*``."""
+    """A W&B run in which each phase has a separate step axis: ``nsgf/step`` for ``nsgf/*``."""
 
     def __init__(self, settings: Plain, run: RunFolder, is_offline: bool) -> None:
         """Raise an exception of any type if wandb cannot begin or continue its run.
@@ -125,7 +125,8 @@ class WandbTracker:
         mode: Any = env.get("WANDB_MODE", "online")
         if is_offline:
             mode = "offline"
-        name = "/".join(run.path.resolve().parts[-2:])  # such as moons/nsgf-seed0
+        # a run of a comparison, such as moons/nsgf-seed0
+        name = "/".join(run.path.resolve().parts[-2:])
         with _unchanged_process(wandb):
             self._run = wandb.init(
                 mode=mode,
@@ -134,20 +135,20 @@ class WandbTracker:
                 group=env.get("WANDB_RUN_GROUP", settings["exp"]),
                 id=run_id(run),
                 resume="allow",
-                reinit="create_new",  # the caller's script may have a run: it stays wandb.run
+                reinit="create_new",  # a run of the caller's script stays wandb.run
                 config=settings,
                 allow_val_change=True,  # a resumed run may train longer
                 dir=str(run.path),
                 settings=wandb.Settings(
                     silent=True,
-                    console="off",  # progress bars would fill its copy of the terminal
+                    console="off",  # progress bars would fill W&B's copy of the terminal
                     init_timeout=INIT_SECONDS,
                     finish_timeout=FINISH_SECONDS,
                     disable_git=True,
-                    save_code=False,  # an account's setting would upload the user's script
+                    save_code=False,  # a setting of the account could upload the user's script
                 ),
             )
-        if mode == "offline":  # W&B warns of a url that an offline run lacks
+        if mode == "offline":  # W&B would warn that an offline run has no url
             self.place = f"kept offline; upload it with: wandb sync {Path(self._run.dir).parent}"
         else:
             self.place = self._run.url or mode
@@ -173,13 +174,15 @@ class WandbTracker:
 
 @contextmanager
 def _unchanged_process(wandb: Any) -> Iterator[None]:
-    """Context for the start of a W&B run, which asks for no key and prints nothing. At its end,
-    what W&B changes for the whole process is as before: W&B's output, ``sys.exit``,
-    ``sys.excepthook``, and the address of W&B's service, which child processes would use."""
+    """Context for the start of a W&B run, which asks for no key and prints nothing. At the end, it
+    restores the settings of the process that W&B changes: W&B's output, ``sys.exit``,
+    ``sys.excepthook``, and the variable with the address of W&B's service, which child processes
+    would use."""
     with TRACKERS:
         exits = sys.exit, sys.excepthook
         address = os.environ.get(SERVICE)
-        service = wandb.setup()  # reads the user's settings, unless the caller's script has
+        # reads the user's settings, unless the caller's script has read them
+        service = wandb.setup()
         wandb.termsetup(wandb.Settings(silent=True), None)
         try:
             yield
@@ -191,16 +194,16 @@ def _unchanged_process(wandb: Any) -> Iterator[None]:
 
 
 Tracker = TensorBoardTracker | WandbTracker
-"""A tracker for one run. It is no longer used after one of its methods raised an exception."""
+"""A tracker for one run. After a method has raised an exception, the tracker is no longer used."""
 
 
 def run_id(run: RunFolder) -> str:
-    """Return the id of the W&B run, which is created once and stored in ``wandb_id.txt``. Raise
+    """Return the id of the W&B run. It is created once, and stored in ``wandb_id.txt``. Raise
     UserError if the file holds something else."""
     file = run.path / "wandb_id.txt"
     if not file.exists():
         write_text(file, uuid.uuid4().hex + "\n")
     text = file.read_text().strip()
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text):  # wandb names folders after it
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text):  # wandb uses the id in the names of folders
         raise UserError(f"{file} holds no id of a W&B run; remove it for a new one")
     return text

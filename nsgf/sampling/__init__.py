@@ -1,1 +1,1 @@
-"""Sampling: Algorithms 2 and 4, and their ODE solvers."""
+"""Sampling: Algorithms 2 and 4, and the ODE solvers of the straight flow."""

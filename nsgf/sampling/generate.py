@@ -24,7 +24,7 @@ from nsgf.version import versions
 SAMPLE_SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
 """Sections of the configuration that determine the samples, besides the weights."""
 FAR = 1e6
-"""Larger values count as not finite. The energy distance hardly sees a few of them."""
+"""Larger values count as not finite, because the energy distance hardly shows a few such values."""
 
 SavedBatch = dict[str, Tensor]
 """The samples of a batch, tensors by name."""
@@ -65,12 +65,12 @@ def generate(
     do not depend on the number of processes.
 
     Args:
-        source: stream of mu0; its first ``n`` samples are used.
-        keep: for images: return all samples as bytes, and only the first ``keep`` as floats; None:
-            return all as floats.
+        source: stream of mu0, of which the first ``n`` samples are used.
+        keep: for images: return all samples as bytes, and only the first ``keep`` samples as
+            floats; None: return all samples as floats.
         path: number of samples, in the first batch, whose paths are returned; not with ``folder``.
         world: processes that divide the batches.
-        folder: folder for a file of each finished batch. Existing files are reused; None: no files.
+        folder: folder for a file of each finished batch. Existing files are reused. None: no files.
     Returns:
         All samples in the first process; no samples in other processes.
     Raises:
@@ -79,12 +79,12 @@ def generate(
     stop = StopRequest()
     cuts = batch_positions(sampler, n)
     numbers = range(len(cuts))
-    # batches of an earlier command with the same weights, settings and noise
+    # reuse batches of an earlier command with the same weights, settings and noise
     origin = _origin(folder, sampler) if folder else ""
     done = _saved_batches(folder, origin, numbers) if folder and world.is_main else {}
     if done:
         show(f"sample: {len(done)} of {len(cuts)} batches are reused from an earlier command")
-    # each process draws its share of the missing ones
+    # each process draws its share of the missing batches
     missing = world.agree([number for number in numbers if number not in done])
     share = missing[world.rank :: world.size]
     paths: Plain = {}
@@ -102,7 +102,7 @@ def generate(
             if not store.keep(folder / f"{number}.pt", content):
                 show("an interruption would lose all samples")
                 folder = None
-    # all batches together
+    # combine all batches
     for drawn in world.gather({} if world.is_main else done):
         done |= drawn
     if not world.is_main:
@@ -111,7 +111,7 @@ def generate(
 
 
 def _origin(folder: Path, sampler: FlowSampler) -> str:
-    """Return a text that identifies the weights of a sampler, the versions of packages, and a
+    """Return a text that identifies the weights of a sampler, the versions of packages and the
     folder of batches."""
     digest = hashlib.sha256(json.dumps(versions()).encode())
     for leg in sampler.legs:
@@ -133,8 +133,8 @@ def _saved_batches(folder: Path, origin: str, numbers: range) -> dict[int, Saved
 
 
 def _pack(part: Samples, keep: int | None) -> SavedBatch:
-    """Return the tensors of a batch on the CPU. ``keep``: number of samples to keep as floats
-    beside the bytes of all; None: all as floats."""
+    """Return the tensors of a batch on the CPU. ``keep``: number of samples to keep as floats,
+    beside the bytes of all samples; None: keep all samples as floats only."""
     tensors = {
         "x": part.x,
         "tau": part.tau,
@@ -149,7 +149,7 @@ def _pack(part: Samples, keep: int | None) -> SavedBatch:
 
 
 def _join(batches: list[SavedBatch], n: int, paths: Plain) -> Samples:
-    """Return the samples of all batches, and the paths of the first ones."""
+    """Return the samples of all batches, and the paths of the first samples."""
     joined: Plain = {
         name: torch.cat([batch[name] for batch in batches])
         for name in {"x", "tau", "labels", "pixels"} & set(batches[0])
@@ -167,6 +167,6 @@ def batch_folder(
 ) -> Path:
     """Return the folder for the batches of an evaluation, ``.drawn-DIGEST`` in a run's folder of
     samples. DIGEST depends on the ``settings`` of SAMPLE_SECTIONS, as plain values, and on the
-    remaining arguments, see :func:`generate`."""
+    remaining arguments. :func:`generate` explains these arguments."""
     digest = hashlib.sha256(json.dumps([settings, n, keep, device.type], sort_keys=True).encode())
     return samples / f".drawn-{digest.hexdigest()[:16]}"

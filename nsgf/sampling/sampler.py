@@ -32,8 +32,8 @@ from nsgf.training.precision import DTYPES, Precision, precision_context
 class InferenceNetwork(nn.Module):
     """A network in eval mode that computes in a given precision, with float32 inputs and outputs.
 
-    If a batch does not fit into the card's memory, this class splits it, not the caller. So dopri5
-    still chooses its steps for the whole batch, and takes the same steps on any card.
+    If a batch does not fit into the card's memory, this class splits the batch. The solver dopri5
+    still chooses steps for the whole batch, so it takes the same steps on any card.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class InferenceNetwork(nn.Module):
         precision: Precision,
         log: Log = show,
     ) -> None:
-        """Wrap ``model`` and cast the weights of its layers in place, as autocast would in each
-        call. ``log`` gets a line when a batch is split."""
+        """Wrap ``model``, and cast the weights of its layers in place. Autocast would cast them in
+        each call. ``log`` gets a line when a batch is split."""
         super().__init__()
         self.model = model
         self._log = log
         self.precision = precision
         self._most: int | None = None
-        """Largest number of samples in a call that fits into memory; None: no limit is known."""
+        """Largest number of samples per call that fits into memory; None: no limit is known."""
         for layer in model.modules() if precision != "fp32" else ():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 layer.to(DTYPES[precision])
@@ -71,7 +71,8 @@ class InferenceNetwork(nn.Module):
                     raise UserError(
                         f"card memory is full, even with one sample; use {suggest('device', 'cpu')}"
                     ) from error
-            size = -(-min(size, len(inputs[0])) // 2)  # here the handler has freed its tensors
+            # after the except block, its tensors are freed
+            size = -(-min(size, len(inputs[0])) // 2)
             self._most = size
             torch.cuda.empty_cache()
         if self._most != before:
@@ -98,11 +99,12 @@ class Samples:
     """Name of each state of the path: ``start``; ``NSGF 1/2`` after the first of two NSGF steps;
     ``straight flow 3/10`` after three of ten straight steps."""
     pixels: Tensor | None = None
-    """All samples as uint8 images, (N, C, H, W), if requested; x then has only the first few."""
+    """All samples as uint8 images, (N, C, H, W), if requested. Then x has only the first
+    samples."""
     labels: Tensor | None = None
     """Classes of the samples, int64, (B,); None if the networks take no classes."""
     finite: bool = True
-    """Whether every value of every sample is a number, and none is far from all data."""
+    """Whether all values of all samples are finite, and no sample is far from all data."""
 
 
 @dataclass(eq=False)
@@ -114,9 +116,9 @@ class Leg(ABC):
     steps: ClassVar[str] = ""
     """Name of the setting in ``sampling`` for the number of steps; empty: one step."""
     calls: ClassVar[int] = 1
-    """Number of network calls per step; subclasses may override :meth:`calls_per_step` instead."""
+    """Number of network calls per step. Subclasses may override :meth:`calls_per_step` instead."""
     reads: ClassVar[Names] = ()
-    """Settings of ``sampling`` that only legs of this kind read."""
+    """Settings of ``sampling`` that only this kind of leg reads."""
 
     network: Network
     sampling: SamplingConfig
@@ -130,12 +132,12 @@ class Leg(ABC):
     def carry(self, samples: Samples, observe: Observer) -> None:
         """Move the states ``samples.x`` along this leg; call ``observe`` after each step.
 
-        ``samples.tau``: times at which they enter the straight flow; None: 0."""
+        ``samples.tau``: times at which the samples enter the straight flow; None: 0."""
 
     @classmethod
     def calls_per_step(cls, solver: str) -> int | None:
         """Return the number of network calls per step with this ``sampling.solver``, without
-        guidance; None if it is adaptive."""
+        guidance; None for an adaptive solver."""
         return cls.calls
 
     @property
@@ -147,7 +149,7 @@ class Leg(ABC):
 
     @property
     def expected_calls(self) -> int | None:
-        """Number of network calls per sample; None if it depends on the samples."""
+        """Number of network calls per sample; None if the number depends on the samples."""
         calls = self.calls_per_step(self.sampling.solver)
         if calls is None:
             return None
@@ -156,8 +158,9 @@ class Leg(ABC):
     def velocity(self, labels: Tensor | None) -> Velocity:
         """Return the network as a function of x and t, for samples with these labels (B,).
 
-        With classes, it is a + w (b - a): a is the network's output without the class, b the output
-        with it, w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 needs one call."""
+        With classes, the velocity is a + w (b - a), where a is the network's output without the
+        class, b the output with the class, and w ``sampling.guidance`` (Ho and Salimans 2022). w =
+        1 needs only one call."""
         if labels is None:
             return self._call
         weight = self.sampling.guidance
@@ -209,14 +212,15 @@ class AffineStart(Leg):
 class EntryTimes(Leg):
     """Algorithm 4: predict when each sample enters the straight flow, tau = t_phi(x)."""
 
-    expected_calls = 1  # guidance does not apply
+    expected_calls = 1  # the predictor uses no guidance
 
     def carry(self, samples: Samples, observe: Observer) -> None:
         samples.tau = self._call(samples.x)
 
 
 class StraightFlow(Leg):
-    """Follow u_delta to time 1, from ``sampling.tau``, else from each sample's tau, else from 0."""
+    """Follow u_delta to time 1. The start is ``sampling.tau`` if it is set, else the tau of each
+    sample, else 0."""
 
     title = "straight flow"
     steps = "straight_steps"
@@ -260,7 +264,7 @@ class ResidualCall(OneCall):
 
 
 SAMPLING_SETTINGS = {*NSGFSteps.reads, *StraightFlow.reads}
-"""Settings of ``sampling`` that only some legs read."""
+"""Settings of ``sampling`` that not every leg reads."""
 
 
 class FlowSampler:
@@ -280,8 +284,8 @@ class FlowSampler:
     ) -> Samples:
         """
         Args:
-            x: samples of mu0, (B, *shape), B > 0. They are converted to float32 and moved to the
-                networks' device.
+            x: samples of mu0, (B, *shape), B > 0. The samples are converted to float32 and moved to
+                the networks' device.
             labels: classes of the samples, (B,), as integers in [0, K - 1] or as names; None:
                 :meth:`labels` of the positions 0 to B - 1.
             keep_path: whether to return all intermediate states.
@@ -315,7 +319,8 @@ class FlowSampler:
         if keep_path:
             samples.path = [x]
             samples.marks = ["start"]
-        for leg in map(copy, self.legs):  # which count calls: other threads may sample too
+        # copies count the calls, because several threads may sample
+        for leg in map(copy, self.legs):
             leg.evaluations = 0
             leg.carry(samples, samples.path.append if keep_path else None)
             samples.nfe += leg.evaluations
@@ -331,7 +336,8 @@ class FlowSampler:
         return weights[0].device if weights else x.device
 
     def _class_numbers(self, labels: ArrayLike) -> Tensor:
-        """Return labels as numbers: a name as the number of its class, an unknown name as -1."""
+        """Return labels as numbers. A name becomes the number of its class, and an unknown name
+        becomes -1."""
         if isinstance(labels, Tensor):
             return labels
         numbers = []
@@ -341,8 +347,9 @@ class FlowSampler:
         return torch.as_tensor(numbers)
 
     def labels(self, positions: range) -> Tensor | None:
-        """Return the classes of the samples at these positions, int64, (n,): all
-        ``sampling.label``, or the classes in turn; None if the networks take no classes."""
+        """Return the classes of the samples at these positions, int64, (n,). All samples have the
+        class ``sampling.label``; if it is null, the classes take turns. Return None if the networks
+        take no classes."""
         classes = self.target.classes
         label = self.target.class_number(self.sampling.label)
         if not classes:
@@ -360,7 +367,8 @@ class FlowSampler:
 
     @property
     def expected_nfe(self) -> int | None:
-        """Number of network calls per sample; None if it varies (for dopri5 and ``omega``)."""
+        """Number of network calls per sample; None if the number varies (for dopri5 and
+        ``omega``)."""
         calls = [leg.expected_calls for leg in self.legs]
         return None if None in calls else sum(calls)  # type: ignore[arg-type]
 
@@ -371,5 +379,5 @@ def start_times(x: Tensor) -> Tensor:
 
 
 def calls_per_velocity(sampling: SamplingConfig, classes: int) -> int:
-    """Return the number of network calls for one velocity: two with guidance."""
+    """Return the number of network calls for one velocity, which is two with guidance."""
     return 2 if classes and sampling.guidance != 1 else 1

@@ -46,7 +46,7 @@ MAX_STEPS = 1000
 
 
 def load_odeint(solver: str) -> Any:
-    """Return torchdiffeq's function for an adaptive solver; None for other solvers.
+    """Return torchdiffeq's function for an adaptive solver; None for a solver with fixed steps.
 
     Raises:
         UserError: torchdiffeq is needed but not installed.
@@ -75,8 +75,8 @@ def integrate(
     euler and heun take ``straight_steps`` steps for each sample, spaced by ``spacing``. With
     ``omega``, euler takes steps of this size until each sample reaches 1; the last step is shorter.
     dopri5 (Dormand and Prince 1980) chooses steps for the whole batch. In each step, the root mean
-    square of error / (tolerance (1 + |x|)) over all values of all samples stays below 1. It calls
-    the velocity twice to find the first step, and 6 times for each step, accepted or rejected.
+    square of error / (tolerance (1 + |x|)) over all values of all samples stays below 1. dopri5
+    calls the velocity twice to find the first step, and 6 times for each accepted or rejected step.
 
     Args:
         x: states at the times ``start``, (B, *shape); the result has the same dtype.
@@ -105,7 +105,7 @@ def _solve_in_fixed_steps(
     for count in range(int(needed.max())):
         t = start + count * size
         h = torch.minimum(size, 1 - t)
-        active = (needed > count).nonzero()[:, 0]  # waits for the card once
+        active = (needed > count).nonzero()[:, 0]  # this line waits for the card
         moved = euler_step(velocity, x[active], t[active], pad_t_like_x(h[active], x))
         x = x.index_copy(0, active, moved)
         if observe:
@@ -116,18 +116,19 @@ def _solve_in_fixed_steps(
 def _solve_adaptively(
     velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer
 ) -> Tensor:
-    """Solve with dopri5 over s from 0 to 1 for all samples: t = start + s (1 - start)."""
+    """Solve with dopri5 over s from 0 to 1 for all samples, where t = start + s (1 - start)."""
     odeint = load_odeint(config.solver)
     span = 1 - start
     factor = pad_t_like_x(span, x)
 
     def slope(s: Tensor, state: Tensor) -> Tensor:
-        # the search for the first step may look beyond the end, where the network is not trained
+        # dopri5 may try a first step beyond time 1, where the network is not trained
         return factor * velocity(state, start + s.clamp(max=1) * span)
 
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)
-    times = grid if observe else grid[[0, -1]]  # all states may not fit into memory
-    # without step_t the last step may end far beyond 1
+    # take all states only if they are observed: they need memory
+    times = grid if observe else grid[[0, -1]]
+    # step_t makes the last step end at 1, and not beyond
     options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": torch.float64}
     try:
         limit = config.tolerance

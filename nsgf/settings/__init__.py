@@ -1,1 +1,1 @@
-"""The rules of settings: their layers, choices, effects and checks."""
+"""The rules of settings: layers, choices for a user's data, effects and checks."""

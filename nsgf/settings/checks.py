@@ -33,13 +33,13 @@ LIMITED = (
     "held_out",
     "key",
 )
-"""Settings of ``data`` that must have their default for data that do not use them."""
+"""Settings of ``data`` that must keep the default value if the data set does not use them."""
 Rule = tuple[str, str]
-"""Key of a wrong setting, and the message after ``KEY = VALUE:``."""
+"""Key of a wrong setting, and the part of the message after ``KEY = VALUE:``."""
 
 
 def check(experiment: Experiment) -> None:
-    """Raise UserError if any setting is wrong. Its one-line message names each wrong setting."""
+    """Raise UserError if any setting is wrong. The one-line message names each wrong setting."""
     check_values(experiment.config)
     rules = Rules(experiment)
     wrong = [*rules.of_method(), *rules.of_phases(), *rules.of_data(), *rules.of_classes()]
@@ -50,8 +50,8 @@ def check(experiment: Experiment) -> None:
 
 
 def check_training(experiment: Experiment) -> None:
-    """Raise UserError if ``phases`` has a phase that the method does not train, or runs would be
-    written among the images. Call :func:`check` first."""
+    """Raise UserError if ``phases`` has a phase that the method does not train, or if the run
+    folder would lie among the images. Call :func:`check` first."""
     config = experiment.config
     if unused := config.phases[len(experiment.method.trains) :]:
         raise wrong_setting(
@@ -72,7 +72,8 @@ def check_training(experiment: Experiment) -> None:
 
 
 def check_values(config: Config) -> None:
-    """Raise UserError if a value is outside of its range, whatever other settings are."""
+    """Raise UserError if a value is outside of the range of its setting. Relations between settings
+    are not checked."""
     wrong = []
     for key, item in SETTINGS.items():
         value = item.get(config)
@@ -94,7 +95,7 @@ def _refuse(config: Config, wrong: list[Rule]) -> NoReturn:
     lines = []
     for key, must in wrong:
         section, _, name = key.partition(".")
-        # --lr sets every phase: do not repeat the same error for those that are not trained
+        # --lr sets every phase, so do not repeat an error for phases that are not trained
         if section not in OF_PHASES or section in config.phases or name not in trained:
             lines.append(f"{name_setting(key, format_value(SETTINGS[key].get(config)))}: {must}")
     raise UserError("; ".join(lines))
@@ -102,7 +103,7 @@ def _refuse(config: Config, wrong: list[Rule]) -> NoReturn:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules between settings. Each method yields those that an experiment breaks."""
+    """The rules between settings. Each method yields the rules that an experiment breaks."""
 
     experiment: Experiment
 
@@ -112,7 +113,7 @@ class Rules:
         return self.experiment.config
 
     def of_method(self) -> Iterator[Rule]:
-        """Yield the rules for phases and for settings that select a method."""
+        """Yield broken rules for phases, and for settings that select a method."""
         config = self.config
         phases = config.phases
         methods = [method for method in METHODS if method.names == phases]
@@ -134,7 +135,7 @@ class Rules:
                 yield f"compare.{key}", "must name none twice; methods and nfe need at least one"
 
     def of_phases(self) -> Iterator[Rule]:
-        """Yield the rules for the sections of the phases that are trained."""
+        """Yield broken rules for the sections of the trained phases."""
         config = self.config
         phases = config.phases
         if config.nsf.source == "affine" and "nsf" in phases:
@@ -172,7 +173,7 @@ class Rules:
                 yield "generator.blurs", "must have at least one"
 
     def of_data(self) -> Iterator[Rule]:
-        """Yield the rules for source and target."""
+        """Yield broken rules for source and target."""
         data = self.config.data
         target = self.experiment.target
         source = DATA_SETS.get(data.source)
@@ -196,7 +197,7 @@ class Rules:
             yield "evaluation.features", f"must be auto or none for {data.name}, which are points"
 
     def of_unet(self) -> Iterator[Rule]:
-        """Yield the rules for the UNet and for the time predictor for images."""
+        """Yield broken rules for the UNet, and for the time predictor of images."""
         from nsgf.models.unet import GROUPS
 
         unet = self.config.model.unet
@@ -218,7 +219,7 @@ class Rules:
             yield "model.unet.heads", f"must divide the attention widths {sorted(widths)}"
 
     def of_classes(self) -> Iterator[Rule]:
-        """Yield the rules for runs with and without classes."""
+        """Yield broken rules for runs with and without classes."""
         data = self.config.data
         target = self.experiment.target
         sampling = self.config.sampling
@@ -254,8 +255,8 @@ class Rules:
 
 
 def fit_to_classes(config: Config, classes: int) -> Layer:
-    """Return the nearest allowed values of settings that would mix ``classes`` classes or share
-    them unequally."""
+    """Return the nearest allowed values of settings that would mix the ``classes`` classes, or
+    would make classes unequally frequent."""
     phases = config.phases if classes else []
     nsf = config.nsf
     layer: Layer = {}

@@ -1,6 +1,7 @@
-"""Choose settings for a user's own data, from its size and shape, when a run is begun.
+"""Choose settings for a user's data when a run begins.
 
-The rules are described in docs/own-data.md. Settings of files and flags win.
+The choice depends on number and shape of the samples. docs/own-data.md describes the rules.
+Settings in files and flags override the choice.
 """
 
 from nsgf.config.layers import FACTS_OF_DATA, SETTINGS, Layer, spread_optim
@@ -13,32 +14,32 @@ from nsgf.user_data.images import inspect_images
 from nsgf.user_data.points import inspect_points
 
 INSPECTORS = {"images": inspect_images, "points": inspect_points}
-"""Functions that inspect a user's own data for ``data.found``, by ``data.name``."""
+"""Functions that inspect a user's data and return ``data.found``, by ``data.name``."""
 POOL_VALUES = 2**29
 """Largest number of values in a pool: 2 GiB in float32."""
 START_VALUES = 2**28
 """Largest number of values in cached starts: 1 GiB."""
 MANY_IMAGES = 10_000
-"""From this number of images on, networks are as large as for shipped sets of this image size."""
+"""Number of images from which on a network is as large as for a shipped set of this image size."""
 LARGEST_END = 16
 """Largest side in pixels of a UNet's last level, for squares. The cost of attention grows with
 side^4."""
 CHEAP = 8
-"""Largest height in pixels of a level with attention without a card."""
+"""Largest height in pixels of a level with attention, on a machine without a card."""
 
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
-"""Settings that only some methods use. They are chosen only where a method sets them."""
+"""Settings that only some methods use. They are chosen only if the method sets them."""
 
 
 def choose_settings(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
-    """Inspect a new run's own data and choose settings for it.
+    """Inspect a user's data for a new run, and choose settings for the run.
 
-    ``config``: checked values of all layers. For further methods of a comparison, it has what was
-    found for the first method.
+    ``config``: checked values of all layers. For the second and further methods of a comparison,
+    ``config`` contains the facts of the first method.
 
     Returns:
-        Chosen settings, which files and flags override; facts that were found, which they do not
-        override; and lines about both.
+        The chosen settings, which files and flags override; the facts about the data, which nothing
+        overrides; and lines about both.
     """
     data = config.data
     facts, notes = (saved_facts(data), ()) if data.found else INSPECTORS[data.name](data)
@@ -52,11 +53,11 @@ def choose_settings(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     layer: Layer = {FACTS_OF_DATA: facts}
     if data.name == "images":
         layer["data.size"] = facts.shape[1]
-        if pick_device(config.device).type == "cpu":  # learns more in the same time
+        if pick_device(config.device).type == "cpu":  # small networks learn more in the same time
             chosen["model.unet.attention"] = [
                 height for height in chosen["model.unet.attention"] if height <= CHEAP
             ]
-            if "generator" not in config.phases:  # which needs large batches
+            if "generator" not in config.phases:  # a generator needs large batches
                 chosen |= {"optim.batch_size": min(32, samples), "optim.lr": 1e-3}
     text = format_layer(chosen)
     notes += (f"chosen for them: {text}; your own settings and {suggest('smoke')} win",)
@@ -77,9 +78,9 @@ def for_points(samples: int, dim: int) -> Layer:
 
 
 def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
-    """Return settings by dotted key for ``samples`` images; raise UserError if a network cannot
-    halve their sides often enough."""
-    levels = 1  # of the network; each level halves the sides
+    """Return settings by dotted key for ``samples`` images. Raise UserError if a network cannot
+    halve the sides of the images often enough."""
+    levels = 1  # levels of the UNet, each of which halves the sides
     while not (height | width) % 2**levels and min(height, width) >> levels >= 4:
         levels += 1
     areas = {height >> level: height * width >> 2 * level for level in range(levels)}
@@ -92,7 +93,7 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
         )
     n = min(128, samples)
     values = channels * height * width
-    # small sets get narrow networks, which overfit later
+    # small sets get narrow networks, because narrow networks overfit later
     size = max(height, width)
     wide = 32 if size < 32 else 64 if size < 64 else 128
     many = samples >= MANY_IMAGES
@@ -108,7 +109,7 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
         "model.unet.res_blocks": 2 if many and size >= 32 else 1,
         "model.unet.mult": [1, *[2] * (levels - 1)],
         "model.unet.attention": [side for side in [*areas][1:] if 8**2 <= areas[side] <= 16**2],
-        "model.unet.heads": wide // 32 * min(2, levels),  # of 32 channels
+        "model.unet.heads": wide // 32 * min(2, levels),  # each head has 32 channels
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),
         "peer.coupling_batch": min(1024, samples),

@@ -1,9 +1,9 @@
-"""Which settings have an effect on a command, and with a configuration.
+"""Find out whether a setting has an effect, for a command and a configuration.
 
-Each setting declares what it needs where it is defined; this file only reads the declarations:
-conditions on other settings (``OnlyIf`` in the schema); the settings that a phase (``Phase.reads``)
-or a leg of sampling (``Leg.reads``) reads; those that a flow (``Flow.uses``) or a data set
-(``Target.uses``) uses.
+The declarations are elsewhere. This file only reads them: conditions on further settings
+(``OnlyIf`` in the schema); the settings that a phase (``Phase.reads``) or a leg of sampling
+(``Leg.reads``) reads; and the settings that a flow (``Flow.uses``) or a data set (``Target.uses``)
+uses.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ ON_RUNS = ("sample", "evaluate", "report")
 SAVES = {"train": "evaluation", "preflight": "evaluation"}
 """Settings and sections that a command only saves, for later commands."""
 UNUSED = {"evaluate": ("sampling.num_samples",)}
-"""Settings that a command does not use, although it uses their section."""
+"""Settings that a command does not use, although it uses the rest of their section."""
 STRICT = ("report --compare", "export", "list")
 """Commands that also refuse options that they do not use."""
 
@@ -55,17 +55,18 @@ def accepts(command: str, key: str) -> bool:
 def check_effects(
     command: str, layer: Layer, experiments: "Sequence[Experiment]", *, only_file: bool = False
 ) -> list[str]:
-    """Check that the settings that the user gives have an effect on a command.
+    """Check that the user's settings have an effect on a command.
 
     Args:
         layer: the settings of flags or arguments.
+        experiments: the experiment, or the experiments of all methods of a comparison. At least one
+            experiment must use each setting.
         only_file: whether ``sample`` writes only a file of samples, without a picture.
-        experiments: the experiment, or that of each method of a comparison, of which one must use
-            the setting.
 
     Returns:
-        Lines about settings of other commands, and of parts that method and data do not have, so
-        that scripts may give the same flags to all of them.
+        Lines about settings without effect: settings of another command, and settings of parts that
+        method and data do not have. They are no errors, so that a script may use the same flags for
+        all commands and methods.
 
     Raises:
         UserError: another setting makes a setting useless.
@@ -73,7 +74,7 @@ def check_effects(
     problems = []
     unused = defaultdict(list)
     for key, value in layer.items():
-        if key not in KEYS or value is None:  # null takes a value back
+        if key not in KEYS or value is None:  # null removes a value
             continue
         absent = [find_absent_part(experiment, key) for experiment in experiments]
         if not accepts(command, key):
@@ -104,7 +105,7 @@ def refuse_training(layer: Layer) -> None:
 def find_ineffective(
     command: str, keys: Collection[str], experiments: "Sequence[Experiment]"
 ) -> list[str]:
-    """Return those settings of a file that have no effect on a command."""
+    """Return the settings in a file that have no effect on a command."""
     return [
         key
         for key in keys
@@ -117,15 +118,15 @@ def find_ineffective(
 
 
 def is_unread(experiment: "Experiment", key: str, only_file: bool) -> bool:
-    """Whether a setting names a place of data that sampling does not read: it reads points for a
-    picture beside the samples, and never images."""
+    """Whether a setting names a place of data that sampling does not read. Sampling reads points,
+    to draw them beside the samples, and never reads images."""
     is_place = key in ("data.root", "data.download", "data.path")
     return is_place and (only_file or experiment.target.is_images)
 
 
 def find_obstacle(experiment: "Experiment", key: str) -> str:
-    """Return the setting, as ``KEY VALUE``, because of which another one has no effect on training
-    and sampling; empty if it has one."""
+    """Return the setting, as ``KEY VALUE``, that takes away the effect of ``key`` on training and
+    sampling. Return an empty text if ``key`` has an effect."""
     from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS  # loads torch
 
     if absent := find_absent_part(experiment, key):
@@ -148,9 +149,9 @@ def find_obstacle(experiment: "Experiment", key: str) -> str:
 
 
 def find_absent_part(experiment: "Experiment", key: str) -> str:
-    """Return the method or the data, as ``KEY VALUE``, without the phase, stage of sampling or
-    network that a setting belongs to; empty if there is one."""
-    # these load torch
+    """Return the method or the data, as ``KEY VALUE``, that lack the phase, the stage of sampling
+    or the network of a setting. Return an empty text if the part exists."""
+    # imported here, because these modules load torch
     from nsgf.phases import PHASES
     from nsgf.sampling.sampler import SAMPLING_SETTINGS
 

@@ -1,12 +1,12 @@
 """Resolve the settings of a command or of a Python call: layers -> one checked configuration.
 
-Later layers win: defaults; the method's file; choices for the user's data
-(:mod:`nsgf.settings.choices`); the experiment's file; the section of that file for the method; the
-file of --config, which starts from the shipped experiment that it names; the section of that file
-for the method; --smoke; short flags for several settings at once; flags for one setting. Within a
-layer the section ``optim`` applies to each phase that does
-not set its own value. A command that works on a run uses the run's saved configuration instead of
-the files. Typos are reported before this module imports torch.
+Later layers win. The order is: defaults; the method's file; choices for the user's data
+(:mod:`nsgf.settings.choices`); the experiment's file; the section for the method in this file; the
+file of --config, which starts from the shipped experiment that it names; the section for the method
+in this file; --smoke; short flags for several settings at once; flags for one setting. Within a
+layer, the section ``optim`` applies to each phase whose section does not set the value. A command
+that uses a run starts from the run's saved configuration, not from the files. Typos are reported
+before this module imports torch.
 """
 
 import os
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 WITHOUT_RUN = ("compare", "preflight")
 ONE_TARGET = {"data.name", "data.source"}
-"""Settings that replace the targets of a comparison by their own."""
+"""Settings that name data, and so replace the targets of a comparison."""
 ON_EXPORTS = ("sample", "evaluate")
 """Commands that also accept exported runs."""
 SMOKE: Layer = {
@@ -67,10 +67,11 @@ SMOKE: Layer = {
     "compare.nfe": [1, 2, 4],
     "compare.updates": [],
 }
-"""Settings of --smoke in a new run, besides ``smoke``. Explicit flags override them."""
+"""Settings of --smoke in a new run, in addition to ``smoke``. Flags override these settings."""
 TRACKER = "tracking.tracker"
 LEAST_FLOWS = 16
-"""Smallest number of flows when a pool shrinks because of fewer updates than in the recipe."""
+"""Smallest number of flows in a pool that shrinks because there are fewer updates than in the
+recipe."""
 
 
 @dataclass
@@ -79,18 +80,18 @@ class Request:
 
     command: str
     config: Config
-    """All settings. For a comparison, those of the experiment's method."""
+    """All settings. For a comparison, the settings of the experiment's method."""
     run: "RunFolder | None" = None
     """The run that the command uses; None: a new run, or no run."""
     methods: Sequence[Config] = ()
-    """Settings of each method of a comparison."""
+    """Settings of each method of a comparison, by name."""
     notes: list[str] = field(default_factory=list)
     """Lines for the user."""
     fixed: Collection[str] = ()
     """Settings of flags or arguments."""
     options: Layer = field(default_factory=dict)
-    """Options of the command that are not settings, e.g. ``{"nfe": 10}``, and ``words``, those of
-    the command line after the command."""
+    """Options of the command that are not settings, e.g. ``{"nfe": 10}``. ``words`` are the words
+    of the command line after the command."""
 
     @cached_property
     def experiment(self) -> "Experiment":
@@ -119,15 +120,16 @@ def resolve(
     Args:
         command: its name.
         arguments: settings from flags or arguments, and facts that the caller knows.
-        options: options that are not settings; ``run``, ``config``, ``pretrained``, ``compare``,
-            ``resume`` and ``resume-phase`` decide where the remaining settings come from.
+        options: options that are not settings. The options ``run``, ``config``, ``pretrained``,
+            ``compare``, ``resume`` and ``resume-phase`` determine the source of the remaining
+            settings.
         run: the run that the command uses, if it is already open.
         keeps_total: whether the pool keeps its total size if the number of particles changes.
 
     Raises:
         UserError: a setting or an option is wrong, or a file or run is missing or damaged.
     """
-    if command == "list":  # takes only out_dir, and the checks load torch
+    if command == "list":  # list uses only out_dir, and checks would load torch
         return Request(command, build(spread_optim(arguments)))
     options = _expand_options(command, options)
     layers = Layers(command, arguments, options, keeps_total)
@@ -136,7 +138,7 @@ def resolve(
     run = run or _find_run(layers)
     layers.use_run(run)
 
-    # one checked experiment, and for a comparison one for each method
+    # configure the experiment, or each method of a comparison
     from nsgf.experiment import Experiment
     from nsgf.settings.checks import check_training
 
@@ -147,7 +149,7 @@ def resolve(
         check_training(Experiment(config))
     methods = layers.configure_methods(config.compare.methods if command == "compare" else ())
 
-    # settings without effect, and a missing package
+    # report settings without effect, and a missing package
     notes = layers.notes
     if "compare" not in options:  # the page of a comparison takes no settings
         notes += layers.find_useless(methods or [config])
@@ -170,7 +172,7 @@ def _expand_options(command: str, options: Layer) -> Layer:
 
 
 class Layers:
-    """The layers of settings of a command, in the order in which they are found."""
+    """The layers of settings of a command. They are read one after the other."""
 
     def __init__(self, command: str, arguments: Layer, options: Layer, keeps_total: bool) -> None:
         self.command = command
@@ -178,10 +180,11 @@ class Layers:
         self.flags = dict(arguments)
         """Settings of flags or arguments, as they were given."""
         self.arguments = spread_optim(arguments)
-        """The same for each phase, with facts about the user's data."""
+        """The same settings, with ``optim`` copied to each phase, and facts about the user's
+        data."""
         self.keeps_total = keeps_total
         self.is_new = True
-        """Whether the settings of a saved run do not count."""
+        """Whether the settings come only from files and flags, and not from a saved run."""
         self.notes: list[str] = []
         """Lines for the user."""
         if command == "compare" and ONE_TARGET & self.arguments.keys():
@@ -191,18 +194,19 @@ class Layers:
         if "config" in options:
             content = read_recipe(options["config"])
             self.file = Recipe(spread_optim(content.settings), content.methods)
-        # a file's settings win over those of a smoke run, and its data over an experiment's targets
+        # the file's settings override the smoke settings; the file's data override the targets of
+        # an experiment
         smoke_settings = spread_optim(SMOKE) if self.file.settings.get("smoke") else {}
         if command == "compare" and ONE_TARGET & self.file.settings.keys():
             smoke_settings["compare.targets"] = []
         self.recipe = Recipe({**smoke_settings, **self.file.settings}, self.file.methods)
         """The file of --config on top of the shipped experiment."""
         self.warmup_recipe = self.recipe
-        """The same with the numbers of updates that the warm-ups belong to."""
+        """The same recipe, but with the numbers of updates to which the warm-ups belong."""
 
     @property
     def hint(self) -> str:
-        """A hint for the user who names a 2D set as an experiment."""
+        """A hint for a user who names a 2D set as an experiment."""
         name = self.arguments.get("data.name", self.exp)
         if name not in get_args(PointName):
             return ""
@@ -221,7 +225,7 @@ class Layers:
             raise wrong_setting("exp", exp, f"the file of config has exp {file_exp}; leave one out")
         if exp in EXPERIMENT_NAMES:
             shipped = read_recipe(CONFIGS / f"{exp}.yaml")
-            # a warm-up belongs to the number of updates in the file that sets it
+            # store each warm-up with the number of updates in the same file
             with_warmups = {
                 key: value
                 for key, value in self.recipe.settings.items()
@@ -235,8 +239,8 @@ class Layers:
             raise wrong_setting("exp", exp, f"must be one of {names}{self.hint}")
 
     def use_run(self, run: "RunFolder | None") -> None:
-        """Take the settings of a saved run, if there is one. Raise UserError if the settings name
-        neither a run nor data."""
+        """Take the settings of the saved run, if the command uses one. Raise UserError if the
+        settings name neither a run nor data."""
         if run:
             self.is_new = False
             if run.results_name:
@@ -254,9 +258,10 @@ class Layers:
 
     def configure(self, method: str | None, shrinks_pool: bool = False) -> Config:
         """Return the checked configuration of a run, or of one method of an experiment. Add facts
-        about the user's data to the arguments, and lines to the notes. For fewer updates, shrink a
-        pool that is chosen for the user's data, or with ``shrinks_pool`` the pool of the recipe."""
-        # these load torch; typos are reported before
+        about the user's data to the arguments, and lines to the notes. If there are fewer updates
+        than in the recipe, shrink a pool that was chosen for the user's data. With
+        ``shrinks_pool``, also shrink the pool of the recipe."""
+        # imported here, because these modules load torch: typos are reported before
         from nsgf.experiment import Experiment
         from nsgf.settings.checks import check
 
@@ -305,8 +310,8 @@ class Layers:
         return methods
 
     def _choose_for_data(self, layer: Layer) -> Layer:
-        """Inspect the data of a new run first, because settings depend on them. Return the chosen
-        settings."""
+        """For a new run, inspect the user's data, and return the settings that are chosen for the
+        data."""
         if self.is_new and layer.get("data.name") in get_args(OwnName):
             from nsgf.settings.checks import check_values
             from nsgf.settings.choices import choose_settings
@@ -319,13 +324,13 @@ class Layers:
             return data_choices
         is_automatic = self.arguments.get("data.size", 0) in ("auto", None)
         if is_automatic and layer.get("data.name") == "images":
-            del self.arguments["data.size"]  # the size that was found
+            del self.arguments["data.size"]  # the size comes from the inspection, not from the user
         return {}
 
     def _note_lost_settings(
         self, method: str, method_settings: Layer, recipe: Layer, phases: Sequence[str]
     ) -> None:
-        """Note the settings of a method's file that later layers override."""
+        """Add a line about settings of the method's file that later layers override."""
         layer = {**recipe, **self.arguments}
         unused = {"method", *OF_PHASES} - {*phases}
         lost = [
@@ -354,8 +359,9 @@ class Layers:
         return change(config, {**fitted, **self.arguments})
 
     def _fit_pool(self, recipe: Config, config: Config, is_free: bool) -> Config:
-        """Return the configuration with as many flows as the recipe, or as many trajectories if the
-        pool keeps its total. If the pool ``is_free`` to shrink, fewer updates have fewer flows."""
+        """Return the configuration with a new number of flows. It is the recipe's number, or gives
+        the recipe's number of trajectories if the pool keeps its total. If the pool ``is_free`` to
+        shrink, fewer updates get fewer flows."""
         from nsgf.experiment import Experiment
 
         key = "pool.num_batches"
@@ -370,7 +376,8 @@ class Layers:
         updates = config.nsgf.iterations
         recipe_updates = recipe.nsgf.iterations
         if self.is_new and is_free and updates < recipe_updates and "nsgf" in config.phases:
-            proportional = -(-flows * updates // recipe_updates)  # each pair is drawn as often
+            # so each pair is drawn equally often
+            proportional = -(-flows * updates // recipe_updates)
             classes = Experiment(config).target.classes
             fewer = min(flows, max(proportional, LEAST_FLOWS, classes))
             self.notes.append(
@@ -381,8 +388,8 @@ class Layers:
         return change(config, {key: flows})
 
     def fit_warmups(self, method: str | None, config: Config) -> Config:
-        """Return the configuration of a new run with shorter warm-ups if it has fewer updates than
-        the recipe. Add a line about them to the notes."""
+        """Return the configuration of a new run. If the run has fewer updates than the recipe,
+        shorten the warm-ups, and add a line about the warm-ups to the notes."""
         if not self.is_new:
             return config
         method_settings, settings = method_layers(self.warmup_recipe, method)
@@ -396,8 +403,8 @@ class Layers:
         return change(config, fitted)
 
     def find_useless(self, configs: Sequence[Config]) -> list[str]:
-        """Return lines about settings that have no effect on the command. Raise UserError if
-        another setting makes one useless."""
+        """Return lines about settings that have no effect on the command. Raise UserError if a
+        setting makes another setting useless."""
         from nsgf.experiment import Experiment
 
         experiments = [*map(Experiment, configs)]
@@ -411,8 +418,8 @@ class Layers:
 
 
 def _put_on_top(shipped: Recipe, settings: Layer, methods: dict[str, Layer]) -> Recipe:
-    """Return a shipped experiment with further settings, which also override its sections for
-    methods, and with further sections."""
+    """Add settings, and sections for methods, to a shipped experiment. The settings also override
+    the experiment's sections for methods."""
     sections = dict(methods)
     for name, section in shipped.methods.items():
         sections[name] = {**section, **settings, **sections.get(name, {})}
@@ -427,7 +434,8 @@ def _find_run(layers: Layers) -> "RunFolder | None":
     is_new = command == "train" and not {"run", "resume", "resume-phase"} & options.keys()
     if command in WITHOUT_RUN or "compare" in options or is_new:
         return None
-    if str(arguments.get("method")).endswith((".yaml", ".yml")):  # a run has the name of the file
+    # a run stores the file's name, not the path
+    if str(arguments.get("method")).endswith((".yaml", ".yml")):
         arguments["method"] = Path(arguments["method"]).stem
     from nsgf.run.folder import newest_run
     from nsgf.settings.checks import check_values
@@ -457,8 +465,8 @@ def _find_run(layers: Layers) -> "RunFolder | None":
 
 
 def _settings_of_run(run: "RunFolder", layers: Layers) -> Layer:
-    """Return the settings and facts of a run, without unsafe ones, overridden by those of --config
-    FILE. Raise UserError if settings of the command do not fit the run."""
+    """Return the safe settings and the facts of a run, overridden by the settings of --config FILE.
+    Raise UserError if settings of the command do not fit the run."""
     from nsgf.run.folder import drop_unsafe_settings
 
     arguments = layers.arguments
@@ -472,14 +480,14 @@ def _settings_of_run(run: "RunFolder", layers: Layers) -> Layer:
         raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
     tracker = saved.get(TRACKER)
     safe = {**drop_unsafe_settings(saved, by_user), **layers.file.settings}
-    if "method" in saved:  # a file of --config cannot change it
+    if "method" in saved:  # the file of --config cannot change the method
         safe["method"] = saved["method"]
     if is_training and TRACKER not in by_user and safe.get(TRACKER) != tracker:
         layers.notes.append(
             f"the run's tracker {tracker} is not used: add {suggest(TRACKER, tracker)} to use it"
         )
     home = (run.path.resolve() if run.path.name == ".." else run.path).parent
-    if run.results_name is None:  # the run's current place
+    if run.results_name is None:  # the folder where the run is now
         safe["out_dir"] = str(home)
     out = Path(arguments.get("out_dir", home)).expanduser()
     if is_training and "run" in layers.options and out.resolve() != home.resolve():

@@ -1,5 +1,5 @@
-"""Exported runs: folders to share, with a model card. ``nsgf export`` writes them; they are read
-from a folder or from the Hugging Face hub.
+"""Exported runs: folders to share, with a model card. ``nsgf export`` writes these folders. They
+are read from a disk or from the Hugging Face hub.
 
     config.json              format, version, all settings, updates of each phase, checksums
     phase1_nsgf.safetensors  averaged weights of a phase, one file each, float32 or float16
@@ -39,8 +39,8 @@ def weights_file(phase: PhaseName) -> str:
 
 def find_folder(path: str | PathLike[str]) -> Path:
     """Return the local folder for a path. ``hf://OWNER/NAME`` is downloaded. The name of a
-    pretrained run means that run, unless there is a run with this path. Raise UserError if the
-    address is wrong, huggingface_hub is not installed, or the download fails."""
+    pretrained run stands for this run, unless a run exists at the path of this name. Raise
+    UserError if the address is wrong, huggingface_hub is not installed, or the download fails."""
     if isinstance(path, str) and path.startswith("hf://"):
         name, _, revision = path.removeprefix("hf://").partition("@")
         try:
@@ -55,15 +55,15 @@ def find_folder(path: str | PathLike[str]) -> Path:
                 "pip install -e '.[hub]'"
             ) from error
     folder = expand_path("run", path)
-    index = folder / CONFIG_FILE  # other programs use this name too
+    index = folder / CONFIG_FILE  # other programs also write files of this name
     is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
     is_run = is_export or (folder / "config.yaml").is_file()
     return folder if is_run else PRETRAINED.get(str(path), folder)
 
 
 def open_run(folder: Path) -> RunFolder:
-    """Return the run or exported run in a folder. Raise UserError if there is none, or if it is
-    damaged or has links out of the folder."""
+    """Return the run or exported run in a folder. Raise UserError if the folder has no run, if the
+    run is damaged, or if links lead out of the folder."""
     run = RunFolder(folder)
     if run.config_file.is_file():
         check_links(folder)
@@ -78,7 +78,7 @@ def open_run(folder: Path) -> RunFolder:
 
 
 class ExportedRun(RunFolder):
-    """An exported run. Settings are read at once; weights are read when they are used."""
+    """An exported run. Settings are read at once. Weights are read when they are used."""
 
     def __init__(self, folder: Path) -> None:
         """Raise UserError if the folder is damaged or foreign, or a setting is wrong."""
@@ -114,7 +114,7 @@ class ExportedRun(RunFolder):
         return weights_file(phase) in self._sums
 
     def weights(self, phase: PhaseName) -> Weights:
-        """Return the weights of a phase in float32. Raise UserError if their file is missing or
+        """Return the weights of a phase in float32. Raise UserError if the file is missing or
         damaged."""
         file = self.path / weights_file(phase)
         try:
@@ -124,6 +124,6 @@ class ExportedRun(RunFolder):
             state = load_tensors(content)
         except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
             raise UserError(f"{file} cannot be read ({cause(error)}); export it again") from error
-        for key, part in state.items():  # of an export with --half
+        for key, part in state.items():  # an export with --half stores float16
             state[key] = part.float() if part.dtype == torch.float16 else part
         return Weights(file, state, nest(saved_values(self._saved)), str(self._updates.get(phase)))

@@ -1,8 +1,8 @@
 """Flows of empirical measures, and their velocities.
 
-``base`` states the conventions and the base class of flows; ``batched`` is the solver of every
-shipped configuration. This file has the table of all flows, and geomloss, a reference that uses
-automatic differentiation.
+``base`` has the conventions and the base class of flows. ``batched`` is the solver of every shipped
+configuration. This file has the table of all flows, and the Sinkhorn flow by geomloss, a reference
+that uses automatic differentiation.
 
 Shapes: B flows, N particles x, M targets y, D coordinates.
 """
@@ -17,13 +17,13 @@ from nsgf.sinkhorn.base import BlurredFlow, Flow, around_mean, box_diameter
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.sinkhorn.energy import EnergyFlow
 
-if TYPE_CHECKING:  # the solver alone needs no settings
+if TYPE_CHECKING:  # the solver itself does not need the settings
     from nsgf.config.schema import SinkhornConfig
 
 
 @dataclass(eq=False)
 class GeomlossSolver(BlurredFlow):
-    """The Sinkhorn flow as in the paper: geomloss solves one pair of clouds at a time.
+    """The Sinkhorn flow as in the paper. geomloss solves one pair of clouds at a time.
 
     v = -grad sum(F), where F = f_xy - f_xx is the debiased potential on x.
     """
@@ -47,10 +47,10 @@ class GeomlossSolver(BlurredFlow):
             backend="tensorized",
         )
         velocity = torch.zeros_like(x)
-        x, y, _ = around_mean(x.detach(), y.detach())  # geomloss does not subtract it
+        x, y, _ = around_mean(x.detach(), y.detach())  # geomloss does not subtract the mean
         for particles, targets, out in zip(x, y, velocity, strict=True):
             self.report.solves += 1
-            if box_diameter(particles, targets) > 0:  # else all points are equal
+            if box_diameter(particles, targets) > 0:  # the velocity of equal points is 0
                 with torch.enable_grad():
                     potential, _ = loss(particles.requires_grad_(), targets)
                     (gradient,) = torch.autograd.grad(potential.sum(), particles)
@@ -69,7 +69,7 @@ FLOW_SETTINGS = {name for flow in FLOWS.values() for name in flow.uses}
 
 
 def build_flow(kind: str, settings: "SinkhornConfig") -> Flow:
-    """Return the flow ``flow.kind`` with an empty report. ``settings``: the section ``sinkhorn``,
-    of which the flow takes those that it uses."""
+    """Return the flow of this ``flow.kind`` with an empty report. ``settings``: the section
+    ``sinkhorn``. The flow takes the settings that it uses."""
     flow = FLOWS[kind]
     return flow(**{name: getattr(settings, name) for name in flow.uses})

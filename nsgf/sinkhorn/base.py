@@ -36,7 +36,7 @@ class SolverReport:
     """Counts and errors of a solver since it was built."""
 
     solves: int = 0
-    """Number of transport problems (x, y) solved: one per flow and step."""
+    """Number of solved transport problems (x, y), one per flow and step."""
     iterations: float = 0.0
     """Mean number of updates per solve, annealing included; 0 if the solver does not count them."""
     worst_error: float | None = None
@@ -69,7 +69,8 @@ class Flow(ABC):
     title: ClassVar[str]
     """Name of the flow in cards and pages."""
     card_prefix: ClassVar[str] = ""
-    """Text before the name of the paper's method in model cards, if the flow is not the paper's."""
+    """Text before the name of the paper's method in model cards, for a flow that the paper does not
+    use."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Settings of the section ``sinkhorn`` that the flow takes as arguments."""
     shows: ClassVar[tuple[str, ...]] = ()
@@ -143,7 +144,8 @@ class BlurredFlow(Flow):
 
 @dataclass
 class Particles:
-    """The particles of B flows between two steps. A subclass may store more for the next solve."""
+    """The particles of B flows between two steps. A subclass may store more values for the next
+    solve."""
 
     flows: Iterator[Flow]
     """The flow of each step that is left."""
@@ -168,9 +170,10 @@ def to_tensor(name: str, points: Array) -> Tensor:
 
 def positive_number(name: str, value: Any, *, is_whole: bool = False, most: int = 10**9) -> Any:
     """Return the argument ``name`` as a Python number. Raise UserError unless it is a finite number
-    > 0 from Python, numpy or torch; a whole number must be at most ``most``."""
+    > 0 of Python, numpy or torch. A whole number must be at most ``most``."""
     number = math.nan
-    with suppress(ValueError, OverflowError, TypeError):  # of texts, nan, inf and None
+    # texts, nan, inf and None raise these errors
+    with suppress(ValueError, OverflowError, TypeError):
         number = int(value) if is_whole else float(value)
     if number != value or not 0 < number < math.inf or (is_whole and number > most):
         kind = f"a whole number <= {most} and" if is_whole else "a number"
@@ -181,8 +184,8 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False, most: int 
 
 def to_array(values: Any) -> np.ndarray[Any, Any]:
     """Return a tensor, an array or numbers as a contiguous array in this machine's byte order.
-    bfloat16, which numpy lacks, becomes float32; objects that are numbers or lists of one length
-    become their numbers. Raise ValueError for sparse arrays, objects and masked values."""
+    bfloat16, which numpy lacks, becomes float32. Objects become numbers if they are numbers or
+    lists of equal length. Raise ValueError for sparse arrays, objects and masked values."""
     refuse_masks(values)
     name = type(values).__name__
     if hasattr(values, "obsm") and hasattr(values, "X"):
@@ -216,9 +219,9 @@ def to_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def numbers_of_objects(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array of objects as numbers or texts, NaN for None; unchanged if it has cells of
-    another type. Lists of one length become a new last dimension."""
-    with suppress(ValueError):  # lists of different lengths
+    """Return an array of objects as numbers or texts, with NaN for None. An array with cells of
+    another type stays unchanged. Lists of equal length become a new last dimension."""
+    with suppress(ValueError):  # lists of different lengths stay objects
         array = np.array(array.tolist())
     if array.dtype.kind == "O":
         with suppress(TypeError, ValueError):
@@ -237,8 +240,8 @@ def refuse_masks(values: Any) -> None:
 
 def as_clouds(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M, D), in
-    float64 if one of them is float64, otherwise in float32. Raise UserError if they are empty, not
-    finite or of different shapes."""
+    float64 if an argument is float64, otherwise in float32. Raise UserError if the clouds are
+    empty, are not finite, or have different shapes."""
     if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
         raise UserError(
             f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
@@ -255,7 +258,7 @@ def as_clouds(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def around_mean(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the clouds (B, N, D) and (B, M, D) minus the mean of y, and this mean (B, 1, D).
 
-    float32 has no digits left for distances between points far from the origin."""
+    Far from the origin, float32 has too few digits for distances between points."""
     origin = y.mean(1, keepdim=True)
     return x - origin, y - origin, origin
 
@@ -263,8 +266,8 @@ def around_mean(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return C_ij = 1/2 |x_i - y_j|^2 (B, N, M) of clouds (B, N, D) and (B, M, D).
 
-    This is one matrix product, without an (N, M, D) tensor. It loses digits for clouds far from the
-    origin, so callers subtract the mean of y from both."""
+    This is one matrix product, without an (N, M, D) tensor. The product loses digits for clouds far
+    from the origin, so callers first subtract the mean of y from both clouds."""
     norms = [torch.linalg.vector_norm(z, dim=2).square() for z in (x, y)]
     cost = torch.baddbmm(norms[1].unsqueeze(1), x, y.mT, beta=0.5, alpha=-1)
     return cost.add_(0.5 * norms[0].unsqueeze(2)).clamp_(min=0.0)

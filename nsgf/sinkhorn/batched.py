@@ -1,4 +1,4 @@
-"""Solve many independent flows at once to a tolerance, with the velocity in closed form.
+"""Solve many independent flows at once, each to a tolerance. The velocity has a closed form.
 
     v_i = sum_j P_ij y_j - sum_j Q_ij x_j
 
@@ -6,10 +6,11 @@ P and Q are the transport plans from x to y and from x to itself, with rows scal
 Three ideas make it fast, in addition to the ideas of :mod:`nsgf.sinkhorn.plans`:
 
 1. The updates are over-relaxed by the factor `omega` (Thibault et al. 2021).
-2. Each step of a flow starts from the potentials of the steps before.
-3. Flows that have converged leave the batch.
+2. Each step of a flow starts from the potentials of earlier steps. 3. Flows that have converged
+leave the batch.
 
-The stopping rule looks at each flow separately, so results do not depend on the other flows.
+The stopping rule tests each flow separately, so the result of a flow does not depend on the
+remaining flows.
 
 Shapes: B flows, N particles x, M targets y, D coordinates; potentials g, and h = g - 1/2 |y|^2
 (B, M).
@@ -39,7 +40,7 @@ OMEGA = 1.5
 OMEGA_MAX = 1.95
 """Largest over-relaxation, when progress is slow."""
 CARRIED = 0.95
-"""Fraction of omega - 1 that the next step starts with. Within a solve, omega never falls."""
+"""Fraction of omega - 1 with which the next step starts. Within a solve, omega never decreases."""
 ANNEALING_RATIO = 10.0
 """Ratio of successive eps while annealing."""
 ANNEALING_UPDATES = 2
@@ -47,12 +48,12 @@ ANNEALING_UPDATES = 2
 TINY = 1e-30
 """Lower bound of an error when it is a divisor."""
 FINEST = 0.01
-"""Slow particles make the tolerance smaller, but never by a factor below this."""
+"""Smallest factor by which slow particles reduce the tolerance."""
 SLOWEST_SHARE = 0.1
-"""Smallest guess of a step's speed, relative to the speed of the step before. Particles rarely
-stop, and a guess that is too low makes the tolerance too small, which costs many updates."""
+"""Smallest guess of a step's speed, relative to the speed of the last step. Particles rarely stop.
+A guess that is too low makes the tolerance too small and costs many updates."""
 FLOAT32_LIMIT = 0.1 * 2**24
-"""Largest C / eps: above it, rounding changes the entries of a plan by more than 10 %."""
+"""Largest C / eps. Above this limit, rounding changes the entries of a plan by more than 10 %."""
 
 
 @dataclass
@@ -71,10 +72,10 @@ class Solution:
 
 @dataclass(eq=False)
 class BatchedSolver(BlurredFlow):
-    """The Sinkhorn flow, solved for many flows at once. Only the report outlives a call.
+    """The Sinkhorn flow, solved for many flows at once. A call leaves only the report behind.
 
-    The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is below 1, the
-    tolerance is multiplied by it, because a plan's error changes each v by the same amount.
+    The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is below 1, it
+    multiplies the tolerance, because a plan's error changes each v by the same amount.
     """
 
     title = "Sinkhorn gradient flow"
@@ -98,10 +99,10 @@ class BatchedSolver(BlurredFlow):
         """Solve one step of B flows, particles (B, N, *shape) and targets (B, M, *shape).
 
         The velocity is in units of the data. `g`, `speed` and `omega` of `start` are an initial
-        guess. It saves updates, and changes the result only within the tolerance.
+        guess, which saves updates. The guess changes the result only within the tolerance.
 
         Raises:
-            UserError: see :func:`as_clouds`; or the blur is too small for float32.
+            UserError: :func:`as_clouds` refuses the clouds, or the blur is too small for float32.
         """
         x, y, _ = self.centred(*as_clouds(x, y))
         with full_precision(x.device):
@@ -124,9 +125,9 @@ class BatchedSolver(BlurredFlow):
         return near_x.div_(self.blur).float(), near_y.div_(self.blur).float(), origin
 
     def solve_clouds(self, clouds: Clouds, start: Solution | None = None) -> Solution:
-        """Run `solve` without checks of shapes and types, for clouds around the mean of y in units
-        of the blur. The velocity has that unit too. Lists hold one value per flow, so a check waits
-        for a card once."""
+        """Run `solve` without checks of shapes and types. The clouds lie around the mean of y, in
+        units of the blur. The velocity has the same unit. Lists hold one value per flow, so a check
+        waits for the card only once."""
         self_potential, self_error = clouds.start_step()
         norm_y = clouds.norm_y
         self._check_costs(clouds)
@@ -136,7 +137,7 @@ class BatchedSolver(BlurredFlow):
             goal = [self.tolerance for _ in live]
             omega = [OMEGA for _ in live]
         else:
-            # start from the guess of the step before
+            # start from the potentials that the last step predicted
             h = start.g - norm_y
             iterations = [0 for _ in live]
             goal = [self._goal(speed) for speed in start.speed]
@@ -146,7 +147,7 @@ class BatchedSolver(BlurredFlow):
         needed = list(goal)
         # update until each flow is within its tolerance
         plan = clouds.plan(h, live)
-        while live:  # counts iterations, so it ends even if an error is nan
+        while live:  # ends after max_iterations even if an error is nan
             before = plan.error
             plan.update([omega[k] for k in live], UPDATES)
             for k, old, new in zip(live, before, plan.error, strict=True):
@@ -163,7 +164,8 @@ class BatchedSolver(BlurredFlow):
                     speed[k] = value
                     needed[k] = self._goal(value)
                     is_done = error[k] <= needed[k] or iterations[k] >= self.max_iterations
-                    # v is slower than guessed and may become slower: aim below the new tolerance
+                    # v is smaller than guessed and may shrink further, so aim below the new
+                    # tolerance
                     goal[k] = math.inf if is_done else 0.8 * min(needed[k], goal[k])
                 going = [i for i, k in enumerate(live) if goal[k] < math.inf]
                 live = [live[i] for i in going]
@@ -207,10 +209,10 @@ def _anneal(clouds: Clouds) -> tuple[Tensor, list[int]]:
 
 
 def _better_omega(omega: float, rate: float) -> float:
-    """Return the best over-relaxation by Young's formula, at least ``omega``. ``rate``: factor by
-    which an update with ``omega`` changed the error."""
+    """Return the best over-relaxation by Young's formula, but at least ``omega``. ``rate``: factor
+    by which an update with ``omega`` changed the error."""
     rate = min(max(rate, 0.01), 0.999)
-    if not rate > omega - 0.98:  # omega limits the rate; also true for nan
+    if not rate > omega - 0.98:  # omega itself limits the rate; also true for nan
         return omega
     plain_rate = min((rate + omega - 1) ** 2 / (rate * omega**2), 0.9999)
     return max(omega, min(2 / (1 + math.sqrt(1 - plain_rate)), OMEGA_MAX))
@@ -226,7 +228,7 @@ class WarmParticles(Particles):
     blur: float
     """Blur of the last solve."""
     limit: Tensor
-    """Potential of the targets when the particles have arrived.  (B, M)"""
+    """Potential of the targets after the particles have arrived.  (B, M)"""
     guess: Solution | None = None
     offset: Tensor | None = None
     """Expected potential of the next step, minus `limit`.  (B, M)"""
@@ -237,8 +239,8 @@ class WarmParticles(Particles):
             self._change_unit(flow.blur)
         solution = flow.solve_clouds(self.clouds, self.guess)
         self.clouds.move(solution.velocity, eta)
-        # the remaining way shrinks by the factor 1 - eta, and so does the difference between g and
-        # its value for x = y; the error of this guess changes little from step to step
+        # the remaining distance shrinks by the factor 1 - eta, and so does the difference between g
+        # and the potential for x = y; the error of this guess changes little from step to step
         last = self.offset
         offset = (solution.g - self.limit) * (1 - eta)
         solution.g = self.limit + (offset if last is None else 2 * offset - last * (1 - eta))

@@ -1,6 +1,7 @@
-"""Plans that do not fit into memory. Each pass over a plan computes it again, in blocks of rows.
+"""Plans that do not fit into memory. Each pass over a plan computes the plan again, in blocks of
+rows.
 
-The updates are those of :class:`nsgf.sinkhorn.plans.Plan`, but the row factors are stored as
+The updates are the same as in :class:`nsgf.sinkhorn.plans.Plan`, but the row factors are stored as
 logarithms. An update needs one pass for the columns and one for the rows.
 """
 
@@ -45,7 +46,7 @@ class BlockClouds(Clouds):
     ) -> Tensor:
         """Return the logarithms of the sums of exp(scale (x . y + h) + log_u) over rows (dim 0) or
         columns (dim 1), for log_u (N,) and one problem."""
-        # one more coordinate, so that the product adds log_u
+        # add a coordinate for log_u, so that the product includes it
         x = torch.cat([x, log_u.unsqueeze(1) / scale], 1)
         y = torch.cat([y, torch.ones_like(y[:, :1])], 1)
         blocks = self.blocks(x, y, h, scale)
@@ -116,7 +117,8 @@ class BlockPlan(Plan):
         return torch.stack(sums)
 
     def _set_errors(self, exact: Tensor) -> None:
-        """Set the errors. ``exact``: logarithms of row factors for which each row sums to 1."""
+        """Compute the errors of the plans. ``exact``: logarithms of row factors for which each row
+        sums to 1."""
         columns = (self._log_sums(exact, dim=0) + self._log_ratio).exp()
         self.error = (columns - 1).abs().mean(1).tolist()
 

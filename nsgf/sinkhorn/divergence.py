@@ -3,7 +3,7 @@
     S_eps(x, y) = OT(x, y) - 1/2 OT(x, x) - 1/2 OT(y, y),      OT(x, y) = mean_i f_i + mean_j g_j
 
 with the conventions of :mod:`nsgf.sinkhorn.base` and converged potentials f, g. By the envelope
-theorem, the gradient treats them as constants and needs no graph through the iterations:
+theorem, the gradient treats f and g as constants. It needs no graph through the iterations:
 
     N grad_{x_i} S = x_i - sum_j P_ij y_j - (x_i - sum_j Q_ij x_j) = -v_i
 
@@ -34,10 +34,10 @@ from nsgf.system.seeding import torch_defaults
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
 BATCHED = {2: False, 3: True, 4: False, 5: True}
-"""Whether a tensor has a batch axis, by its number of dimensions."""
+"""Whether a tensor has a batch axis, by number of dimensions."""
 LARGEST_BLUR = 10.0
-"""Largest blur, relative to the diagonal of the bounding box of x and y: far above it, rounding
-errors exceed S and v."""
+"""Largest blur, relative to the diagonal of the bounding box of x and y. Far above this limit,
+rounding errors exceed S and v."""
 
 
 @torch_defaults()
@@ -88,12 +88,12 @@ def sinkhorn_divergence(
 ) -> Tensor:
     """Return the debiased Sinkhorn divergence S_eps(x, y) of two sets of points of equal weight.
 
-    It has first derivatives in x and y. The gradient is exact for converged potentials; in x, it is
-    -1/N times ``sinkhorn_velocity``, which has the same arguments and errors.
+    It has first derivatives in x and y. The gradient is exact for converged potentials. The
+    gradient in x is -1/N times ``sinkhorn_velocity``, which has the same arguments and errors.
 
     Returns:
-        A scalar, or (B,) for several problems. It has the dtype of x, or float32 if x has 16 bit.
-        Potentials are computed in float32.
+        A scalar, or (B,) for several problems. The result has the dtype of x, or float32 if x has
+        16 bits. Potentials are computed in float32.
     """
     x, clouds, blur, solver = _checked(x, y, blur, tolerance, max_iterations)
     value = _Divergence.apply(*clouds, solver) * blur**2
@@ -113,7 +113,7 @@ class _Divergence(torch.autograd.Function):
         value, f = _dual(x, y, solution.g)
         value -= 0.5 * (_dual(x, x, solution.self_potential)[0] + _dual(y, y, own_y)[0])
         v_y = targets.own  # Q y
-        if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
+        if ctx.needs_input_grad[1]:  # the same plan, but with exact column sums
             logits = f.float().unsqueeze(1) - half_squared_distances(y, x)
             plan = torch.softmax(logits, 2).clamp_min_(LOWEST_ENTRY)
             v_y = plan @ x - targets.own
@@ -122,7 +122,7 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # once_differentiable would return zero second derivatives
+        if torch.is_grad_enabled():  # once_differentiable would silently return zero
             raise UserError("sinkhorn_divergence: has no second derivative (create_graph=True)")
         gradients = [
             (grad / -v.shape[1]).float().view(-1, 1, 1) * v if is_needed else None
@@ -132,7 +132,8 @@ class _Divergence(torch.autograd.Function):
 
 
 def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return OT(x, y) (B,) for eps = 1, and the f (B, N) for which the plan's row sums are exact.
+    """Return OT(x, y) (B,) for eps = 1, and the potential f (B, N) with which the plan's row sums
+    are exact.
 
     The error of OT is quadratic in the error of g. The sums are float64: with a large blur, float32
     would lose all digits."""
@@ -145,10 +146,10 @@ def _checked(
     x: Array, y: Array, blur: float, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor], float, BatchedSolver]:
     """Return x as a tensor, the clouds (B, N, D) and (B, M, D), the blur, and a solver for them.
-    Raise UserError if an argument is wrong, or if two arguments do not fit each other.
+    Raise UserError if an argument is wrong, or if two arguments contradict each other.
 
     The clouds are float32, in units of the blur. The mean of y is subtracted first, because float32
-    has no digits left for clouds far from the origin."""
+    has too few digits for clouds far from the origin."""
     points = to_tensor("x", x)
     y = to_tensor("y", y)
     blur = positive_number("blur", blur)
@@ -183,5 +184,5 @@ def _warn(report: SolverReport) -> None:
             f"{report.unconverged} of {report.solves} Sinkhorn problems did not converge: the "
             f"error is {report.worst_error:.1e}; use a larger max_iterations, tolerance or blur",
             RuntimeWarning,
-            stacklevel=4,  # the line of the caller
+            stacklevel=4,  # the warning names the line of the caller
         )

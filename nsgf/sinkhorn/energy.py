@@ -21,7 +21,7 @@ class EnergyFlow(Flow):
         v_i = -N grad_{x_i} E
             = mean_j (y_j - x_i) / |y_j - x_i| - mean_k (x_k - x_i) / |x_k - x_i|
 
-    Each mean of unit vectors has length <= 1, however far away the targets are. So choose the step
+    Each mean of unit vectors has length <= 1, even if the targets are far away. So choose the step
     sizes in units of the data. Pairs of equal points contribute 0.
     """
 
@@ -47,11 +47,10 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     """Return 2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias. It is around 0 for equal
     distributions.
 
-    With few samples, this distance shows differences in shape better than W2, which then mostly
-    shows random differences in mass (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape),
-    N, M > 1
+    With few samples, it shows differences in shape better than W2, because W2 then mostly shows
+    random differences in mass (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape), N, M > 1
     """
-    middle = y.flatten(1).double().mean(0)  # far from the origin, cdist loses digits
+    middle = y.flatten(1).double().mean(0)  # cdist loses digits far from the origin
     return cross_minus_within(
         x.flatten(1).double() - middle,
         y.flatten(1).double() - middle,
@@ -66,7 +65,8 @@ def cross_minus_within(
     pairwise: Callable[[Tensor, Tensor], Tensor],
     with_itself: Callable[[Tensor], Tensor],
 ) -> float:
-    """Return 2 E f(X, Y) - E f(X, X') - E f(Y, Y') for different X, X' and Y, Y'."""
+    """Return 2 E f(X, Y) - E f(X, X') - E f(Y, Y'), where X and X' are different samples, and so
+    are Y and Y'."""
 
     def total(rows: Tensor, columns: Tensor) -> float:
         return sum(float(pairwise(part, columns).sum()) for part in rows.split(ROWS))

@@ -1,13 +1,13 @@
 """Transport plans of many flows, and products with them, for the batched solver.
 
 In units of the blur, a plan P is the softmax over j of x_i . y_j + h_j, with the potential g and
-h_j = g_j - 1/2 |y_j|^2. Its rows sum to 1 for any h; at the optimum, its columns have equal sums
-too. Three ideas make this fast:
+h_j = g_j - 1/2 |y_j|^2. The rows of P sum to 1 for any h. At the optimum, the columns also have
+equal sums. Three ideas make this fast:
 
 1. Sinkhorn updates scale the rows and columns of a computed plan, by two products of a matrix and a
    vector. When the factors become large, h absorbs them, and the plan is computed again.
-2. With many coordinates, inner products are updated when particles move, not computed again.
-3. A plan with few entries above the rounding error is applied as a sparse matrix.
+2. With many coordinates, the inner products are updated when particles move, instead of computed
+again. 3. A plan with few entries above the rounding error is applied as a sparse matrix.
 
 Shapes: B flows, N particles x, M targets y, D coordinates; potentials h and g (B, M).
 """
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 SELF_UPDATES = 10
-"""Number of updates for Q. Each divides the error by 5; 10 reach the rounding of float32."""
+"""Number of updates for Q. Each update divides the error by 5, and 10 updates reach the rounding of
+float32."""
 SELF_POWERS = [
     1 / (1.5 + 0.5 * math.cos(math.pi * (k + 0.5) / SELF_UPDATES)) for k in range(SELF_UPDATES)
 ]
@@ -27,27 +28,29 @@ SELF_POWERS = [
 LOWEST_ENTRY = 1e-26
 """Smallest entry of a plan. Denormal numbers would make each product several times slower."""
 SMALL = 1e6
-"""Largest factor for which a plan is kept. Above it, h absorbs the factors."""
+"""Largest factor of a row or column. When a factor exceeds this limit, h absorbs the factors."""
 HIDDEN = 1e-13
 """Columns whose sum is below this fraction of the mean column sum are updated in the log domain."""
 NEGLIGIBLE = 1e-8
-"""Entries of a plan below this do not change v: float32 rounds at 6e-8."""
+"""Entries of a plan below this limit do not change v, because float32 rounds at 6e-8."""
 FEW = 1 / 16
 """Largest fraction of entries above NEGLIGIBLE for which a sparse product is faster."""
 ONE_HOT_SHARE = 1 - 1e-7
-"""Q counts as the identity if all diagonal entries are above this: float32 drops the rest."""
+"""Q counts as the identity if all diagonal entries are above this limit, because float32 drops the
+remaining entries."""
 
 
 @dataclass
 class Memory:
-    """Matrices to reuse, because allocating a new one takes as long as filling it."""
+    """Matrices to reuse, because allocating a matrix takes as long as filling it."""
 
     like: Tensor
     """A tensor with the type and device of the matrices."""
     _matrices: dict[str, Tensor] = field(default_factory=dict)
 
     def get(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor of this shape. It still holds the values of the last use of ``name``."""
+        """Return a tensor of this shape, which still holds the values of the last use of
+        ``name``."""
         size = math.prod(shape)
         if name not in self._matrices or self._matrices[name].numel() < size:
             self._matrices[name] = self.like.new_empty(size)
@@ -75,11 +78,12 @@ class Clouds:
             self._left = torch.cat([x, inner, x @ x.mT], 2)
             self._right = torch.cat([y, y @ y.mT, inner.mT], 2)
         self.x = self._left[:, :, : self._dim]
-        """The particles (B, N, D), which :meth:`move` moves."""
+        """The particles (B, N, D). :meth:`move` changes them."""
 
     def last_potential(self) -> Tensor:
-        """Return the potential of y against itself, or 0 if this would cost more than it saves. The
-        potential of x and y converges to it along the flow.  (B, M)"""
+        """Return the potential of y against itself. Return 0 if computing this potential would take
+        more time than it saves. Along the flow, the potential of x and y converges to this
+        potential.  (B, M)"""
         y = self._right
         if y.shape[1] > self._n:
             return torch.zeros_like(self.norm_y)
@@ -87,14 +91,15 @@ class Clouds:
         return self._self_plan(inner)[1]
 
     def start_step(self) -> tuple[Tensor, Tensor]:
-        """Compute Q, which depends on x only; return its potential (B, N) and its error (B,)."""
+        """Compute Q, which depends only on x. Return the potential (B, N) and the error (B,) of
+        Q."""
         x = self._left
         own_inner = x[:, :, self._products.stop :]
         if not self._is_wide:
             out = self.memory.get("self", len(x), self._n, self._n)
             own_inner = torch.bmm(x, x.mT, out=out)
         self._inner: Tensor | None = None
-        # after updates of the inner products, rounding may leave a value below 0
+        # rounding in the updates of inner products may make a value negative
         self.norm_x = (0.5 * own_inner.diagonal(dim1=1, dim2=2)).clamp_min_(0.0)
         self._own_plan, potential, error = self._self_plan(own_inner)
         self.own = x  # Q x, with all columns
@@ -112,7 +117,7 @@ class Clouds:
         return Plan(self._inner, h, live, self.memory, scale)
 
     def _self_plan(self, inner: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Return Q (B, N, N), its potential (B, N) and its error (B,), for the inner products
+        """Return Q (B, N, N), the potential (B, N) and the error (B,) of Q, for the inner products
         (B, N, N) of a cloud. Q is None if it is the identity.
 
         The kernel exp(-1/2 |x_i - x_j|^2) is positive definite, so averaged updates converge from
@@ -134,8 +139,9 @@ class Clouds:
         return kernel.mul_(w).div_(row.mT), w.log().squeeze(1) + 0.5 * math.log(n), error
 
     def velocity(self, plan: "Plan", ready: list[int], at: list[int]) -> tuple[Tensor, list[float]]:
-        """Compute v = P y - Q x of the flows `at`, which the plan has at `ready`. Return v of all
-        flows, with all columns, and the root mean square of |v_i| of each flow in `at`."""
+        """Compute v = P y - Q x of the flows `at`. The plan has these flows at the indices `ready`.
+        Return v of all flows, with all columns, and the root mean square of |v_i| of each flow in
+        `at`."""
         v = self.memory.get("velocity", *self.own.shape)
         matrix = plan.normalized(ready)
         _subtract(matrix, self._right, self.own, at, v)
@@ -168,12 +174,12 @@ class Clouds:
 
 
 def some_of(values: Tensor, at: list[int]) -> Tensor:
-    """Return values[at]; without a copy if `at` holds all indices."""
+    """Return values[at]. If `at` holds all indices, return values without a copy."""
     return values if len(at) == values.shape[0] else values[at]
 
 
 def with_some(values: Tensor, at: list[int], new: Tensor) -> Tensor:
-    """Write ``new`` to values[at] and return values; return ``new`` if `at` holds all indices."""
+    """Write ``new`` to values[at], and return values. If `at` holds all indices, return ``new``."""
     if len(at) == values.shape[0]:
         return new
     values[at] = new
@@ -181,7 +187,7 @@ def with_some(values: Tensor, at: list[int], new: Tensor) -> Tensor:
 
 
 def _subtract(plan: Tensor, y: Tensor, x: Tensor, at: list[int], out: Tensor) -> None:
-    """Write plan @ y - x of the flows `at` to `out`. `plan` has these flows only."""
+    """Write plan @ y - x of the flows `at` to `out`. `plan` has only the flows `at`."""
     if plan.device.type == "cpu" and y.shape[2] > y.shape[1]:
         for matrix, k in zip(plan, at, strict=True):
             is_kept = matrix > NEGLIGIBLE
@@ -196,7 +202,7 @@ def _subtract(plan: Tensor, y: Tensor, x: Tensor, at: list[int], out: Tensor) ->
 
 class Plan:
     """Plans of the flows `live` whose rows sum to 1, the softmax of scale (x . y + h), with factors
-    u for the rows and v for the columns. At the optimum all columns have the same sum too."""
+    u for the rows and v for the columns. At the optimum, all columns also have the same sum."""
 
     per_flow: tuple[str, ...] = ("_kernel", "_row", "_h", "_u", "_v")
     """Names of the tensors that have a row for each flow."""
@@ -225,7 +231,8 @@ class Plan:
             self.error, _ = self._read(self._filled(), column.amin())
 
     def _read(self, column: Tensor, number: Tensor) -> tuple[list[float], float]:
-        """Return the errors of the plans, and ``number`` as a float. A card is waited for once."""
+        """Return the errors of the plans, and ``number`` as a float. This waits for a card only
+        once."""
         errors = (column - 1).abs().mean((1, 2))
         *plan_errors, value = torch.cat([errors, number.view(1)]).tolist()
         return plan_errors, value
@@ -242,7 +249,7 @@ class Plan:
         return column
 
     def update(self, omega: list[float], updates: int) -> None:
-        """Run Sinkhorn updates of v and u, over-relaxed by one omega per flow; set the error."""
+        """Run Sinkhorn updates of v and u, over-relaxed by one omega per flow. Store the error."""
         if not self._extreme < SMALL:
             self._h = self.absorbed().unsqueeze(1)
             self._u = self._u * self._row

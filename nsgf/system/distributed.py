@@ -20,8 +20,8 @@ from nsgf.system.output import is_launched, local_processes
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(minutes=5)
-"""Longest wait for another process during updates. If a process dies, torchrun ends the others, but
-its machine or the network may also stop answering."""
+"""Longest wait for another process during updates. If a process dies, torchrun ends the remaining
+processes. But a machine or the network may also stop answering."""
 LONG_PATIENCE = timedelta(hours=2)
 """Longest wait for a process that builds flows, draws samples or measures."""
 
@@ -35,7 +35,7 @@ class World:
     size: int = 1
     """Number of processes."""
     patient: Any = None
-    """Process group whose members wait LONG_PATIENCE for each other."""
+    """Process group in which a process waits up to LONG_PATIENCE for another."""
 
     @property
     def is_main(self) -> bool:
@@ -43,7 +43,8 @@ class World:
         return self.rank == 0
 
     def share(self, things: range) -> range:
-        """Return this process's part of ``things``. The parts differ in size by at most one."""
+        """Return this process's part of ``things``. The sizes of the parts differ by at most
+        one."""
         first = len(things) * self.rank // self.size
         return things[first : len(things) * (self.rank + 1) // self.size]
 
@@ -56,8 +57,8 @@ class World:
         return value
 
     def any(self, flag: bool, *, has_worked: bool = False) -> bool:
-        """Return whether ``flag`` is true in any process. ``has_worked``: wait longer, because a
-        process may have built flows; see :meth:`wait`."""
+        """Return whether ``flag`` is true in any process. ``has_worked``: whether a process may
+        have built flows. If so, wait as long as :meth:`wait` does."""
         if has_worked:
             self.wait()
         return float(self.mean(torch.tensor(float(flag), dtype=torch.float32))) > 0
@@ -72,7 +73,8 @@ class World:
         return box[0]
 
     def gather(self, value: Value) -> list[Value]:
-        """Return the values of all processes by rank; an empty list except in the first process."""
+        """Return the values of all processes by rank. The list is empty except in the first
+        process."""
         if self.size == 1:
             return [value]
         self.wait()
@@ -81,7 +83,7 @@ class World:
         return box if self.is_main else []
 
     def wait(self) -> None:
-        """Wait until every process has called this, at most LONG_PATIENCE."""
+        """Wait until every process has called this method, but at most LONG_PATIENCE."""
         if self.size > 1:
             distributed.barrier(self.patient)
 
@@ -108,21 +110,24 @@ def join(device: str) -> Iterator[World]:
     try:
         distributed.init_process_group(backend, timeout=PATIENCE)
         patient = distributed.new_group(backend="gloo", timeout=LONG_PATIENCE)
-    except (ValueError, RuntimeError) as error:  # its other variables, or the network
+    # a variable of torchrun is wrong, or the network fails
+    except (ValueError, RuntimeError) as error:
         raise UserError(
             f"torchrun: the processes cannot meet ({one_line(error)}); start them with torchrun, "
             "or unset WORLD_SIZE"
         ) from error
     yield (world := World(rank, size, patient))
-    # not after an error: other processes may wait until this one ends
-    if local_processes(size) < size:  # on several machines
-        with suppress(RuntimeError):  # another process failed and reports its error
-            world.wait()  # for the first process: torchrun on other machines ends early
+    # do not wait after an error: other processes may wait until this process ends
+    if local_processes(size) < size:  # the job runs on several machines
+        with suppress(RuntimeError):  # another process failed, and reports the error
+            # wait for the first process; otherwise torchrun on the remaining machines would end
+            # early
+            world.wait()
     distributed.destroy_process_group()
 
 
 def take_card(device: str) -> bool:
-    """Make the card of this process torch's current card; return False if the device is the CPU.
+    """Make the card of this process torch's current card. Return False if the device is the CPU.
     Raise UserError if there are more processes than cards, or if ``device`` names a single card."""
     if device.startswith("cuda:"):
         raise wrong_setting("device", device, "each process needs its own card; use cuda")

@@ -1,7 +1,7 @@
 """Errors that the user can fix, the names of settings in messages, and texts that are safe to show.
 
-Code that raises an error does not know who called it. The command line and each public Python
-function declare with :func:`naming` how they name settings:
+Code that raises an error does not know its caller. The command line and each public Python function
+call :func:`naming` to say how they name settings:
 
     f"{name_setting('sinkhorn.blur', 0)}: must be > 0; try {suggest('sinkhorn.blur', 0.5)}"
 
@@ -28,9 +28,9 @@ _names: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("names", default
 
 @contextmanager
 def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[None]:
-    """Context or decorator in which messages call settings by these names, given by key: short
-    flags of the command line, or arguments of a Python function. An error of the machine becomes a
-    UserError (:func:`machine_problem`)."""
+    """Context or decorator in which messages call settings by ``names``. The names, by key, are
+    short flags of the command line or arguments of a Python function. An error of the machine
+    becomes a UserError (:func:`machine_problem`)."""
     token = _names.set((names, are_flags))
     try:
         yield
@@ -43,8 +43,8 @@ def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[Non
 
 
 def name_setting(key: str, value: Any) -> str:
-    """Return ``KEY = VALUE``, the start of a message. For samples passed as ``data``, return only
-    the name: the user does not know their file."""
+    """Return ``KEY = VALUE``, the start of a message. For samples that the caller passed as
+    ``data``, return only the name, because the user does not know the file."""
     names, are_flags = _names.get()
     name = key if are_flags else names.get(key, key)
     return name if name == "data" and "/.data/." in str(value) else f"{name} = {value}"
@@ -56,8 +56,8 @@ def wrong_setting(key: str, value: Any, reason: str) -> "UserError":
 
 
 def suggest(key: str, value: Any = "") -> str:
-    """Return ``--KEY VALUE`` or ``KEY=VALUE``, as the user sets it; without a value, only the
-    name."""
+    """Return ``--KEY VALUE`` or ``KEY=VALUE``, in the form in which the user sets it. Without a
+    value, return only the name."""
     names, are_flags = _names.get()
     name = names.get(key, f"--{key}" if are_flags else key)
     if value == "":
@@ -83,23 +83,25 @@ def one_line(said: str | BaseException) -> str:
 
 
 def list_names(names: Sequence[str], most: int = 10) -> str:
-    """Return one printable line with the first ``most`` names, and the number of the others."""
+    """Return one printable line with the first ``most`` names and the number of the remaining
+    names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return one_line(", ".join(names[:most]) + more)
 
 
 def cause(error: Exception) -> str:
-    """Return the reason for an error; for one of the operating system only its own words."""
+    """Return the reason for an error. For an error of the operating system, return only the
+    system's text."""
     return one_line(getattr(error, "strerror", None) or error)
 
 
 def machine_problem(error: Exception) -> str | None:
     """Return the message for an error whose cause lies outside of this program: a file, the memory,
-    or another process of torchrun. Return None for other errors."""
-    kind = type(error).__name__  # torch may not be loaded
+    or another process of torchrun. Return None for every other error."""
+    kind = type(error).__name__  # by name, because torch may not be loaded
     reason = one_line(error)[:200]
     if isinstance(error, OSError):
-        # errors of os.getcwd have no file name
+        # an error of os.getcwd has no file name
         unnamed = "the working directory" if isinstance(error, FileNotFoundError) else "a file"
         return f"cannot use {error.filename or unnamed}: {cause(error)}"
     if kind == "OutOfMemoryError":
@@ -128,5 +130,6 @@ def printable(text: str) -> str:
 
 
 def shorten_paths(text: str) -> str:
-    """Shorten absolute paths in a text to their last part. Other parts may contain user names."""
+    """Shorten absolute paths in a text to the last part, because the remaining parts may contain
+    user names."""
     return ABSOLUTE_PATH.sub("", text)

@@ -23,12 +23,12 @@ from nsgf.system.errors import UserError, cause, suggest
 Plain = dict[str, Any]
 """Plain values by name: an object of JSON, or a section of YAML."""
 OLD_SECONDS = 86400.0
-"""Age after which a temporary file of another machine counts as a leftover."""
+"""Age after which a temporary file of another machine is removed."""
 
 
 def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = ()) -> Path:
-    """Create a folder if needed, check that files can be written into it (also files with these
-    ``names``), and return it. Otherwise raise UserError with ``key``, the folder's setting."""
+    """Create a folder if needed, check that files (also the files ``names``) can be written into
+    it, and return it. If a check fails, raise UserError with ``key``, the folder's setting."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder) as probe:
@@ -57,7 +57,7 @@ def append_text(file: Path, text: str) -> None:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Add the file's name to system errors that lack it, such as for a full disk."""
+    """Add the file's name to system errors that lack the name, such as an error for a full disk."""
     try:
         yield
     except OSError as error:
@@ -67,8 +67,9 @@ def _naming(file: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream for a new version of a file. The new version replaces the old one when it is
-    completely on the disk. After a failure the old file stays. A link is replaced, not followed."""
+    """Yield a stream for a new version of a file. The new version replaces the old version when it
+    is completely on the disk. After a failure, the old version stays. If the file is a link, the
+    link is replaced."""
     with _temporary(file) as partial:
         with partial.open("x+b") as stream:
             yield stream
@@ -80,8 +81,8 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder for new files. When all are written, it replaces ``folder``, which must be
-    missing or empty. If writing fails, nothing new stays."""
+    """Yield a folder for new files. When all files are written, this folder replaces ``folder``,
+    which must be missing or empty. If writing fails, the new folder is removed."""
     folder = folder.resolve()
     with _temporary(folder) as partial:
         partial.mkdir()
@@ -104,8 +105,9 @@ def link_or_copy(file: Path, other: Path) -> None:
 
 @contextmanager
 def _temporary(file: Path) -> Iterator[Path]:
-    """Yield a temporary name beside a file, for this thread only, since others may write the same
-    file. Remove it at the end. At the start, remove leftovers of this file."""
+    """Yield a temporary name beside a file. Only this thread uses the name, because several threads
+    may write the same file. Remove the temporary file at the end. At the start, remove temporary
+    files of killed processes."""
     writer = str(os.getpid())
     if threading.current_thread() is not threading.main_thread():
         writer += f"_{threading.get_ident()}"
@@ -121,12 +123,12 @@ def _temporary(file: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, pattern: str = "*") -> None:
-    """Remove temporary files that killed processes left in a folder beside files whose names match
-    a pattern: those of processes of this machine that no longer exist, and those of other machines
-    after a day."""
+    """Remove temporary files that killed processes left in a folder, beside files whose names match
+    a pattern. Files of this machine are removed if their process no longer exists. Files of every
+    other machine are removed after a day."""
     of_machine = re.compile(rf".+\.{re.escape(platform.node())}-(\d{{1,9}})(_\d+)?\.partial")
     for leftover in folder.glob(f"{pattern}.*-*.partial"):
-        with suppress(OSError):  # another process removed it
+        with suppress(OSError):  # another process may have removed the file
             if name := of_machine.fullmatch(leftover.name):
                 is_leftover = not psutil.pid_exists(int(name[1]))
             else:
@@ -154,12 +156,12 @@ def sync_folder(folder: Path) -> None:
 
 
 COUNT = range(2**63)
-"""Allowed values of counts in a record."""
+"""Range of a count in a record."""
 
 
 def parse_object(text: str | bytes) -> Plain:
-    """Return the object in a JSON text. Raise ValueError if it is not an object, or contains a
-    number that is not finite or an integer of more than 64 bits."""
+    """Return the object in a JSON text. Raise ValueError if the text is not an object, or if it
+    contains a number that is not finite or an integer of more than 64 bits."""
     try:
         content = json.loads(
             text, parse_float=_finite, parse_constant=_finite, parse_int=whole_number
@@ -170,9 +172,9 @@ def parse_object(text: str | bytes) -> Plain:
 
 
 def expect(value: Any, kind: Any) -> Any:
-    """Return a value of a stored record. Raise ValueError if it is not of this ``kind``. A kind is
-    a type (float also accepts int); a range of whole numbers; ``[kind]``, a list of such values; or
-    ``(kind, ...)``, a list with one value of each kind."""
+    """Return a value of a stored record. Raise ValueError if the value is not of this ``kind``. A
+    kind is a type (float also accepts int), a range of whole numbers, ``[kind]`` for a list of
+    values of this kind, or ``(kind, ...)`` for a list with one value of each kind."""
     if isinstance(kind, list | tuple):
         parts = expect(value, list)
         kinds = kind * len(parts) if isinstance(kind, list) else kind
@@ -196,7 +198,7 @@ def fields(record: Any, **kinds: Any) -> list[Any]:
 
 
 def read_object(file: Path) -> Plain:
-    """Return the object in a JSON file; an empty one if the file cannot be read."""
+    """Return the object in a JSON file. If the file cannot be read, return an empty object."""
     try:
         return parse_object(file.read_bytes())
     except (OSError, ValueError):
@@ -204,12 +206,12 @@ def read_object(file: Path) -> Plain:
 
 
 def read_lines(file: Path, /, **kinds: Any) -> Iterator[list[Any]]:
-    """Yield the named fields of each line of a file; skip lines without them."""
+    """Yield the named fields of each line of a file. Skip lines without these fields."""
     for line in file.read_bytes().splitlines() if file.exists() else ():
         try:
             yield fields(parse_object(line), **kinds)
         except ValueError:
-            continue  # cut off by an interruption, or written by another version
+            continue  # the line is incomplete, or from another version
 
 
 def _finite(text: str) -> float:

@@ -24,9 +24,10 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def pick_device(name: str) -> torch.device:
     """Return the device that ``name`` (auto, cpu, cuda, cuda:N) selects.
 
-    A selected card becomes torch's current card. auto and cuda select the current card; with
-    several processes, each process has its own. auto does not select a card that torch cannot use.
-    Raise UserError if the device does not exist, or if this build of torch has no code for it."""
+    A selected card becomes torch's current card. auto and cuda select the current card. With
+    several processes, each process has a card for itself. auto does not select a card that torch
+    cannot use. Raise UserError if the device does not exist, or if this build of torch has no code
+    for it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and not _unusable_card() else "cpu"
     device = torch.device(name)
@@ -34,20 +35,20 @@ def pick_device(name: str) -> torch.device:
         return device
     if (device.index or 0) >= (count := torch.cuda.device_count()):
         raise wrong_setting("device", name, f"this machine has {count} CUDA devices; use auto")
-    if device.index is None:  # some functions of torch need a number
+    if device.index is None:  # some functions of torch need the number of the card
         device = torch.device("cuda", torch.cuda.current_device())
     if problem := _kernel_problem(device):
         raise wrong_setting("device", name, f"{problem}; or use cpu")
-    torch.cuda.set_device(device)  # for streams, events and memory without a given device
+    torch.cuda.set_device(device)  # streams, events and memory use the current card by default
     return device
 
 
 def _kernel_problem(device: torch.device) -> str | None:
-    """Return why this build of torch cannot use a card; None if it can, because it has code for the
-    card's generation, or code that the driver can translate (``compute_``)."""
+    """Return the reason why this build of torch cannot use a card. Return None if it has code for
+    the card's generation, or code that the driver can translate (``compute_``)."""
     major, minor = torch.cuda.get_device_capability(device)
     built = " ".join(torch.cuda.get_arch_list())
-    codes = re.findall(r"(sm|compute)_(\d+)", built)  # builds for AMD have other names
+    codes = re.findall(r"(sm|compute)_(\d+)", built)  # builds for AMD use different names
     if not codes or any(
         int(code) <= 10 * major + minor and (kind == "compute" or int(code) // 10 == major)
         for kind, code in codes
@@ -60,7 +61,8 @@ def _kernel_problem(device: torch.device) -> str | None:
 
 
 def _unusable_card() -> str | None:
-    """Return why torch cannot use this machine's card; None if it can, or if there is no card."""
+    """Return the reason why torch cannot use this machine's card. Return None if torch can use the
+    card, or if there is no card."""
     if torch.cuda.is_available():
         return _kernel_problem(torch.device("cuda", torch.cuda.current_device()))
     if DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
@@ -70,10 +72,10 @@ def _unusable_card() -> str | None:
 
 
 def cgroup_folders() -> list[Path]:
-    """Return the folders of this process's control groups, version 2 and 1: its own groups and all
-    groups above them. Each may limit the process."""
+    """Return the folders of this process's control groups (versions 2 and 1), and of all groups
+    above them. Each group may limit the process."""
     folders = [CGROUPS, CGROUPS / "memory"]
-    with suppress(OSError):  # not on Linux
+    with suppress(OSError):  # only Linux has this file
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             for controller in controllers.split(","):  # "" in version 2
@@ -91,7 +93,7 @@ def available_bytes() -> int:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            # no such file, or the limit is "max"
+            # the file may be missing, or the limit "max"
             with suppress(OSError, ValueError, KeyError):
                 most = int((folder / limit).read_text())
                 stat = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
@@ -103,10 +105,10 @@ def available_bytes() -> int:
 def available_cores() -> int:
     """Return the number of cores that this process may use."""
     cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+    if hasattr(os, "sched_getaffinity"):  # missing on macOS and Windows
         cores = len(os.sched_getaffinity(0))
     for folder in cgroup_folders():
-        with suppress(OSError, ValueError):  # no such file, or the quota is "max"
+        with suppress(OSError, ValueError):  # the file may be missing, or the quota "max"
             quota, period = map(int, (folder / "cpu.max").read_text().split())
             cores = min(cores, math.ceil(quota / period))
     return cores
@@ -132,7 +134,8 @@ def release_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of a card since its last reset, or of this process."""
+    """Return the peak memory in bytes. For a card it is the peak since the last reset, otherwise
+    the peak of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

@@ -23,7 +23,7 @@ def show(text: str, stream: TextIO | None = None) -> None:
     from tqdm import tqdm
 
     stream = stream or sys.stdout
-    if is_silent() or stream is None:  # None: a program without a terminal
+    if is_silent() or stream is None:  # stdout is None in a program without a terminal
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     line = printable(text).encode(encoding, "backslashreplace").decode(encoding)
@@ -31,7 +31,7 @@ def show(text: str, stream: TextIO | None = None) -> None:
         tqdm.write(line, file=stream)
         stream.flush()
     except (OSError, ValueError):
-        with suppress(OSError, ValueError):  # otherwise Python fails when it flushes at exit
+        with suppress(OSError, ValueError):  # Python flushes at exit, which must not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -42,8 +42,9 @@ def show_error(text: str) -> None:
 
 @contextmanager
 def silence(is_on: bool = True) -> Iterator[None]:
-    """Context in which the package prints nothing in this thread; prints again if not ``is_on``.
-    The output streams, which belong to all threads of the caller, stay as they are."""
+    """Context in which the package prints nothing in this thread. If not ``is_on``, the package
+    prints again. The output streams do not change, because they belong to all threads of the
+    caller."""
     token = _is_silent.set(is_on)
     try:
         yield
@@ -61,7 +62,7 @@ STARTED_BY = os.getppid()
 
 
 def is_launched() -> bool:
-    """Whether torchrun started this process together with others."""
+    """Whether torchrun started this process as one of several processes."""
     numbers = [os.environ.get(key, "") for key in ("WORLD_SIZE", "RANK", "LOCAL_RANK")]
     return all(map(str.isdecimal, numbers)) and int(numbers[0]) > 1
 

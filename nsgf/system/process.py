@@ -1,4 +1,4 @@
-"""What only the whole process has, although its threads may need different values.
+"""States that exist only once in a process, although threads may need different values.
 
 Every tensor of the package states its dtype. Devices, autocast, gradients and silence are contexts
 of one thread. Only the states below are shared by all threads.
@@ -12,26 +12,27 @@ from typing import Any
 import torch
 
 LOCK = threading.RLock()
-"""Held while one of the settings below is read or written, which is short."""
+"""Held while a setting below is read or written. This takes little time."""
 GENERATORS = threading.RLock()
-"""Held while a thread draws from the global generators of torch and NumPy in place of the caller:
-while a network is made, and in an update of a network that draws."""
+"""Held while the package draws from the global generators of torch and NumPy. This happens when a
+network is made, and in an update of a network that draws random numbers."""
 FIGURES = threading.RLock()
-"""Held while a figure is drawn in a style of its own, because matplotlib has one style."""
+"""Held while a figure is drawn in a special style, because matplotlib has one style for all
+threads."""
 TRACKERS = threading.RLock()
-"""Held while a tracker starts, because W&B changes the process. Libraries keep these states for all
-threads and offer no other way. Without a lock, a thread would save as the caller's what another
-thread has set. A thread takes these locks only in the order FIGURES, GENERATORS, LOCK, so they
-cannot deadlock."""
+"""Held while a tracker starts, because W&B changes the process. Libraries have these states only
+once for all threads. Without a lock, a thread could save a value that another thread has set, and
+later restore it as the caller's value. A thread takes these locks only in the order FIGURES,
+GENERATORS, LOCK, so they cannot deadlock."""
 UNCHANGED = object()
 
 
 class SharedSetting:
     """A setting of the process that several threads request at once.
 
-    The first request saves the caller's value, and the end of the last request restores it, unless
-    somebody has set another one since. Of different values requested at once, the first of
-    ``choices`` holds.
+    The first request saves the caller's value. The end of the last request restores this value,
+    unless it was changed meanwhile. If threads request different values at once, the setting has
+    the value that comes first in ``choices``.
     """
 
     def __init__(
@@ -41,8 +42,8 @@ class SharedSetting:
         write: Callable[[Any], None],
         holds: Callable[[Any], bool],
     ) -> None:
-        """``read`` returns the state that ``write`` restores; ``write`` also takes a choice.
-        ``holds``: whether a choice holds already, so that nothing is written."""
+        """``read`` returns the state, and ``write`` sets a state or a choice. ``holds``: whether a
+        choice already holds. Then nothing is written."""
         self._choices = choices
         self._read = read
         self._write = write
@@ -53,7 +54,8 @@ class SharedSetting:
 
     @contextmanager
     def request(self, choice: Any) -> Iterator[None]:
-        """Context in which the setting has this value, or an earlier one of the choices."""
+        """Context in which the setting has this value, or a value that comes earlier in the
+        choices."""
         with LOCK:
             if not self._requests:
                 self._before = self._read()
@@ -78,15 +80,15 @@ class SharedSetting:
 
 
 def _product_settings() -> tuple[Any, ...]:
-    """The newer settings of matrix products, which older versions of torch lack."""
+    """Return the newer settings of matrix products, which old versions of torch lack."""
     backends: Any = torch.backends
     parts = (backends.cuda.matmul, getattr(backends.mkldnn, "matmul", None))
     return tuple(part for part in parts if hasattr(part, "fp32_precision"))
 
 
 def _read_products() -> tuple[Any, ...]:
-    """Return the older setting, and the newer ones. The older one is None if it cannot be read,
-    because the caller uses only the newer ones."""
+    """Return the old setting, and the newer settings. The old setting is None if torch cannot read
+    it, because the caller has used the newer settings."""
     older = None
     with suppress(RuntimeError):
         older = torch.get_float32_matmul_precision()
@@ -115,19 +117,19 @@ CONVOLUTIONS = SharedSetting(
     lambda value: setattr(torch.backends.cudnn, "benchmark", value),
     lambda _: torch.backends.cudnn.benchmark,
 )
-"""Whether cuDNN measures which of its convolutions is the fastest."""
+"""Whether cuDNN measures which convolution algorithm is the fastest."""
 
 
 def exact_products() -> Any:
-    """Return a context in which float32 matrix products are not rounded to fewer digits. Other
-    threads then also compute exactly."""
+    """Return a context in which float32 matrix products are not rounded to fewer digits. All
+    threads then compute exactly."""
     return PRODUCTS.request("highest")
 
 
 @contextmanager
 def fast_layers(device: torch.device) -> Iterator[None]:
-    """Context for the float32 layers in training. A card may round them to TF32, unless another
-    thread needs exact products, and searches for fast convolutions. A CPU computes exactly."""
+    """Context for the float32 layers in training. A card searches for fast convolutions. It may
+    round products to TF32, unless another thread needs exact products. A CPU computes exactly."""
     with ExitStack() as held:
         if device.type == "cuda":
             held.enter_context(CONVOLUTIONS.request(True))

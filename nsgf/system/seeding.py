@@ -1,7 +1,7 @@
-"""Random numbers, and torch's defaults for public Python functions.
+"""Seeds of random streams, and torch's default settings inside of public Python functions.
 
-Random streams have names: the run's seed and a name determine every random number. Public Python
-functions give the same results whatever the caller has set.
+Random streams have names. The run's seed and the name of a stream determine all its random numbers.
+Results of public Python functions do not depend on the caller's settings of torch.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def keep_random_numbers(cards: Sequence[int | torch.device] = ()) -> Iterator[None]:
     """Context that restores the global generators of NumPy, and of torch for CPU and ``cards``.
 
-    Use it only around short work, such as making a network, whose layers draw from the global
-    generators: it holds the lock of the process, and other threads that draw meanwhile get numbers
-    of this thread."""
+    Use it only around short work that draws from the global generators, such as making a network.
+    It holds the lock of the process. A thread that draws without this lock gets numbers of this
+    thread."""
     with GENERATORS:
         state = np.random.get_state()  # noqa: NPY002
         try:
@@ -45,9 +45,9 @@ def make_generator(seed: int, *names: str | int) -> torch.Generator:
 
 @contextmanager
 def from_python(names: Mapping[str, str]) -> Iterator[None]:
-    """Context or decorator of a public Python function. Messages call settings by the ``names`` of
-    its arguments, the caller's settings of torch have no effect (except those of cuDNN), and the
-    caller's current card stays the same."""
+    """Context or decorator of a public Python function. Messages call settings by ``names``, the
+    names of the function's arguments. The caller's settings of torch have no effect, except
+    settings of cuDNN. The caller's current card stays the same."""
     card = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     try:
         with naming(names), torch_defaults(), torch.inference_mode(False):
@@ -59,9 +59,10 @@ def from_python(names: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Context with torch's defaults for device and autocast, which belong to this thread. It does
-    not change the gradient mode: ``torch.inference_mode(False)`` switches gradients on. The default
-    dtype belongs to the process and stays: every tensor of the package states its dtype."""
+    """Context with torch's defaults for device and autocast, which are settings of a thread. It
+    does not change the gradient mode: ``torch.inference_mode(False)`` switches gradients on. The
+    default dtype belongs to the process and does not change. Every tensor of the package states its
+    dtype."""
     with ExitStack() as held:
         if torch.empty(0).device.type != "cpu":  # the context slows down each call of torch
             held.enter_context(torch.device("cpu"))

@@ -29,8 +29,8 @@ CHECKPOINT_SECONDS = 600.0
 LOSS_POINTS = 50
 """Smallest number of lines in metrics.jsonl for each phase. Loss curves show these lines."""
 MAX_SKIPPED = 20
-"""Training stops after so many successive updates with a non-finite loss or gradient. The loss
-scale of fp16 needs fewer to settle."""
+"""Training stops after this number of successive updates with a non-finite loss or gradient. The
+loss scale of fp16 settles in fewer updates."""
 
 
 class Diverged(UserError):
@@ -38,12 +38,13 @@ class Diverged(UserError):
 
 
 def fit(phase: PhaseName, task: Task, session: Session, prepare_seconds: float = 0.0) -> None:
-    """Train one phase to its last update and save it. Start from its checkpoint if there is one.
+    """Train one phase to the last update, and save it. If the phase has a checkpoint, continue from
+    the checkpoint.
 
     ``prepare_seconds`` is the time spent before the first update, for ``costs.jsonl``.
 
     Raises:
-        Stopped: ``session.stop`` ended training before the last update; a checkpoint is saved.
+        Stopped: ``session.stop`` ended training before the last update. A checkpoint is saved.
         Diverged: loss or gradient were not finite ``MAX_SKIPPED`` times in a row.
         UserError: the card's memory is too small for a single sample.
     """
@@ -101,7 +102,7 @@ class PhaseLoop:
         state = self.state
         self._load_checkpoint()
         session.log.tidy(session.config.phases, self.name, state.step)
-        # for points a thread costs more time than it saves
+        # for points, a thread would cost more time than it saves
         is_large = session.device.type == "cuda" and session.target.is_images
         loaded = load_batches(
             self.task,
@@ -116,9 +117,11 @@ class PhaseLoop:
         with closing(loaded), progress:
             batches = self._compile(loaded) if self._must_compile() else loaded
             is_stopping = self._run_updates(batches, progress)
-        if state.step or not is_stopping:  # a network without an update would be sampled from
+        # a checkpoint without updates could be sampled by mistake
+        if state.step or not is_stopping:
             self._save_once()
-        if is_stopping and state.step < self.total:  # otherwise the next phase raises Stopped
+        # after the last update, the next phase raises Stopped
+        if is_stopping and state.step < self.total:
             raise Stopped(f"{self.name}: step {state.step} of {self.total}")
 
     def _load_checkpoint(self) -> None:
@@ -144,9 +147,9 @@ class PhaseLoop:
         return self.config.compile and self.state.step < self.total
 
     def _compile(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Compile the network with the first batch, and return all batches. Raise UserError if that
-        is not possible."""
-        from torch._dynamo.exc import TorchDynamoException  # takes seconds
+        """Compile the network with the first batch, and return all batches. Raise UserError if
+        compiling fails."""
+        from torch._dynamo.exc import TorchDynamoException  # the import takes seconds
 
         self.log("compiling")
         started = time.perf_counter()
@@ -162,17 +165,17 @@ class PhaseLoop:
         return chain([batch], batches)
 
     def _run_updates(self, batches: Iterator[Batch], progress: Progress) -> bool:
-        """Run updates to the last one, with records and checkpoints. Return whether a stop was
+        """Run all remaining updates, with records and checkpoints. Return whether a stop was
         requested."""
         session = self.session
         state = self.state
         log_every = min(self.config.log_every, max(1, self.total // LOSS_POINTS))
         pending = None
         while not (is_stopping := session.should_stop()) and state.step < self.total:
-            # queue an update, then read the result of the previous one, which has finished
+            # queue an update, then read the result of the previous update, which has finished
             try:
                 outcome = self._update(batches)
-            except Exception:  # of data, the caller's network, or a full card
+            except Exception:  # an error of the data, of the caller's network, or of a full card
                 self._rescue(pending, progress)
                 raise
             self._settle(pending, progress)
@@ -207,12 +210,12 @@ class PhaseLoop:
             ) from error
 
     def _call_back(self, on_log: OnLog, progress: Progress) -> None:
-        """Call the caller's function. If it raises any exception, save first; if it returns False,
-        request a stop."""
+        """Call the caller's function. If the function raises an exception, save a checkpoint first.
+        If it returns False, request a stop."""
         step = self.state.step
         try:
             answer = on_log(self.name, step, self.mean_loss, self._save_once)
-        except BaseException as error:  # also of Ctrl-C and sys.exit
+        except BaseException as error:  # includes Ctrl-C and sys.exit
             self._rescue(None, progress)
             self.log(
                 f"{type(error).__name__} in the callback at step {step} of "
@@ -224,17 +227,18 @@ class PhaseLoop:
         self.logged = (step, time.perf_counter())
 
     def _rescue(self, pending: PendingStats | None, progress: Progress) -> None:
-        """Save a checkpoint before an exception leaves. If that fails, log a line, so that the
-        caller sees the exception itself."""
+        """Save a checkpoint before an exception reaches the caller. If saving fails, log a line, so
+        that the caller sees the original exception."""
         try:
             self._settle(pending, progress)
-            if self.state.step:  # a network without an update would be sampled from
+            if self.state.step:  # a checkpoint without updates could be sampled by mistake
                 self._save_once()
         except Exception as error:
             self.log(f"no checkpoint at step {self.state.step} ({one_line(error)})")
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
-        """Read the result of a queued update. Raise Diverged after too many skipped updates."""
+        """Read the result of a queued update. Raise Diverged if too many updates in a row were
+        skipped."""
         if outcome is None:
             return
         reading = outcome.read()
@@ -258,7 +262,7 @@ class PhaseLoop:
             )
 
     def _record(self) -> None:
-        """Write one line of metrics and one of costs."""
+        """Write a line of metrics and a line of costs."""
         step = self.state.step
         now = time.perf_counter()
         last_step, last = self.logged
@@ -298,7 +302,7 @@ class PhaseLoop:
         step = self.state.step
         counts = (
             moments["step"] for moments in self.state.adam.state.values()
-        )  # of finite updates
+        )  # number of finite updates
         is_untrained = step >= self.optim.iterations > 0 and not any(counts)
         if is_untrained or not checkpoint.is_finite(content):
             raise Diverged(

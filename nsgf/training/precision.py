@@ -16,7 +16,8 @@ TENSOR_CORES = (7, 0)
 BFLOAT16 = (8, 0)
 """Smallest compute capability with bf16."""
 BFLOAT16_CHECKS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-"""Functions of ``torch.cpu`` that detect units for bf16; older versions of torch lack them."""
+"""Functions of ``torch.cpu`` that detect units for bf16. Old versions of torch lack these
+functions."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -41,7 +42,7 @@ def pick_precision(setting: str, device: torch.device, is_images: bool) -> Preci
         return (
             "bf16" if capability >= BFLOAT16 else "fp16" if capability >= TENSOR_CORES else "fp32"
         )
-    # whether the processor multiplies bf16; False if this version of torch cannot detect it
+    # whether the processor has units for bf16; False if this version of torch cannot detect them
     is_fast = any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
     return "bf16" if is_fast and is_images else "fp32"
 
@@ -50,9 +51,9 @@ def sampling_precision(
     setting: str, solver: str, device: torch.device, is_images: bool, trained: object = None
 ) -> Precision:
     """Return the precision for sampling: ``setting``, the value of ``train.precision``, if the
-    device supports it, else fp32. With auto, a network ``trained`` in fp32 uses fp32, and the
-    remaining networks use what auto selects. The solver dopri5 always uses fp32, because it would
-    treat rounding as integration error."""
+    device supports it, else fp32. If the setting is auto, a network that was ``trained`` in fp32
+    uses fp32, and every other network uses the precision that auto selects. The solver dopri5
+    always uses fp32, because it would treat rounding as integration error."""
     if solver == "dopri5" or (setting, trained) == ("auto", "fp32"):
         return "fp32"
     if setting == "auto":
@@ -77,9 +78,10 @@ def precision_context(precision: Precision, device: torch.device) -> AbstractCon
 
 
 def prepare_compiler() -> str:
-    """Choose the cache folder of torch's compiler before its first use, and return it: the user's
-    setting, or a folder in the user's cache. The compiler executes code from it, so it is never in
-    a run folder or a shared folder. Raise UserError if the user has neither."""
+    """Choose and return the cache folder of torch's compiler, before the first use of the compiler.
+    It is the user's setting, or a folder in the user's cache. The compiler executes code from this
+    folder, so it never lies in a run folder or a shared folder. Raise UserError if the user has
+    neither setting nor cache."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.path.expanduser(os.environ.get(COMPILED) or f"{caches}/nsgf/compiled")
     if chosen.startswith("~"):

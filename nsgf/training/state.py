@@ -1,4 +1,4 @@
-"""One optimizer update, and all state that it changes."""
+"""One optimizer update, and the state that it changes."""
 
 import copy
 import math
@@ -31,14 +31,15 @@ class StepStats(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether the update was applied; otherwise it was skipped."""
+        """Whether the update was applied, and not skipped."""
         return math.isfinite(self.loss + self.norm)
 
 
 class PendingStats(NamedTuple):
     """Loss and unclipped gradient norm of one update, while they are copied from the device.
 
-    The loop reads them one update later. By then they have arrived, so the device is never idle.
+    The loop reads the values one update later. By then the copies are complete, so the device is
+    never idle.
     """
 
     step: int
@@ -46,7 +47,7 @@ class PendingStats(NamedTuple):
     values: Tensor
     """The two scalars, on the CPU."""
     copied: torch.cuda.Event | None
-    """Event after the copy from a card; None on other devices, which have no events."""
+    """Event after the copy from a card; None on a device without events."""
 
     def read(self) -> StepStats:
         """Wait until the update is done, and return its statistics."""
@@ -56,7 +57,8 @@ class PendingStats(NamedTuple):
 
 
 class Adam(torch.optim.Adam):
-    """torch's Adam, without the decorators that import torch's compiler, which takes seconds."""
+    """torch's Adam without decorators. The decorators would import torch's compiler, which takes
+    seconds."""
 
     add_param_group = unwrap(torch.optim.Adam.add_param_group)
     step = torch.no_grad()(unwrap(torch.optim.Adam.step))
@@ -68,9 +70,9 @@ class Adam(torch.optim.Adam):
 class TrainState:
     """The state of a training phase: weights, average, Adam, learning rate, loss scale, step.
 
-    Checkpoints and averages use the task's own network, not its compiled or distributed form. An
-    update does not wait for the device. If loss or gradient norm are not finite, the device itself
-    leaves weights and Adam's moments unchanged.
+    Checkpoints and averages use the task's network itself, not a compiled or distributed form. An
+    update does not wait for the device. If loss or gradient norm are not finite, the update on the
+    device leaves weights and Adam's moments unchanged.
     """
 
     task: Task
@@ -80,9 +82,9 @@ class TrainState:
     world: World = ALONE
     precision: Precision = "fp32"
     seed: int = 0
-    """Together with the step, it determines dropout."""
+    """Seed of the phase. Seed and step determine dropout."""
     log: Log = show
-    """Function that takes a line if batches are split."""
+    """Function that takes a line when batches are split."""
     step: int = 0
 
     def __post_init__(self, train: TrainConfig) -> None:
@@ -94,7 +96,7 @@ class TrainState:
         if self.world.size > 1:
             buffers = "forward_sync_buffers"
             if buffers not in signature(DistributedDataParallel).parameters:
-                buffers = "broadcast_buffers"  # its name before torch 2.14
+                buffers = "broadcast_buffers"  # the name of this argument before torch 2.14
             network = self._shared = DistributedDataParallel(
                 network,
                 device_ids=[self.device] if self.device.type == "cuda" else None,
@@ -130,12 +132,12 @@ class TrainState:
         for group in self.adam.param_groups:
             group["lr"] = self.config.lr * lr_factor(self.step, self.config)
         self.adam.step()
-        # an autocast context around training, as in nsgf.train, would keep the 16-bit weights
+        # an autocast context around the loop, as in nsgf.train, would keep old 16-bit weights
         torch.clear_autocast_cache()
         self.scaler.update()
-        # the warm-up lets short runs forget the initial weights
+        # this warm-up lets the average of a short run forget the initial weights
         decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
-        with torch.no_grad():  # swa_utils would make a new function that profilers keep
+        with torch.no_grad():  # faster than swa_utils, which makes a new function in each update
             torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
         self.step += 1
         on_card = loss.device.type == "cuda"
@@ -171,8 +173,9 @@ class TrainState:
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Context that seeds torch's global generators for this update, because dropout draws only
-        from them, and then restores them. For a network that draws nothing, it changes nothing."""
+        """Context that seeds torch's global generators for this update, and then restores them.
+        Dropout draws only from global generators. For a network without random numbers, the context
+        changes nothing."""
         if not self._draws:
             yield
             return
@@ -183,7 +186,8 @@ class TrainState:
         with GENERATORS:
             before = [generator.get_state() for generator in generators]
             try:
-                for generator in generators:  # torch.manual_seed takes longer than a small update
+                # torch.manual_seed would take longer than a small update
+                for generator in generators:
                     generator.manual_seed(seed)
                 yield
             finally:
@@ -193,16 +197,16 @@ class TrainState:
     def _try_gradient(self, batch: Batch) -> Tensor | None:
         """Compute the gradient of a batch and return the loss; None if the memory is full."""
         world = self.world
-        for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
+        for parameter in self._parameters:  # Adam's zero_grad would take ten times as long
             parameter.grad = None
         parts = batch.split(self.accumulate)
-        # processes average their gradients with equal weights, even if one has a sample more
+        # processes average gradients with equal weights, even if a process has one more sample
         size = self.config.batch_size / world.size if world.size > 1 else batch.size
         total = torch.zeros((), dtype=torch.float32, device=batch.target.device)
         try:
             with self._seeded():
                 for number, part in enumerate(parts, start=1):
-                    # processes exchange gradients only in the last part
+                    # processes exchange gradients only for the last part of a batch
                     shared = self._shared if number < len(parts) else None
                     with shared.no_sync() if shared else nullcontext():
                         loss = self.task.loss(self.forward, part) * (part.size / size)
@@ -213,7 +217,8 @@ class TrainState:
         return total
 
     def state_dict(self) -> Plain:
-        """Return the whole state. ``step`` also determines all random streams of the phase."""
+        """Return the whole state. The state has no random generator, because ``step`` determines
+        the random numbers of the phase."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -232,15 +237,18 @@ class TrainState:
         for moments in self.adam.state.values():  # fused Adam needs the memory layout of weights
             moments |= {name: moments[name].contiguous() for name in ("exp_avg", "exp_avg_sq")}
         for group in self.adam.param_groups:
-            group["fused"] = True  # only fused Adam skips updates; the file may say False
-        self.accumulate = max(self.accumulate, int(state["accumulate"]))  # fewer parts did not fit
-        if state["scaler"] and self.scaler.is_enabled():  # the precision may have changed
+            # only fused Adam can skip updates, and the file may contain False
+            group["fused"] = True
+        # fewer parts did not fit into memory
+        self.accumulate = max(self.accumulate, int(state["accumulate"]))
+        # a scaler of another precision is not loaded
+        if state["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
 
 
 def draws_numbers(model: nn.Module) -> bool:
-    """Return whether a network in training may draw random numbers: it has dropout, or code of a
-    caller."""
+    """Return whether a network in training may draw random numbers, because it has dropout or code
+    of a caller."""
     for part in model.modules():
         package = type(part).__module__.partition(".")[0]
         if package not in ("nsgf", "torch") or getattr(part, "p", 0) > 0:
@@ -252,7 +260,7 @@ def lr_factor(step: int, config: OptimConfig) -> float:
     """Return the learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
 
     The factor grows linearly from 1/warmup_steps to 1. Then it is constant, or follows half a
-    cosine that would reach 0 one update after the last.
+    cosine, which would reach 0 one update after the last update.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps

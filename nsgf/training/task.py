@@ -2,7 +2,7 @@
 
 Every phase is a regression: the network learns to map the inputs of a :class:`Batch` to the target.
 Sample i of a phase depends only on the run's seed and on i. So a range of positions identifies a
-batch, which can be drawn in advance, again, or in parts.
+batch. A batch can be drawn in advance, a second time, or in parts.
 
 Shapes: B batch.
 """
@@ -66,30 +66,33 @@ class Task(ABC):
     reads_disk: bool = False
     """Whether drawing a batch reads from a disk."""
     divisible: bool = True
-    """Whether the loss of a batch is the mean of the losses of its parts."""
+    """Whether the loss of a batch is the mean of the losses of the batch's parts."""
 
     @abstractmethod
     def draw(self, positions: range) -> Drawn:
-        """Return all random tensors for the samples at these positions. May run in a thread."""
+        """Return all random tensors for the samples at these positions. This method may run in a
+        thread."""
 
     @abstractmethod
     def batch(self, *drawn: Tensor) -> Batch:
-        """Return the regression problem for the tensors from :meth:`draw`, now on the network's
-        device."""
+        """Return the regression problem for the tensors from :meth:`draw`, which are now on the
+        network's device."""
 
     def remarks(self) -> tuple[str, ...]:
         """Return lines that are logged after the last update of this process."""
         return ()
 
     def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch or of a part of one. Default: the squared error."""
+        """Return the mean loss of a batch or of a part of a batch. The default is the squared
+        error."""
         return functional.mse_loss(forward(*batch.inputs), batch.target)
 
 
 Loaded = tuple[Drawn, torch.cuda.Event | None]
-"""Tensors of a batch, and the event after their copies to a card; None: they are already copied."""
+"""Tensors of a batch, and the event after the copies to a card. None: the tensors are already
+copied."""
 DEPTH = 2
-"""Number of batches drawn ahead: one is ready while the next is being made."""
+"""Number of batches drawn in advance. A batch is ready while the next batch is being made."""
 
 
 def load_batches(
@@ -112,7 +115,7 @@ def load_batches(
         positions = world.share(range(step * batch_size, (step + 1) * batch_size))
         with torch.cuda.stream(stream) if stream else nullcontext():
             drawn = task.draw(positions)
-            if device.type == "cuda":  # from pinned memory, so that nothing waits
+            if device.type == "cuda":  # a copy from pinned memory does not wait
                 drawn = tuple(part if part.is_cuda else part.pin_memory() for part in drawn)
             tensors = tuple(part.to(device, non_blocking=True) for part in drawn)
             return tensors, stream.record_event() if stream else None
@@ -124,24 +127,25 @@ def load_batches(
             current.wait_event(event)
             for tensor in tensors:
                 if tensor.is_cuda:
-                    tensor.record_stream(current)  # keep its memory until this stream is done
+                    # keep the tensor's memory until this stream has used it
+                    tensor.record_stream(current)
         return tensors
 
     if not prefetch:
         for step in count(start):
             yield task.batch(*load(step)[0])
     thread = ThreadPoolExecutor(1, "batches")
-    context = copy_context()  # the names of settings in messages, and silence
+    context = copy_context()  # the context holds the names of settings in messages, and the silence
     ahead: deque[Future[Loaded]] = deque()
     if stream:
         thread.submit(torch.cuda.set_device, device)
-        # the task may still be computing data for its batches
+        # wait until the task has computed the data of its batches
         stream.wait_stream(torch.cuda.current_stream(device))
     try:
         for step in count(start):
             while len(ahead) <= DEPTH:
                 ahead.append(thread.submit(context.run, load, step + len(ahead)))
-            # no name holds the tensors, which are freed as soon as the batch does not need them
+            # do not store the tensors in a variable, so that they are freed with the batch
             yield task.batch(*arrived(*ahead.popleft().result()))
     finally:
         thread.shutdown(wait=True, cancel_futures=True)
@@ -151,7 +155,8 @@ def load_batches(
 
 OnLog = Callable[[PhaseName, int, float | None, Callable[[], Path]], object]
 """(phase, step, mean loss, save), where ``save`` writes a checkpoint and returns the run folder.
-Training ends after a checkpoint if it returns False, and only then."""
+If the function returns False, training ends after a checkpoint. Every other value lets training
+continue."""
 
 
 @dataclass
@@ -167,7 +172,8 @@ class Session:
     world: World = ALONE
     stop: StopRequest = field(default_factory=StopRequest)
     on_log: OnLog | None = None
-    """Called after each line of the log's metrics. It cannot change the results."""
+    """Function that is called after each line of the log's metrics. It cannot change the
+    results."""
 
     @property
     def precision(self) -> Precision:
@@ -175,7 +181,7 @@ class Session:
         return pick_precision(self.config.train.precision, self.device, self.target.is_images)
 
     def should_stop(self) -> bool:
-        """Return whether any process must stop. All processes must call it together."""
+        """Return whether any process must stop. All processes must call this method together."""
         if stops := self.world.any(self.stop.reason is not None):
             self.stop.follow()
         return stops

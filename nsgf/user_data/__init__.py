@@ -10,8 +10,8 @@ from nsgf.user_data.points import TableSet
 
 
 def find_target(config: DataConfig) -> Target:
-    """Return the record of the set that the section ``data`` names, with names of classes only if
-    networks get them as labels. Raise UserError for a user's data that were not inspected."""
+    """Return the record of the data set that the section ``data`` names. The record has names of
+    classes only if networks get labels. Raise UserError if a user's data were not inspected."""
     if config.name == "points":
         return TableSet(saved_facts(config), config.path)
     target = image_set(config) if config.name == "images" else DATA_SETS[config.name]

@@ -1,4 +1,4 @@
-"""What is at ``data.path``: its place, its arrays, and the facts that a run saves about it.
+"""The data at ``data.path``: path, arrays, and the facts that a run saves about the data.
 
 Shapes: N samples.
 """
@@ -24,8 +24,8 @@ Inspection = tuple[DataFacts, tuple[str, ...]]
 
 
 def saved_facts(config: DataConfig) -> DataFacts:
-    """Return the facts about the data at ``data.path`` when the run began. Raise UserError if they
-    are missing, or do not fit this kind of data."""
+    """Return the facts about the data at ``data.path`` at the start of the run. Raise UserError if
+    the facts are missing, or do not fit this kind of data."""
     facts = config.found
     if facts is None:
         raise wrong_setting("data.path", config.path, f"name the {config.name} to train on")
@@ -42,7 +42,7 @@ def saved_facts(config: DataConfig) -> DataFacts:
 
 
 def check_same_data(config: DataConfig, checksum: str) -> None:
-    """Raise UserError unless ``data.path`` has the data that the run began with."""
+    """Raise UserError if the data at ``data.path`` have changed since the run began."""
     facts = saved_facts(config)
     if checksum != facts.checksum:
         raise wrong_setting(
@@ -55,8 +55,8 @@ def check_same_data(config: DataConfig, checksum: str) -> None:
 
 
 def data_path(config: DataConfig) -> Path:
-    """Return ``data.path``. Raise UserError if it is null, as in exported runs, or is no .npz file
-    although ``data.key`` is set."""
+    """Return ``data.path`` as a path. Raise UserError if ``data.path`` is null, as in exported
+    runs, or if it is no .npz file although ``data.key`` is set."""
     if config.path is None:
         raise UserError(f"data.path = null: must say where the {config.name} are")
     path = Path(config.path).expanduser()
@@ -66,8 +66,8 @@ def data_path(config: DataConfig) -> Path:
 
 
 def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
-    """Return the sorted indices of the samples to train on, and of those that are held out, int64.
-    Raise UserError if there are too few of either."""
+    """Return the sorted indices of the samples to train on, and of the held-out samples, int64.
+    Raise UserError if either part is too small."""
     share = config.held_out
     held = round(share * count)
     if share and not LEAST <= held <= count - LEAST:
@@ -80,11 +80,11 @@ def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
 
 
 def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return an array and its labels, if any. A .npy file is mapped into memory. From a .npz file,
-    take the array ``data.key``, else the one with the name of the data, else the only one; and the
-    labels whose name has the same prefix: ``labels``, or ``test_labels`` for ``test_images``. Raise
-    errors of many types if the array is missing or damaged."""
-    # torch takes only writable arrays: "c" never writes to the file
+    """Return an array, and the labels if there are any. A .npy file is mapped into memory. In a
+    .npz file, the array is ``data.key`` if it is set, else the array ``images`` or ``points``, else
+    the only array. The labels have the same prefix as the array: ``labels``, or ``test_labels`` for
+    ``test_images``. A missing or damaged array may raise any type of error."""
+    # torch needs a writable array; mode "c" never writes to the file
     file = data_path(config)
     try:
         content = np.load(file, mmap_mode="c", allow_pickle=False, max_header_size=2**20)
@@ -112,7 +112,7 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _loading_error(error: ValueError) -> ValueError:
-    """Return an error with a remedy for arrays that numpy refuses to load, or numpy's error."""
+    """Return an error with a remedy if numpy refuses to load an array, else numpy's error."""
     text = str(error).lower()
     if "object" in text:
         return ValueError(

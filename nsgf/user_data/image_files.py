@@ -1,7 +1,7 @@
 """One image file: opened by Pillow, checked, and converted to bytes.
 
 Pillow opens some kinds of TIFF, PNG and JPEG 2000 without an error, but decodes them to wrong
-values. :func:`open_image` refuses such files: a program that converts images reads them better.
+values. :func:`open_image` refuses such files. The user can convert them with another program.
 """
 
 from io import BytesIO
@@ -12,26 +12,26 @@ import torch
 from torch import Tensor
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
-"""Formats that Pillow may read. For some other formats, it would start programs."""
+"""Formats that Pillow may read. For some further formats, Pillow would start programs."""
 GREY = "1LI"
 """First letters of Pillow's modes without colour. Modes with an I have 16 bits per pixel."""
 FULL_RANGE = (0, 255, 128, 255, 128, 255)
-"""Black and white of Y, Cb and Cr if they use all values."""
+"""Values of black and white in Y, Cb and Cr if these use the full range."""
 
 
 def open_image(content: bytes) -> Any:
     """Return the image of a file as an image of Pillow. Its pixels are not decoded yet.
 
     Raises:
-        ValueError: Pillow cannot read the file, decodes its kind to wrong values, or the range of
-            its pixels is not known.
-        Exception: Pillow raises many types for damaged files.
+        ValueError: Pillow cannot read the file, would decode this kind of file to wrong values, or
+            the range of the pixels is not known.
+        Exception: A damaged file may raise any type of error.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(BytesIO(content), formats=FORMATS)
-    except UnidentifiedImageError:  # its message names an object in memory
+    except UnidentifiedImageError:  # Pillow's message would name an object in memory
         raise ValueError("damaged, or of a kind that Pillow does not read") from None
     problem = ""
     if image.format == "TIFF":
@@ -48,8 +48,8 @@ def open_image(content: bytes) -> Any:
 
 
 def _tiff_problem(image: Any) -> str:
-    """Return why Pillow would decode a TIFF to wrong values, or an empty text. The numbers are
-    those of the TIFF specification."""
+    """Return the reason why Pillow would decode a TIFF to wrong values, or an empty text. The
+    numbers come from the TIFF specification."""
     tags = image.tag_v2
     photometric = tags.get(262)
     bits = max(tags.get(258, (1,)))
@@ -61,7 +61,7 @@ def _tiff_problem(image: Any) -> str:
     black_and_white = tags.get(532, FULL_RANGE)
     is_full_ycc = tags.get(530, (2, 2)) == (1, 1) and tuple(black_and_white) == FULL_RANGE
     problems = {
-        # what the pixels mean
+        # meaning of the pixels
         "no photometric interpretation": photometric is None,
         "Lab colours": photometric == 8,
         "floats or signed numbers": set(tags.get(339, (1,))) != {1},
@@ -71,7 +71,7 @@ def _tiff_problem(image: Any) -> str:
         and (len(colours) != 3 * 2**bits or max(colours) < 256),
         "inks other than CMYK": photometric == 5 and tags.get(332, 1) != 1,
         "reduced or narrow YCbCr": photometric == 6 and is_plain and not is_full_ycc,
-        # where the samples are
+        # position of the samples
         "planes stored apart": is_planar
         and (
             image.mode in ("LA", "PA")
@@ -87,28 +87,28 @@ def _tiff_problem(image: Any) -> str:
 
 def _png_problem(image: Any, content: bytes) -> str:
     """Return the same as :func:`_tiff_problem` for a PNG."""
-    bits = content[24]  # of the first chunk, IHDR
+    bits = content[24]  # bit depth in the first chunk, IHDR
     has_colour_key = "transparency" in image.info and image.mode != "P"
     return f"a transparent colour of {bits} bits" if has_colour_key and bits not in (1, 8) else ""
 
 
 def _jpeg2000_problem(image: Any, content: bytes) -> str:
-    """Return the same as :func:`_tiff_problem` for a JPEG 2000. Of several channels with more than
-    8 bits, Pillow decodes white as 0."""
+    """Return the same as :func:`_tiff_problem` for a JPEG 2000. If there are several channels of
+    more than 8 bits, Pillow decodes white as 0."""
     if len(image.getbands()) == 1:
         return ""
-    size = content.index(b"\xff\x4f\xff\x51")  # markers SOC and SIZ
+    size = content.index(b"\xff\x4f\xff\x51")  # the markers SOC and SIZ
     count = int.from_bytes(content[size + 40 : size + 42], "big")
     bits = 1 + max(depth & 0x7F for depth in content[size + 42 : size + 42 + 3 * count : 3])
     return f"{bits} bits per channel" if bits > 8 else ""
 
 
 def has_more_pictures(image: Any) -> bool:
-    """Whether an image file has pages or frames after the first. Call it last: it may change the
-    image."""
+    """Whether an image file has pages or frames after the first. Call this function last, because
+    it may change the image."""
     try:
         return getattr(image, "is_animated", False)
-    except Exception:  # there is a second frame, but it is damaged
+    except Exception:  # a second frame exists, but is damaged
         return True
 
 
@@ -118,16 +118,16 @@ def has_more_channels(image: Any) -> bool:
 
 
 def image_pixels(image: Any, channels: int, size: int) -> Tensor:
-    """Convert an image of Pillow to bytes: turned as its EXIF data say, on white, its middle
-    square.  uint8, (C, size, size)"""
+    """Convert an image of Pillow to bytes. Rotate it as the EXIF data say, put it on white, and
+    scale the middle square. uint8, (C, size, size)"""
     from PIL import Image, ImageOps
 
-    image.draft(None, (2 * size, 2 * size))  # decodes large JPEG photos six times faster
+    image.draft(None, (2 * size, 2 * size))  # six times as fast for large JPEG photos
     image = ImageOps.exif_transpose(image)
-    if image.mode[0] == "I":  # Pillow itself would cut off 16 bits at 255
+    if image.mode[0] == "I":  # Pillow would clip 16-bit values at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        image = image.convert("RGBA")  # white instead of the colour hidden below
+        image = image.convert("RGBA")  # transparent pixels become white
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("L" if channels == 1 else "RGB")
     image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)

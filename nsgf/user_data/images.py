@@ -2,8 +2,8 @@
 
 Images of a folder are sorted by name. Subfolders on the first level are the classes, as in
 torchvision's ImageFolder; images may also lie deeper, or all in the folder itself. A .npz file has
-the array ``images``, or ``data.key``, and for classes ``labels`` (N,). A .npy file of uint8
-(N, C, H, W) stays on the disk, and may be larger than memory.
+the array ``images``, or the array that ``data.key`` names. For classes it also has ``labels`` (N,).
+A .npy file of uint8 (N, C, H, W) stays on the disk, and may be larger than memory.
 """
 
 import hashlib
@@ -62,16 +62,16 @@ DATA_PARTS = (
         "Segmentation(?:Class|Object|s)?|annotations?|masks?|labels?|gt|targets?|HR",
     ),
 )
-"""Words for the parts of a data set in names of folders. If a data set has several parts of a row,
-the leftmost part is the one to train on."""
+"""Words in names of folders that mark parts of a data set. If a data set has several parts in one
+row, the program trains on the leftmost of them."""
 SLACK = 1e-3
-"""Largest distance of floats from [-1, 1], a fraction of the step between two bytes."""
+"""Largest distance of floats from [-1, 1]. It is a fraction of the step between two bytes."""
 
 
 def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], Counter[str]]:
     """Return the sorted relative paths of the images below a folder, without hidden and broken
-    images, and the number of files that are no images, by ending. Follow links, except to a folder
-    that contains the link. Raise UserError if there are too few images."""
+    images. Also return the number of files that are no images, by ending. Follow links, except to a
+    folder that contains the link. Raise UserError if there are too few images."""
     from PIL import Image
 
     if not root.is_dir():
@@ -110,8 +110,9 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
 
 def find_parts(files: list[Path]) -> list[Path]:
     """Return sibling folders that look like parts of one data set, such as train and test, or
-    images and masks. The part to train on is the first. Return an empty list if there are none.
-    Names of parts differ only in that word: seg_train and seg_test, train2017 and val2017."""
+    images and masks. The first folder is the part to train on. Return an empty list if there are
+    none. Names of parts differ only in the word for the part, as in seg_train and seg_test, or
+    train2017 and val2017."""
     innermost = {file.parent for file in files}
     folders = innermost.union(*(folder.parents for folder in innermost))
     for words in DATA_PARTS:
@@ -135,10 +136,10 @@ def is_array(config: DataConfig) -> bool:
 
 
 def inspect_images(config: DataConfig) -> Inspection:
-    """Describe the images of ``data.path``. Of a folder, only some are decoded.
+    """Describe the images of ``data.path``. In a folder, only some images are decoded.
 
     Raises:
-        UserError: there is no such folder or file, or its content cannot be used as images.
+        UserError: the folder or file does not exist, or its content cannot be used as images.
     """
     inspect = _inspect_array if is_array(config) else _inspect_folder
     facts, different, notes = inspect(config)
@@ -183,7 +184,7 @@ def _inspect_array(config: DataConfig) -> tuple[DataFacts, int, list[str]]:
 
 
 class _ImageFacts(NamedTuple):
-    """What an image file holds."""
+    """Facts about an image file."""
 
     is_grey: bool
     highest: int
@@ -199,7 +200,7 @@ class _ImageFacts(NamedTuple):
 
 
 class _FolderFacts(NamedTuple):
-    """What the image files of a folder hold."""
+    """Facts about the image files of a folder."""
 
     files: list[Path]
     """Paths of the images that can be read, relative to the folder."""
@@ -247,8 +248,8 @@ def _inspect_folder(config: DataConfig) -> tuple[DataFacts, int, list[str]]:
 
 
 def _read_folder(root: Path, skip_broken: bool) -> _FolderFacts:
-    """Read each image file of a folder. With ``skip_broken``, decode the images too, and leave out
-    broken ones; otherwise raise UserError for the first one."""
+    """Read each image file of a folder. With ``skip_broken``, also decode the images, and leave out
+    broken images. Otherwise raise UserError for the first broken image."""
     digest = hashlib.sha256()
     images = []
     broken = []
@@ -286,7 +287,7 @@ def _image_facts(content: bytes, *, decodes: bool) -> _ImageFacts:
 
 
 def _notes_of_folder(folder: _FolderFacts) -> list[str]:
-    """Return lines about what is left out of the files of a folder, and about dark images."""
+    """Return lines about files and parts of files that are left out, and about dark images."""
     notes = []
     left_out = folder.left_out
     if left_out:
@@ -305,9 +306,9 @@ def _notes_of_folder(folder: _FolderFacts) -> list[str]:
 
 
 def _find_classes(root: Path, files: list[Path]) -> tuple[list[str], list[str]]:
-    """Return the names of the subfolders if they are classes, otherwise no names; and lines for the
-    user. Subfolders are classes if each has enough images, and if they are not parts of one data
-    set."""
+    """Return the names of the subfolders if they are classes, otherwise no names. Also return lines
+    for the user. Subfolders are classes if each has enough images, and if they are not parts of a
+    data set such as train and test."""
     notes = []
     parts = find_parts(files)
     if parts:
@@ -332,8 +333,8 @@ def _find_classes(root: Path, files: list[Path]) -> tuple[list[str], list[str]]:
 
 
 def _common_side(sizes: set[tuple[int, int]]) -> int | None:
-    """Return the side of images that are all squares of one size, rounded down so that halving it
-    reaches 16 or less; None if sizes differ, or if images are large or tiny."""
+    """Return the side of images that are all squares of one size. It is rounded down so that
+    halving it reaches 16 or less. Return None if sizes differ, or if images are large or tiny."""
     side, height = min(sizes)
     if len(sizes) > 1 or side != height or not LEAST_SIDE <= side <= MOST_SIDE:
         return None
@@ -352,7 +353,7 @@ def _usable(config: DataConfig) -> list[Path]:
 
 def image_set(config: DataConfig) -> ImageSet:
     """Return the record of the images of ``data.path``, made from ``data.found``. Raise UserError
-    if ``data.size`` differs from it."""
+    if ``data.size`` differs from the size in ``data.found``."""
     facts = saved_facts(config)
     channels, height, width = facts.shape
     if config.size not in (None, "auto", height):
@@ -376,7 +377,7 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
     """Return the images of ``data.path`` to train on, or the held-out images. uint8, (N, C, S, S)
 
     Raises:
-        UserError: an image is broken, or the images differ from those that the run began with.
+        UserError: an image is broken, or the images have changed since the run began.
     """
     facts = saved_facts(config)
     chosen = split_rows(config, facts.samples)[held_out]
@@ -402,7 +403,7 @@ def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
     for number, file in enumerate(_usable(config)):
         with _naming_broken(root, file):
             content = (root / file).read_bytes()
-            image = open_image(content)  # decodes only when pixels are needed
+            image = open_image(content)  # open_image does not decode the pixels yet
             if number in rows:
                 rows[number].copy_(image_pixels(image, channels, size))
         _add_to_digest(digest, file, content)
@@ -425,7 +426,7 @@ def _naming_broken(root: Path, file: Path) -> Iterator[None]:
     """Context that turns errors of reading an image file into a UserError with a remedy."""
     try:
         yield
-    except Exception as error:  # Pillow raises many types
+    except Exception as error:  # Pillow raises many types of errors
         raise wrong_setting(
             "data.path",
             root,
@@ -455,7 +456,7 @@ def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, lis
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise wrong_setting("data.path", data_path(config), one_line(error)) from error
     digest = hashlib.sha256(repr(images.shape).encode())
-    for image in images:  # may be larger than memory
+    for image in images:  # one by one, because all images may be larger than memory
         digest.update(image.tobytes())
     digest.update(b"" if classes is None else classes.tobytes())
     return images, classes, names, digest.hexdigest()[:12]
@@ -463,7 +464,7 @@ def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, lis
 
 def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
     """Return images (N, C, H, W), (N, H, W, C) or (N, H, W), bytes or floats in [-1, 1], as bytes
-    (N, C, H, W). Raise ValueError for another shape, type or range, or if N < ``least``."""
+    (N, C, H, W). Raise ValueError if shape, type or range is wrong, or if N < ``least``."""
     layouts = [images, np.moveaxis(images, -1, 1)] if images.ndim == 4 else [images[:, None]]
     fitting = [
         layout
@@ -481,18 +482,18 @@ def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
     low = images.min()
     high = images.max()
     is_float = images.dtype.kind == "f"
-    if not (is_float and -1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also if one is nan
+    if not (is_float and -1 - SLACK <= low < 0 and high <= 1 + SLACK):  # also refuses nan
         raise ValueError(
             f"{images.dtype} from {low:g} to {high:g}, must be uint8, or floats in [-1, 1] with "
             "some below 0; use images.to(torch.uint8) for 0 to 255, or 2.0 * images - 1 for [0, 1]"
         )
-    return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
+    return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # accepts any byte order
 
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
     """Return the sorted names of the K classes, and the classes of ``count`` images as numbers 0 to
     K - 1, int64, (N,). Raise ValueError for invalid labels, or if a class has too few images."""
-    if labels.shape == (count, 1):  # as in MedMNIST
+    if labels.shape == (count, 1):  # MedMNIST has labels of this shape
         labels = labels[:, 0]
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     wrong = ""

@@ -59,7 +59,7 @@ REMEDIES = {
     "read it with anndata, and save x.X or x.obsm['X_pca'] with numpy.save": ".h5ad .loom",
     "read its tensor with torch.load, and save it with numpy.save": ".pt .pth .safetensors",
 }
-"""What to do with files that are not read, by endings of their names."""
+"""Advice for files that the program cannot read, by endings of their names."""
 
 
 class TableSet(Target):
@@ -102,7 +102,7 @@ def inspect_points(config: DataConfig) -> Inspection:
     count, dim = table.values.shape
     trained = split_rows(config, count)[0].numpy()
     rows = table.values[trained]
-    # subtract large numbers first, whose mean float64 would round
+    # subtract a value first where numbers are large, because float64 would round their mean
     close = close_columns(rows)
     start = np.zeros(dim)
     start[close] = rows[0, close]
@@ -145,8 +145,8 @@ def _refuse_rounded(config: DataConfig, table: PointTable) -> None:
 
 
 def _notes_of_counters(table: PointTable, trained: np.ndarray) -> list[str]:
-    """Return a line about columns that count the rows, unless all columns do. ``trained``: numbers
-    of the rows to train on."""
+    """Return a line about columns that count the rows, unless all columns count the rows.
+    ``trained``: numbers of the rows to train on."""
     rows = table.values[trained]
     candidates = np.flatnonzero(rows[-1] - rows[0] == trained[-1] - trained[0])
     ranges = np.ptp(rows[:, candidates] - trained[:, np.newaxis], axis=0)
@@ -179,16 +179,17 @@ def _notes_of_far_values(table: PointTable, rows: np.ndarray) -> list[str]:
 
 
 def _checksum(values: np.ndarray) -> str:
-    """Return a checksum of shape and values. It does not depend on the type of the file."""
+    """Return a checksum of shape and values. The checksum does not depend on the type of the
+    file."""
     digest = hashlib.sha256(repr(values.shape).encode())
     digest.update(np.ascontiguousarray(values, "<f8").tobytes())
     return digest.hexdigest()[:12]
 
 
 def read_table(config: DataConfig) -> PointTable:
-    """Return the chosen columns of the points of ``data.path``, all finite; for a run that has
-    begun, without constant columns. Raise UserError unless the file has one table with enough
-    points, and the same points as when the run began."""
+    """Return the chosen columns of the points of ``data.path``, which are all finite. For a run
+    that has begun, leave out constant columns. Raise UserError if the file is no table with enough
+    points, or if the points have changed since the run began."""
     file = data_path(config)
     saved_names = saved_facts(config).names if config.found else None
     try:
@@ -213,7 +214,7 @@ def read_table(config: DataConfig) -> PointTable:
 
 
 def open_table(config: DataConfig, file: Path) -> RawTable:
-    """Return the table of a file. Raise errors of many types if the file is no table of points."""
+    """Return the table of a file. A file that is no table of points may raise any type of error."""
     suffix = file.suffix.lower()
     if not file.is_file():
         what = "is a folder, not a file" if file.is_dir() else "no such file"
@@ -244,8 +245,8 @@ def choose_columns(
     """Return the numbers of the columns to use, from 0; None: all. Raise ValueError if
     ``data.columns`` does not fit.
 
-    ``saved_names``: names of the columns that a run began with, which are preferred if there is no
-    ``data.columns``: a file may have more columns than an earlier version of the program read."""
+    ``saved_names``: names of the columns with which a run began. They are used if there is no
+    ``data.columns``, because an earlier version of the program may have read fewer columns."""
     if not config.columns:
         if saved_names is None:
             return None
@@ -269,15 +270,15 @@ def choose_columns(
 
 
 def format_columns(names: list[str]) -> str:
-    """Return names of columns as ``data.columns`` takes them."""
+    """Return names of columns in the form of ``data.columns``."""
     text = StringIO()
     csv.writer(text, lineterminator="").writerow(names)
     return text.getvalue()
 
 
 def finite_values(raw: RawTable) -> np.ndarray:
-    """Return the numbers of a table. Raise ValueError, with place and reason, if a cell is not
-    finite.  float64, (N, D)"""
+    """Return the numbers of a table. Raise ValueError with place and reason if a cell is not
+    finite. float64, (N, D)"""
     values = to_numbers(raw.cells)
     is_bad = ~(np.abs(values) <= LARGEST_VALUE)
     if not is_bad.any():
@@ -304,7 +305,7 @@ def columns_hint() -> str:
 
 def leave_out_constants(config: DataConfig, table: PointTable) -> PointTable:
     """Return a table without columns that are constant on the rows to train on. Raise UserError if
-    ``data.columns`` names such a column, or if all are constant."""
+    ``data.columns`` names a constant column, or if all columns are constant."""
     rows = table.values[split_rows(config, len(table.values))[0].numpy()]
     is_constant = np.ptp(rows, axis=0) < 1 / LARGEST_VALUE
     if not is_constant.any():

@@ -1,4 +1,5 @@
-"""Tables of numbers in files and in memory. pandas reads them, and is imported only then.
+"""Tables of numbers in files and in memory. pandas reads them, and is imported only when it is
+needed.
 
 Shapes: N rows, D columns.
 """
@@ -19,7 +20,7 @@ from nsgf.system.errors import list_names, one_line, suggest
 RawCells = Any
 """Cells of a table, (N, D): an array of numbers, or a pandas DataFrame of any types."""
 FINE = 1e-6
-"""Largest error of rounding to float64, as a part of a column's range."""
+"""Largest error of rounding to float64, as a fraction of a column's range."""
 TEXT_LENGTH = 64
 """Largest number of characters that are stored of a cell that is no number."""
 ABOVE = re.compile(r"\s*\n|[^\S\n]*#[^\n]*\n")
@@ -29,7 +30,7 @@ PIECE = re.compile(r'"[^"]*"|[^"\n]+')
 QUOTED = re.compile(r'(^|[\t;,|])"[^"]*(?:""[^"]*)*"(?=[\t;,|]|$)')
 """Matches a quoted cell and the separator before it."""
 SPACES = r"\s+"
-"""Separator of cells that have spaces between them, as a pattern."""
+"""Pattern of the separator if spaces separate the cells."""
 DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
 """Matches a number such as 1,05."""
 MISSING = "missing; leave out rows with gaps"
@@ -52,7 +53,8 @@ REASONS = (
     (r"#.*", "text or a comment; comments may stand only above the table"),
     (r".*", "text; replace it by numbers, such as 0 and 1"),
 )
-"""Why a cell is no number, and what to do, by the first pattern that matches its text."""
+"""Reason why a cell is no number, and advice. The first pattern that matches the cell's text
+applies."""
 
 
 class RawTable(NamedTuple):
@@ -66,7 +68,7 @@ class RawTable(NamedTuple):
     note: str = ""
     """Line for the user."""
     hint: str = ""
-    """What may be wrong if the first row has no numbers."""
+    """Advice for the case that the first row has no numbers."""
 
 
 class PointTable(NamedTuple):
@@ -92,7 +94,7 @@ def column_names(titles: Iterable[Any]) -> list[str]:
 
 
 def read_array(array: np.ndarray) -> RawTable:
-    """Return the table of an array (N, D), or of an array of records (N,), whose fields are its
+    """Return the table of an array (N, D), or of an array of records (N,) whose fields become
     columns. An array of another shape has no names of columns."""
     fields = array.dtype.names
     if array.ndim != (1 if fields else 2):
@@ -127,7 +129,7 @@ class _TextTable(NamedTuple):
     lines_above: int
     """Number of lines above the table."""
     first_row: str
-    """A part of ``text``. It has several lines if a quoted cell has."""
+    """First row of the table. It has several lines if a quoted cell has several lines."""
 
     @property
     def remedy(self) -> str:
@@ -139,7 +141,7 @@ class _TextTable(NamedTuple):
 
 
 def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
-    """Read a table from a file. Raise errors of many types if it is damaged.
+    """Read a table from a file. A damaged file may raise any type of error.
 
     ``header``: whether the first row has names; auto: true if one of its cells is not a number.
     """
@@ -152,7 +154,7 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
     table = _cut_table(_read_text(file))
     sep = _find_separator(table.first_row, is_txt=suffix == ".txt")
 
-    # names stand in the first row, in the last comment, or nowhere
+    # find the names: in the first row, in the last comment, or nowhere
     first = _first_cells(table, sep)
     if header == "auto":
         header = bool(np.isnan(pd.to_numeric(first, errors="coerce")).any())
@@ -177,7 +179,7 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
     begin = table.lines_above + (table.first_row.count("\n") + 1 if header else 0)
 
     def locate(number: int) -> str:
-        texts = frame[:number].select_dtypes(exclude="number")  # may have cells of several lines
+        texts = frame[:number].select_dtypes(exclude="number")  # a text cell may have several lines
         return f"line {begin + texts.to_csv(header=False).count(chr(10))}"
 
     hint = (
@@ -189,8 +191,8 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
 
 
 def _read_text(file: Path) -> str:
-    """Return the text of a file; for a .xlsx the first sheet, with tabs between cells. Raise
-    ValueError unless the text is in UTF-8."""
+    """Return the text of a file. For a .xlsx file, return the first sheet, with tabs between cells.
+    Raise ValueError unless the text is in UTF-8."""
     import pandas as pd
 
     if file.suffix.lower() == ".xlsx":
@@ -205,7 +207,7 @@ def _read_text(file: Path) -> str:
 
 def _cut_table(text: str) -> _TextTable:
     """Return the table in the text of a file. Comments and empty lines may stand above it. Raise
-    ValueError if it has no rows."""
+    ValueError if the table has no rows."""
     begin = match_repeatedly(ABOVE, text)
     table = text[begin:].rstrip("\n")
     if not table:
@@ -219,8 +221,8 @@ def _cut_table(text: str) -> _TextTable:
 
 
 def _find_separator(row: str, *, is_txt: bool) -> str:
-    """Return the separator of the cells of a row; SPACES is a pattern. Only the rows of a .txt may
-    be separated by spaces."""
+    """Return the separator of the cells of a row; SPACES is a pattern. Spaces may separate cells
+    only in a .txt file."""
     bare = QUOTED.sub(r"\1", row)
     sep = "\t" if "\t" in bare else max(";,", key=bare.count)
     if ";" in bare and all(map(DECIMAL_COMMA.fullmatch, bare.split(";"))):
@@ -251,7 +253,7 @@ def _refuse_gaps(table: _TextTable, column: str) -> None:
 
 def _parse_rows(table: _TextTable, sep: str, *, has_names: bool) -> Any:
     """Return the rows of a table as a DataFrame, without the first row if it has names. Raise
-    ValueError if there are none, or if they have different lengths."""
+    ValueError if there are no rows, or if rows have different lengths."""
     import pandas as pd
 
     exact: Any = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
@@ -274,24 +276,24 @@ def _parse_rows(table: _TextTable, sep: str, *, has_names: bool) -> Any:
 
 
 def _has_decimal_commas(frame: Any, text: str) -> bool:
-    """Whether the two columns of a table with commas are rather one column of numbers such as
+    """Whether a table has decimal commas: its two columns are then one column of numbers such as
     0,5."""
     is_whole = frame.shape[1] == 2 and all(kind.kind in "iu" for kind in frame.dtypes)
     return bool(is_whole and (frame[1] >= 0).all() and re.search(r"\b0\d|-0,", text))
 
 
 def match_repeatedly(pattern: re.Pattern[str], text: str, begin: int = 0) -> int:
-    """Return the end of the successive matches of a pattern. A repeated group in the pattern would
-    need memory for each match."""
+    """Match a pattern again and again, from the position ``begin`` of a text, and return the end of
+    the last match. A pattern with a repeated group would need memory for each match."""
     while match := pattern.match(text, begin):
         begin = match.end()
     return begin
 
 
 def with_index(frame: Any) -> tuple[Any, str]:
-    """Return a DataFrame with the named levels of the index as last columns, as pyarrow and polars
-    see it, and a line for the user. Levels are left out if they have no name, repeat a column or
-    are not all numbers."""
+    """Return a DataFrame with the named levels of the index as last columns, and a line for the
+    user. pyarrow and polars show a DataFrame in this form. Levels are left out if they have no
+    name, repeat a column or are not all numbers."""
     import pandas as pd
 
     names = column_names(frame.columns)
@@ -327,11 +329,11 @@ def with_index(frame: Any) -> tuple[Any, str]:
 
 
 def to_numbers(cells: RawCells) -> np.ndarray:
-    """Return the values of cells, NaN where a cell is not a number.  float64, (N, D)"""
+    """Return the values of cells, with NaN where a cell is not a number. float64, (N, D)"""
     if isinstance(cells, np.ndarray):
         return cells.astype(np.float64)
     is_number = _number_columns(cells)
-    if is_number.all():  # all at once: a table may have very many columns
+    if is_number.all():  # convert all columns at once, because a table may have very many
         return cells.to_numpy(np.float64, na_value=np.nan)
     values = np.empty(cells.shape)
     values[:, is_number] = to_numbers(cells.loc[:, is_number])
@@ -353,8 +355,8 @@ def _number_columns(frame: Any) -> np.ndarray:
 
 
 def _numbers_of_cells(cells: np.ndarray) -> np.ndarray:
-    """Return the numbers of objects, NaN where a cell is not a number; int64 or uint64 if all are
-    whole, otherwise float64.  (N,)"""
+    """Return the numbers of objects, with NaN where a cell is not a number. The type is int64 or
+    uint64 if all numbers are whole, otherwise float64.  (N,)"""
     import pandas as pd
 
     allowed = (Real, Decimal, str, np.bool_)
@@ -363,8 +365,9 @@ def _numbers_of_cells(cells: np.ndarray) -> np.ndarray:
 
 
 def rounded_columns(cells: RawCells, values: np.ndarray) -> list[int]:
-    """Return the columns of finite numbers whose differences float64 rounds by more than FINE of
-    the column's range, such as whole numbers beyond 2^53 that differ little."""
+    """Return the columns of finite numbers in which float64 rounds differences by more than the
+    fraction FINE of the column's range. An example is whole numbers beyond 2^53 that differ
+    little."""
     columns = []
     for column in close_columns(values):
         part: Any = cells[:, column] if isinstance(cells, np.ndarray) else cells.iloc[:, column]
@@ -389,7 +392,7 @@ def close_columns(values: np.ndarray) -> np.ndarray:
 
 
 def reason_of_cell(cell: Any) -> str:
-    """Return why a cell is no number, and what to do."""
+    """Return the reason why a cell is no number, and advice."""
     text = text_of_cell(cell)
     reason = next(
         reason
@@ -400,7 +403,8 @@ def reason_of_cell(cell: Any) -> str:
 
 
 def text_of_cell(cell: Any) -> str:
-    """Return the begin of the text of a cell; for several values in a cell, their number."""
+    """Return the beginning of the text of a cell. If a cell holds several values, return the number
+    of values."""
     if hasattr(cell, "__len__") and not isinstance(cell, str | bytes):
         return f"[{len(cell)} values]"
     return str(cell).strip()[:TEXT_LENGTH]
@@ -408,7 +412,8 @@ def text_of_cell(cell: Any) -> str:
 
 def to_frame(data: Any) -> tuple[Any, str]:
     """Return a table of pandas, polars or pyarrow as a DataFrame of pandas, with the named levels
-    of the index as columns, and a line for the user. Raise ValueError if it is no such table."""
+    of the index as columns, and a line for the user. Raise ValueError if the object is no such
+    table."""
     import pandas as pd
 
     if not isinstance(data, pd.DataFrame):
@@ -426,8 +431,8 @@ def to_frame(data: Any) -> tuple[Any, str]:
 
 def to_records(frame: Any) -> np.ndarray:
     """Return a pandas DataFrame as an array of records, with a field for each column, (N,). A field
-    has numbers, float64 or whole. If some cells are not numbers, it has the begin of each cell as
-    text."""
+    holds numbers, float64 or whole. If some cells are not numbers, the field holds the beginning of
+    each cell as text."""
     columns = [
         _stored_column(frame.iloc[:, column], is_number)
         for column, is_number in enumerate(_number_columns(frame))

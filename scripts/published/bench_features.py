@@ -1,10 +1,11 @@
-"""What do the measures of images see? Pictures of known quality, measured as samples are.
+"""Show what the measures of images detect: measure pictures of known quality like samples.
 
     python scripts/published/bench_features.py FILE.csv
     python scripts/published/bench_features.py FILE.csv FOLDER ...    # runs on MNIST
 
-256 pictures of each kind are compared with at most 1,000 real images that none was made from. Of a
-run, 2,048 samples are measured as by `nsgf evaluate`, then with levels below 12 as 0 in all images.
+256 pictures of each kind are compared with at most 1,000 real images. No picture was made from
+these images. For a run, 2,048 samples are measured like in `nsgf evaluate`. They are measured again
+with all levels below 12 set to 0, in samples and real images.
 """
 
 import csv
@@ -51,7 +52,8 @@ class Network(ImageNet):
 
 
 def pictures(images: Tensor, labels: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield kinds of pictures, uint8 (COUNT, C, H, W), made from more real images than COUNT."""
+    """Yield kinds of pictures, uint8 (COUNT, C, H, W). They are made from more than COUNT real
+    images."""
     generator, half = torch.Generator().manual_seed(0), int(labels.max()) // 2
     real = images[:COUNT].float()
     blur = functional.avg_pool2d(functional.pad(real, (1,) * 4, mode="replicate"), 3, 1)
@@ -82,7 +84,7 @@ def samples(folder: str, nfe: int) -> Tensor:
 
 
 def main() -> None:
-    """Measure all pictures by each network, and write a line of the file for each."""
+    """Measure all pictures with each network, and write a line of the file for each measurement."""
     file, *runs = sys.argv[1:]
     features.MOST = features.MOST if runs else 1000
     places = product(SETS[1:], OF_RUNS) if runs else product(SETS, NETWORKS)
@@ -100,8 +102,8 @@ def main() -> None:
 def measures(
     config: DataConfig, network: ImageNet, runs: Sequence[str]
 ) -> Iterator[tuple[str, int | str, dict[str, float]]]:
-    """Yield the measures of real images, then of each kind of pictures or of each run's samples:
-    their name, network calls and measures."""
+    """Yield name, network calls and measures of real images, then of each kind of pictures or of
+    each run's samples."""
     kind, count = DATA_SETS[config.name], SAMPLES if runs else COUNT
     assert isinstance(kind, ImageSet)
     images = kind.load(config, seed=0)

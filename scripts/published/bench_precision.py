@@ -1,11 +1,12 @@
-"""Time of the velocity at equal error: this solver against the best settings of others.
+"""Compare the time of this solver with the times of its rivals, at equal error of the velocity.
 
     python scripts/published/bench_precision.py [FOLDER OF MNIST]    # pip install ott-jax mdot-tnt
 
-A case is eight problems, x from noise to a quarter of the way to data. All begin from nothing, with
-one problem a call and with eight. Errors, the largest |v - v*| / |v*|, are against a float64 fixed
-point. Settings of a rival become finer until one is at least as exact as this solver, or takes 30
-times as long. A row of the CSV file is one repeat; repeats of all settings are in turn.
+A case has eight problems. x is noise, moved by 0 to 25 % of the way to the data. All solves start
+without a warm start, with one problem per call and with eight. The error is the largest |v - v*| /
+|v*|, where v* is a float64 fixed point. Settings of a rival become finer until a setting is at
+least as exact as this solver, or takes 30 times as long. A row of the CSV file is one repeat. The
+repeats of all settings take turns.
 """
 
 import os
@@ -33,7 +34,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.user_data import load_data
 
-PROBLEMS, REPEATS, MOST = 8, 5, 3000  # MOST: updates of a rival
+PROBLEMS, REPEATS, MOST = 8, 5, 3000  # MOST is the largest number of updates of a rival
 STOPS = [10 ** (-k / 2) for k in range(5, 15)]
 SETTINGS = {"nsgf": [5e-4], "geomloss": [0.2, 0.1, 0.05, 0.02, 0.01, 0.001]}  # others: STOPS
 
@@ -43,7 +44,7 @@ def cases(root="data"):
     rng = np.random.default_rng(3)
     parts, digits = mixture(4000, rng, 8)[0], torch.tensor(load_digits().images / 8 - 1)
     along, sign = 3 * np.pi * np.sqrt(rng.random((4000, 1))), rng.choice([-1, 1], (4000, 1))
-    arms = np.hstack([np.cos(along), np.sin(along)]) * sign * along / 6  # radius up to 1.6
+    arms = np.hstack([np.cos(along), np.sin(along)]) * sign * along / 6  # the radius is at most 1.6
     mnist = load_data(DataConfig(name="mnist", root=root), seed=0).target("bench").sample(4000)
     heavy = rng.standard_t(2, (4000, 3))
     radius = rng.choice([1.0, 2.5], 4000)[:, None] + 0.05 * rng.normal(size=(4000, 1))
@@ -72,13 +73,14 @@ def cases(root="data"):
 
 
 def debiased(plan, stop, x, y):
-    """v = P y - Q x with the plans of costs (B, N, M), rows scaled to sum to 1."""
+    """Return v = P y - Q x, where P and Q are the plans of costs (B, N, M), with rows that sum to
+    1."""
     p, q = (torch.as_tensor(plan(stop, 0.5 * torch.cdist(x, z).square())).float() for z in (y, x))
     return p / p.sum(2, keepdim=True) @ y - q / q.sum(2, keepdim=True) @ x
 
 
 def pot_plan(blur, method, dtype, stop, costs):
-    """By numpy, which is faster than torch here."""
+    """Return POT's plan, computed with numpy, which is faster than torch here."""
     if method == "solve_batch":
         return ot.solve_batch(costs, blur**2, max_iter=MOST, tol=stop, method="log_sinkhorn").plan
     a, b = (np.full(k, 1 / k, dtype) for k in costs.shape[1:])
@@ -87,7 +89,8 @@ def pot_plan(blur, method, dtype, stop, costs):
 
 
 def mdot_plan(blur, dtype, stop, costs):
-    """Its tolerance is the entropy of a marginal / gamma^p; gamma is 1 / eps for costs up to 1."""
+    """Return mdot-tnt's plan. Its tolerance is the entropy of a marginal / gamma^p, where gamma is
+    1 / eps for costs up to 1."""
     from mdot_tnt.mdot import mdot
 
     gamma, plans = float(costs.max()) / blur**2, []
@@ -106,7 +109,7 @@ def geomloss_velocity(blur, gap, x, y):
 
 
 def ott_solvers(blur):
-    """Compiled by the first call of each shape, which is not measured."""
+    """Return ott-jax's solvers. The first call of each shape compiles, and is not measured."""
     import jax
     from ott.geometry.geometry import Geometry
     from ott.problems.linear.linear_problem import LinearProblem
@@ -144,7 +147,7 @@ def ott_solvers(blur):
 
 
 def solvers(blur):
-    """Solvers (setting, x, y) -> v by name and kind, this solver first."""
+    """Return solvers (setting, x, y) -> v by name and kind. This package's solver comes first."""
     found = {("nsgf", "tolerance"): lambda s, x, y: nsgf.sinkhorn_velocity(x, y, blur, tolerance=s)}
     for method in ("sinkhorn", "sinkhorn_stabilized", "sinkhorn_log", "solve_batch"):
         for kind in ("float32", "float64") if method == "sinkhorn" else ("float32",):
@@ -157,14 +160,16 @@ def solvers(blur):
 
 
 def exact_velocity(x, y, blur):
-    """v = P y - Q x of the particles x (N, D) towards y (M, D), solved in float64.  (N, D)"""
+    """Return v = P y - Q x of the particles x (N, D) towards y (M, D), solved in float64.  (N,
+    D)"""
     x, y = x.double(), y.double()
     return exact_plan(x, y, blur) @ y - exact_plan(x, x, blur) @ x
 
 
 def exact_plan(x, y, blur):
-    """Entropic plan whose rows sum to 1: annealed Sinkhorn updates, then damped Newton steps on the
-    semi-dual, which converge where Sinkhorn updates would need thousands.  (N, M)"""
+    """Return the entropic plan whose rows sum to 1. Annealed Sinkhorn updates come first. Damped
+    Newton steps on the semi-dual follow, and converge where thousands of Sinkhorn updates would be
+    needed.  (N, M)"""
     cost, eps, m = 0.5 * torch.cdist(x, y).square(), blur**2, len(y)
     g, level = cost.new_zeros(m), max(float(cost.max()), eps)
 
@@ -187,7 +192,7 @@ def exact_plan(x, y, blur):
         if before < 1e-8:
             return plan
         share = plan.mean(0)
-        # 1 / m^2 fixes the constant by which g may be shifted
+        # 1 / m^2 fixes the free additive constant of g
         hessian = torch.diag(share + 1e-13 / m) - plan.T @ plan / len(x) + 1 / m**2
         step, length = eps * torch.linalg.solve(hessian, 1 / m - share), 1.0
         while length > 1e-3 and error(g + length * step) >= before:
@@ -197,14 +202,15 @@ def exact_plan(x, y, blur):
 
 
 def timed(solve, *problem):
-    """Milliseconds of the processor for each problem, and v."""
+    """Return the milliseconds of processor time per problem, and v."""
     begun = time.process_time()
     v = solve(*problem)
     return 1e3 * (time.process_time() - begun) / len(v), v
 
 
 def measure(name, x, y, blur):
-    """Rows of the file: one of each coarser setting, several of those that are exact enough."""
+    """Yield rows of the file. A setting that is not exact enough has one row, and a setting that is
+    exact enough has several."""
     v = torch.stack([exact_velocity(a, b, blur) for a, b in zip(x, y, strict=True)])
     rows, repeated, enough, limit = [], [], 0.0, np.inf
     for (solver, kind), solve in solvers(blur).items():
@@ -232,7 +238,8 @@ def measure(name, x, y, blur):
 
 
 def best(rows, solver, problems, most):
-    """The least median time of a solver's settings with an error up to `most`, and the setting."""
+    """Return the smallest median time over a solver's settings with an error of at most `most`, and
+    the setting."""
     times: dict[str, list[float]] = {}
     for _, name, setting, error, count, _, ms in rows:
         if name == solver and count == problems and float(error) <= most:
@@ -242,7 +249,7 @@ def best(rows, solver, problems, most):
 
 def main():
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of rivals that end without convergence
+    warnings.simplefilter("ignore")  # rivals warn if they end without convergence
     table, rivals = {}, ("POT", "ott-jax", "mdot-tnt", "geomloss")
     for name, x, y, blur in cases(*sys.argv[1:]):
         solver = BatchedSolver(blur)

@@ -1,14 +1,16 @@
-"""How much of a velocity can a network know? R squared of the first step's target.
+"""Measure which part of a velocity a network can learn: R squared of the first step's target.
 
     OMP_NUM_THREADS=1 python scripts/published/bench_targets.py [FOLDER OF MNIST | draw]
 
-A particle x gets another velocity v in each mini-batch; a network can only learn the mean. With the
-end points e = x + v and e' of the same particles in two mini-batches that share nothing else,
+A particle x gets a different velocity v in each mini-batch. A network can only learn the mean. Let
+e = x + v and e' be the end points of the same particles in two mini-batches that share nothing
+else:
 
     known part = E e.e' - |E e|^2,    R^2 = known part / (E |e|^2 - |E e|^2)
 
-End points, because the -x in v is known. Blur 0.5, at time 0: x is noise. A sixteenth of the n
-particles is shared. Memory is what the solver adds to the process.
+The formulas use end points instead of velocities, because the term -x in v is known. The blur is
+0.5. The time is 0, so x is noise. The two mini-batches share a sixteenth of the n particles. The
+memory in the table is the memory that the solver adds to the process.
 """
 
 import sys
@@ -45,7 +47,7 @@ def measure(data: Data, name: str, n: int, m: int) -> tuple:
     before = getrusage(RUSAGE_SELF).ru_maxrss
     for _ in range(rounds):
         x, both = source.sample(n), []
-        for target in targets:  # of one stream they would share no image within an epoch
+        for target in targets:  # within an epoch, draws of a single stream would share no image
             x = x.clone()
             x[shared:] = source.sample(n - shared)
             begun = time.process_time()
@@ -65,9 +67,10 @@ def measure(data: Data, name: str, n: int, m: int) -> tuple:
 
 
 def draw() -> None:
-    """Draw the table: a line for as many targets as particles, and one for each other m."""
+    """Draw the table. In the first line, the numbers of targets and particles are equal. In each
+    further line, the number m of targets is fixed."""
     rows = [line.split(",") for line in FILE.read_text().splitlines()[1:]]
-    rcParams["font.size"] = 15  # for narrow screens
+    rcParams["font.size"] = 15  # a small figure suits narrow screens
     figure = Figure((10, 5.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), CASES, strict=True):
         own = sorted((int(n), int(m), float(r)) for found, n, m, r, *_ in rows if found == name)
@@ -86,11 +89,13 @@ def draw() -> None:
 
 
 def main() -> None:
-    """Measure all cases, and print each as soon as it is known; or only draw."""
+    """Measure all cases, and print each row as soon as it is known. With `draw`, only draw the
+    table."""
     root, rows = sys.argv[1] if len(sys.argv) > 1 else "data", []
     for name, cases in CASES.items() if root != "draw" else ():
         data = load_data(DataConfig(name=name, root=root), seed=0)
-        for n, m in sorted(cases, key=lambda case: case[0] * case[1]):  # memory is a peak so far
+        # the measured memory is the peak so far
+        for n, m in sorted(cases, key=lambda case: case[0] * case[1]):
             rows.append(",".join(map(str, measure(data, name, n, m))))
             print(rows[-1], flush=True)
     if rows:

@@ -32,8 +32,8 @@ from tests.conftest import shipped
 
 
 @pytest.fixture
-def target(tmp_path):
-    return tmp_path / "shared" / "moons"
+def exported(tmp_path):
+    return tmp_path / "exported" / "moons"
 
 
 def names(folder):
@@ -49,52 +49,52 @@ WHOLE = {
 }
 
 
-def test_an_export_gives_the_samples_of_the_run_bit_for_bit(small, small_run, target):
-    lines = export_run(Experiment(small), small_run, target)
-    assert names(target) == WHOLE
-    assert lines[:-1] == sorted(str(target / name) for name in WHOLE)
-    run, shared = nsgf.load(small_run.path), nsgf.load(target)
-    assert torch.equal(shared.sample(20, seed=4), run.sample(20, seed=4))
-    assert torch.equal(shared.sample(20, seed=0, nfe=5), run.sample(20, seed=0, nfe=5))
-    assert shared.progress == run.progress
+def test_an_export_gives_the_samples_of_the_run_bit_for_bit(small, small_run, exported):
+    lines = export_run(Experiment(small), small_run, exported)
+    assert names(exported) == WHOLE
+    assert lines[:-1] == sorted(str(exported / name) for name in WHOLE)
+    run, reopened = nsgf.load(small_run.path), nsgf.load(exported)
+    assert torch.equal(reopened.sample(20, seed=4), run.sample(20, seed=4))
+    assert torch.equal(reopened.sample(20, seed=0, nfe=5), run.sample(20, seed=0, nfe=5))
+    assert reopened.progress == run.progress
     saved = checkpoint.load(small_run.checkpoint_file("nsf"))
-    for name, tensor in load_file(target / "phase2_nsf.safetensors").items():
+    for name, tensor in load_file(exported / "phase2_nsf.safetensors").items():
         assert torch.equal(tensor, saved["ema"][name])
         assert not torch.equal(tensor, saved["model"][name])
-    assert (run.config.train.precision, shared.config.train.precision) == ("auto", "fp32")
+    assert (run.config.train.precision, reopened.config.train.precision) == ("auto", "fp32")
     train = replace(run.config.train, precision="fp32")  # as the networks were trained
-    assert shared.config == drop_machine_settings(replace(run.config, train=train))
+    assert reopened.config == drop_machine_settings(replace(run.config, train=train))
 
 
 @pytest.mark.parametrize(
     ("method", "files"), [("onecall+", ("1_nsgf", "2_generator")), ("affine", ("2_nsf",))]
 )
-def test_other_methods_are_exported_whole(method, files, target, tmp_path):
+def test_other_methods_are_exported_whole(method, files, exported, tmp_path):
     """A generator with the velocity that it began as, a straight flow with its affine map."""
     flags = ("--smoke", "--device=cpu", "--train.preview=false", "--model.mlp.width=16")
     config = replace(shipped(f"2d/{method}", *flags), out_dir=str(tmp_path / "runs"))
     run = train(Experiment(config))
-    export_run(Experiment(config), run, target)
-    assert {f"phase{n}.safetensors" for n in files} < names(target)
-    samples = nsgf.load(target).sample(4, seed=0, nfe=1)
+    export_run(Experiment(config), run, exported)
+    assert {f"phase{n}.safetensors" for n in files} < names(exported)
+    samples = nsgf.load(exported).sample(4, seed=0, nfe=1)
     assert torch.equal(samples, nsgf.load(run.path).sample(4, seed=0, nfe=1))
 
 
-def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run, target):
+def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run, exported):
     for phase in ("nsf", "predictor"):
         for file in small_run.path.glob(f"checkpoints/*{phase}*"):
             file.unlink()
-    export_run(Experiment(small), small_run, target)
-    assert names(target) == WHOLE - {"phase2_nsf.safetensors", "phase3_predictor.safetensors"}
-    run, shared = nsgf.load(small_run.path), nsgf.load(target)
-    assert torch.equal(shared.sample(4, seed=0), run.sample(4, seed=0))
+    export_run(Experiment(small), small_run, exported)
+    assert names(exported) == WHOLE - {"phase2_nsf.safetensors", "phase3_predictor.safetensors"}
+    run, reopened = nsgf.load(small_run.path), nsgf.load(exported)
+    assert torch.equal(reopened.sample(4, seed=0), run.sample(4, seed=0))
 
 
 TEXTS = {"exp", "method", "device", "data.columns", "data.key"}
 """Settings that are texts and no paths."""
 
 
-def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path, monkeypatch):
+def test_no_path_of_the_machine_leaves(small, small_run, exported, tmp_path, monkeypatch):
     """Neither settings nor the log nor measures bring one into an export, its card or a page, whose
     commands begin in a folder below the user's.
 
@@ -114,93 +114,97 @@ def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path, monke
     with_measures(run, inception=f"left out: {home}/weights.pth is missing")
     with (run.path / "log.txt").open("a") as log:
         log.write(f"nsgf: is damaged, see '{home}/a b/x.pt', {home}/y.pt, ~jane/z.pt\n")
-    export_run(Experiment(config), run, target)
+    export_run(Experiment(config), run, exported)
     report = Path(report_run(Experiment(config), run)[0])
-    for file in (target / "config.json", target / "README.md", report):
+    for file in (exported / "config.json", exported / "README.md", report):
         text = file.read_text()
         assert str(tmp_path.parent) not in text, file
         assert not re.search("jane doe|~jane", text.lower()), file
-    assert "left out: weights.pth is missing" in (target / "README.md").read_text()
+    assert "left out: weights.pth is missing" in (exported / "README.md").read_text()
     assert "see &#39;x.pt&#39;, y.pt, z.pt" in report.read_text()
-    assert nsgf.load(target).config.data.name == small.data.name
+    assert nsgf.load(exported).config.data.name == small.data.name
 
 
-def test_only_a_new_or_empty_folder_is_filled(small, small_run, target, tmp_path):
-    target.mkdir(parents=True)
-    (tmp_path / "link").symlink_to(target)
+def test_only_a_new_or_empty_folder_is_filled(small, small_run, exported, tmp_path):
+    exported.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(exported)
     export_run(Experiment(small), small_run, tmp_path / "link")
-    assert names(target) == WHOLE
-    (target / "README.md").write_text("mine")
-    for place in (target, target / "README.md"):
+    assert names(exported) == WHOLE
+    (exported / "README.md").write_text("mine")
+    for place in (exported, exported / "README.md"):
         with pytest.raises(UserError, match=r"^to = "):
             export_run(Experiment(small), small_run, place)
-    assert (target / "README.md").read_text() == "mine"
+    assert (exported / "README.md").read_text() == "mine"
 
 
-def test_what_fails_or_is_killed_leaves_nothing(small, small_run, target, monkeypatch):
+def test_what_fails_or_is_killed_leaves_nothing(small, small_run, exported, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(export, "card", full)
         with pytest.raises(OSError, match="No space left on device"):
-            export_run(Experiment(small), small_run, target)
-    assert names(target.parent) == set()
-    left = target.parent / f"moons.{platform.node()}-{2**22 + 1}.partial"  # no process has this id
+            export_run(Experiment(small), small_run, exported)
+    assert names(exported.parent) == set()
+    left = (
+        exported.parent / f"moons.{platform.node()}-{2**22 + 1}.partial"
+    )  # no process has this id
     (left / "left").mkdir(parents=True)
-    export_run(Experiment(small), small_run, target)
-    assert names(target.parent) == {"moons"}
+    export_run(Experiment(small), small_run, exported)
+    assert names(exported.parent) == {"moons"}
 
 
-def test_damaged_and_missing_weights_are_refused(small, small_run, target):
+def test_damaged_and_missing_weights_are_refused(small, small_run, exported):
     for file in small_run.path.glob("checkpoints/phase2*"):
         file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(UserError, match="cannot be read"):
-        export_run(Experiment(small), small_run, target)
+        export_run(Experiment(small), small_run, exported)
     for file in small_run.path.glob("checkpoints/*"):
         file.unlink()
     with pytest.raises(UserError, match="has no checkpoint yet"):
-        export_run(Experiment(small), small_run, target)
-    assert names(target.parent) == set()
+        export_run(Experiment(small), small_run, exported)
+    assert names(exported.parent) == set()
 
 
-def test_weights_rounded_to_half_are_read_as_float32(small, small_run, target):
+def test_weights_rounded_to_half_are_read_as_float32(small, small_run, exported):
     """A tensor with a value beyond float16 stays as it is."""
     payload = checkpoint.load(small_run.checkpoint_file("nsf"))
     name, other = list(payload["ema"])[:2]
     payload["ema"][name].view(-1)[0] = 1e6
     checkpoint.save(small_run.checkpoint_file("nsf"), payload)
     config = replace(small, train=replace(small.train, precision="bf16"))
-    export_run(Experiment(config), small_run, target, half=True)
-    assert nsgf.load(target).config.train.precision == "auto"
-    stored = load_file(target / "phase2_nsf.safetensors")
+    export_run(Experiment(config), small_run, exported, half=True)
+    assert nsgf.load(exported).config.train.precision == "auto"
+    stored = load_file(exported / "phase2_nsf.safetensors")
     assert (stored[name].dtype, stored[other].dtype) == (torch.float32, torch.float16)
-    assert json.loads((target / "config.json").read_text())["weights"] == "float16"
-    assert "rounded to float16" in (target / "README.md").read_text()
-    for key, part in nsgf.load(target).networks["nsf"].state_dict().items():
+    assert json.loads((exported / "config.json").read_text())["weights"] == "float16"
+    assert "rounded to float16" in (exported / "README.md").read_text()
+    for key, part in nsgf.load(exported).networks["nsf"].state_dict().items():
         full = payload["ema"][key.removeprefix("model.")]
         assert part.dtype == torch.float32
         torch.testing.assert_close(part, full, rtol=1e-3, atol=1e-6)
 
 
-def test_the_commands_of_an_export(small_run, target, tmp_path, capsys):
+def test_the_commands_of_an_export(small_run, exported, tmp_path, capsys):
     """It is sampled and measured like its run, and stays as it is; others need a run folder. Its
     card has what ``nsgf evaluate`` measured."""
     own = f"--run={small_run.path}"
     omega = "--sampling.omega=0.5"
     assert cli.main(["evaluate", own, omega]) == 0
-    assert cli.main(["export", own, f"--to={target}", omega]) == 0
+    assert cli.main(["export", own, f"--to={exported}", omega]) == 0
     assert "hf upload OWNER/NAME" in capsys.readouterr().out
-    assert "    W2 ↓ " in (target / "README.md").read_text()
-    assert json.loads((target / "config.json").read_text())["settings"]["sampling"]["omega"] == 0.5
+    assert "    W2 ↓ " in (exported / "README.md").read_text()
+    assert (
+        json.loads((exported / "config.json").read_text())["settings"]["sampling"]["omega"] == 0.5
+    )
     for command in (["train", "--resume"], ["report"], ["export", "--to=x"]):
-        assert cli.main([*command, f"--run={target}"]) == 2
-        assert f"run = {target}" in capsys.readouterr().err
-    words = [f"--run={target}", f"--out-dir={tmp_path / 'results'}", "--seed=3"]
+        assert cli.main([*command, f"--run={exported}"]) == 2
+        assert f"run = {exported}" in capsys.readouterr().err
+    words = [f"--run={exported}", f"--out-dir={tmp_path / 'results'}", "--seed=3"]
     assert cli.main(["sample", *words]) == cli.main(["evaluate", *words]) == 0
     results = tmp_path / "results" / "exported-moons"
     assert names(results) == {"samples", "metrics.json"}
-    assert names(target) == WHOLE
+    assert names(exported) == WHOLE
     x = np.load(results / "samples" / "samples-seed3.npz")["x"]
     run = nsgf.load(small_run.path, overrides={"sampling.omega": 0.5})
     assert torch.equal(torch.from_numpy(x), run.sample(20, seed=3))

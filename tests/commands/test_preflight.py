@@ -45,7 +45,7 @@ def test_long_runs_are_shared_out_among_sessions(tiny):
     assert "train --resume --max-hours 1.8" in later
 
 
-def test_trial_of_a_phase_prepares_a_part():
+def test_estimate_of_a_phase_prepares_a_part():
     """Past mistake: preflight timed one flow at a time while training builds a hundred together.
     The pool's time was 2.5 times too long for digits.
     """

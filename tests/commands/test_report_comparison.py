@@ -57,6 +57,13 @@ def test_command_writes_a_page_with_everything_in_it(folder, capsys, monkeypatch
     assert str(folder.parent) not in page.text
 
 
+def test_folder_may_be_named_from_the_working_directory(folder, monkeypatch):
+    """Past mistake: The names of trials were cut out of absolute paths."""
+    monkeypatch.chdir(folder.parent)
+    (page, *_) = report_comparison(Path(folder.name), ".")
+    assert "moons/icfm-seed2" in Page(Path(page)).text
+
+
 def test_settings_of_another_machine_are_no_obstacle(folder):
     """A page may be made where there is no card, and no half precision."""
     file = folder / "comparison.yaml"

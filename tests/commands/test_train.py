@@ -158,7 +158,9 @@ def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, tiny_run, p
 
 @pytest.mark.parametrize("first", [None, "nsf"])
 def test_more_iterations_continue_a_finished_phase(tiny, tiny_run, first):
-    train(Experiment(replace(tiny, nsf=replace(tiny.nsf, iterations=20))), tiny_run, first)
+    longer = change(tiny, {"nsf.iterations": 20})
+    train(Experiment(longer), tiny_run, first)
+    assert build(tiny_run.read_settings()) == longer
     assert weights(tiny_run)["nsf"]["step"] == 20
     assert weights(tiny_run)["nsgf"]["step"] == 12
     assert "phase2_nsf.previous1.pt" not in _files(tiny_run)
