@@ -129,6 +129,21 @@ def test_too_few_minutes_train_each_phase_for_an_update(clock, tmp_path):
     assert "minutes = 1" in (run.path / "log.txt").read_text()
 
 
+def test_a_phase_without_an_estimate_counts_as_slow_as_the_phases_before():
+    config = shipped("2d/nsgf++h", *HAND_OVER, "--nsgf.iterations=300", "--nsf.iterations=600")
+    estimates = [estimate.Estimate("", 0.0, 300.0, 0.0)]  # one second for each update
+    layer, _ = estimate._shrink(Experiment(config), estimates, 90.0)
+    assert (layer["nsgf.iterations"], layer["nsf.iterations"]) == (30, 60)
+
+
+def test_a_shorter_training_prepares_a_flow_for_each_class(monkeypatch):
+    monkeypatch.setattr(estimate, "LEAST_PREPARED", 4)
+    config = shipped("digits", "--data.conditional=true", "--pool-batches=100")
+    estimates = [estimate.Estimate("", 1.0, 1e6, 0.0)] * 3
+    layer, _ = estimate._shrink(Experiment(config), estimates, 60.0)
+    assert layer["pool.num_batches"] == 10
+
+
 def test_what_cannot_be_trained_is_refused_before_updates_are_measured(clock, tmp_path):
     config = shipped("2d/nsgf++h", *HAND_OVER, "--precision=fp16")
     with pytest.raises(UserError, match=r"^train\.precision = "):
