@@ -18,6 +18,7 @@ from nsgf.commands.report import (
     report_run,
 )
 from nsgf.commands.sample import sample_run
+from nsgf.commands.train import train
 from nsgf.experiment import Experiment
 from nsgf.plots.figures import draw_fields
 from nsgf.run.checkpoint import load, previous_file, save
@@ -214,3 +215,13 @@ def test_fields_are_the_flow_s_and_the_network_s(tiny):
     panel = draw_fields(fields, ("age", "width")).axes[0]
     assert (panel.get_xlabel(), panel.get_aspect()) == ("age", "auto")
     assert velocity_fields(StraightFlow, lambda x, t: x) == []
+
+
+def test_log_and_page_say_how_far_flows_end_from_the_data(tmp_path):
+    config = shipped("2d/nsgf", "--smoke", "--device=cpu", f"--out-dir={tmp_path}")
+    experiment = Experiment(config)
+    run = train(experiment)
+    log = (run.path / "log.txt").read_text()
+    (line,) = [line for line in log.splitlines() if "energy distance" in line]
+    page = Page(Path(report_run(experiment, run)[0]))
+    assert f"P{line.partition(' p')[2]}." in page.text
