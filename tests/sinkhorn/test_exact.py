@@ -57,14 +57,14 @@ def check_pairs(cost, rounding=1e-13):
 
 
 KINDS = {
-    "cloud": lambda rng, shape: rng.normal(size=shape),
-    "grid of ties": lambda rng, shape: rng.integers(0, 3, size=shape),
-    "few values": lambda rng, shape: rng.normal(size=(2, shape[1]))[rng.integers(2, size=shape[0])],
-    "one value": lambda rng, shape: np.ones(shape),
-    "clusters": lambda rng, shape: 1e6 * rng.integers(3, size=(shape[0], 1)) + rng.normal(size=shape),
-    "outliers": lambda rng, shape: rng.normal(size=shape) * 1e6 ** (rng.random((shape[0], 1)) < 0.1),
-    "on a line": lambda rng, shape: np.sort(rng.normal(size=(shape[0], 1)), 0) * np.ones(shape),
-}  # fmt: skip
+    "cloud": lambda rng, n, dim: rng.normal(size=(n, dim)),
+    "grid of ties": lambda rng, n, dim: rng.integers(0, 3, size=(n, dim)),
+    "few values": lambda rng, n, dim: rng.normal(size=(2, dim))[rng.integers(2, size=n)],
+    "one value": lambda rng, n, dim: np.ones((n, dim)),
+    "clusters": lambda rng, n, dim: 1e6 * rng.integers(3, size=(n, 1)) + rng.normal(size=(n, dim)),
+    "outliers": lambda rng, n, dim: 1e6 ** (rng.random((n, 1)) < 0.1) * rng.normal(size=(n, dim)),
+    "on a line": lambda rng, n, dim: np.sort(rng.normal(size=(n, 1)), 0) * np.ones(dim),
+}
 """Kinds of clouds (n, D) by name."""
 
 
@@ -81,7 +81,7 @@ KINDS = {
 @example(n=3, dim=1, kinds=("one value", "one value"), unit=1e-12, seed=0)
 def test_pairs_cost_as_little_as_the_dual_problem_allows(n, dim, kinds, unit, seed):
     rng = np.random.default_rng(seed)
-    x, y = (KINDS[kind](rng, (n, dim)) for kind in kinds)
+    x, y = (KINDS[kind](rng, n, dim) for kind in kinds)
     cost = unit * cdist(x, y, "sqeuclidean")
     index = check_pairs(cost)
     rows, columns = linear_sum_assignment(cost)
@@ -149,6 +149,20 @@ def test_plan_between_equal_sizes_is_that_of_the_simplex():
     plan, value = exact_plan(cost)
     assert plan == pytest.approx(ot.emd([], [], cost), abs=1e-15)
     assert value == pytest.approx((plan * cost).sum())
+
+
+@pytest.mark.parametrize("far", [1e6, 1e9])
+def test_pairs_within_clusters_far_apart_are_exact(far):
+    """Rounding is relative to the largest cost, until costs that no optimal pair has are reduced.
+    W2 computes each distance exactly, because a product has lost all digits."""
+    x, y = torch.randn(2, 40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    near = [optimal_pairs(x[part], y[part]) for part in (slice(20), slice(20, 40))]
+    expected = torch.cat([near[0], near[1] + 20])
+    least = float((x - y[expected]).square().sum(1).mean()) ** 0.5
+    x[20:] += far
+    y[20:] += far
+    assert torch.equal(least_cost_pairs(squared_distances(x, y, by_product=False)), expected)
+    assert w2(x, y) == pytest.approx(least, rel=1e-15 * far)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-9, 1e-3])
