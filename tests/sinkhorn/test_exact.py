@@ -156,11 +156,11 @@ def test_pairs_within_clusters_far_apart_are_exact(far):
     """Rounding is relative to the largest cost, until costs that no optimal pair has are reduced.
     W2 computes each distance exactly, because a product has lost all digits."""
     x, y = torch.randn(2, 40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    near = [optimal_pairs(x[part], y[part]) for part in (slice(20), slice(20, 40))]
-    expected = torch.cat([near[0], near[1] + 20])
+    near = [optimal_pairs(x[part], y[part]) for part in (slice(30), slice(30, 40))]
+    expected = torch.cat([near[0], near[1] + 30])
     least = float((x - y[expected]).square().sum(1).mean()) ** 0.5
-    x[20:] += far
-    y[20:] += far
+    x[30:] += far
+    y[30:] += far
     assert torch.equal(least_cost_pairs(squared_distances(x, y, by_product=False)), expected)
     assert w2(x, y) == pytest.approx(least, rel=1e-15 * far)
 
