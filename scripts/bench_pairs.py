@@ -13,8 +13,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import ot
@@ -34,7 +37,7 @@ Solver = Callable[[Tensor, Tensor], np.ndarray]
 """Maps clouds (n, *shape) to a permutation (n,)."""
 
 
-def clouds(name: str, n: int, root: str | None) -> tuple[Tensor, Tensor]:
+def clouds(name: Any, n: int, root: str | None) -> tuple[Tensor, Tensor]:
     """Return noise and data, each (n, *shape)."""
     if name in SETS:  # standardised, as networks see them
         points = torch.tensor(SETS[name](n, np.random.default_rng(0))[0])
@@ -47,6 +50,7 @@ def clouds(name: str, n: int, root: str | None) -> tuple[Tensor, Tensor]:
     else:
         config = replace(DataConfig(), name=name, root=root or "data", fake=root is None)
         images = record.load(config, 0)
+        assert images is not None
         y = record.from_units(images[torch.randperm(len(images), generator=generator)[:n]])
     return torch.randn(y.shape, generator=generator), y
 
@@ -56,6 +60,7 @@ def from_costs(solve: Callable[[np.ndarray], np.ndarray]) -> Solver:
     return lambda x, y: solve(squared_distances(x, y, by_product=True).numpy())
 
 
+@cache
 def solvers() -> dict[str, Solver]:
     """Return the solvers that are installed, by name."""
     found: dict[str, Solver] = {
@@ -69,7 +74,7 @@ def solvers() -> dict[str, Solver]:
         ),
     }
     try:
-        import lap
+        lap = import_module("lap")
 
         found["lapx"] = from_costs(lambda cost: lap.lapjv(cost)[1])
     except ImportError:
