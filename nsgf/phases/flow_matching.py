@@ -27,6 +27,7 @@ from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.lines import LinePairs, LineTask, load_euler_steps
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import Stopped
+from nsgf.system.hardware import spare_cores
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Drawn, Session, Task
 
@@ -81,6 +82,7 @@ class Peer(Phase):
             session.device,
             group,
             data.classes,
+            spare_cores(session.device, session.world.size),
         )
         return PeerTask(starting_network(self, session), pairs, config, self.seed, data.classes)
 

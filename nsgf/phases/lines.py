@@ -6,7 +6,8 @@ Shapes: B batch, *shape one sample.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from nsgf.sinkhorn import FLOWS
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import wrong_setting
-from nsgf.system.hardware import available_bytes
+from nsgf.system.hardware import available_bytes, spare_cores
 from nsgf.system.output import format_bytes
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import supported_precision
@@ -46,8 +47,8 @@ class LinePairs:
     groups of ``group`` successive samples. With classes, each class of a group is paired
     separately.
 
-    Pair i depends only on the streams and i, not on batches or processes, because a group is always
-    paired as a whole.
+    Pair i depends only on the streams and i, not on batches, processes or threads, because a group
+    is always paired as a whole.
     """
 
     source: Sampler
@@ -55,9 +56,15 @@ class LinePairs:
     device: torch.device
     group: int | None = None
     classes: int = 0
-    _number: int = -1
-    _paired: Any = None
-    """Number and pairs of the last group. They are stored because batches visit groups in order."""
+    threads: int = 0
+    """Number of threads, each of which pairs one of the next groups in advance. 0: a group is
+    paired when its first sample is needed."""
+    _groups: dict[int, Callable[[], tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    """Functions that return a paired group, by number: the last group, because batches visit groups
+    in order, and groups in advance."""
+
+    def __post_init__(self) -> None:
+        self._executor = ThreadPoolExecutor(self.threads, "pairs") if self.threads else None
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
         """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
@@ -65,17 +72,34 @@ class LinePairs:
             return self.source.at(positions), self.target.at(positions)
         parts = []
         for number, cut in pages(positions, self.group):
-            if number != self._number:
-                members = range(number * self.group, (number + 1) * self.group)
-                start, end = (s.at(members).to(self.device) for s in (self.source, self.target))
-                for label in range(min(self.classes or 1, self.group)):
-                    rows = slice(label, None, self.classes or 1)  # samples of one class
-                    end[rows] = end[rows][optimal_pairs(start[rows], end[rows])]
-                self._paired = start, end
-                self._number = number
-            parts.append([samples[cut] for samples in self._paired])
+            wanted = range(number, number + 1 + self.threads)
+            self._groups = {
+                group: self._groups.get(group) or self._begin(group) for group in wanted
+            }
+            parts.append([samples[cut] for samples in self._groups[number]()])
         starts, ends = map(torch.cat, zip(*parts, strict=True))
         return starts, ends
+
+    def _begin(self, number: int) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Draw a group and begin to pair it. Return a function that returns the paired group."""
+        assert self.group is not None
+        members = range(number * self.group, (number + 1) * self.group)
+        # samplers are drawn from in one thread, because they store their last page
+        start, end = (s.at(members).to(self.device) for s in (self.source, self.target))
+        if self._executor:
+            return self._executor.submit(pair_classes, start, end, self.classes).result
+        paired = pair_classes(start, end, self.classes)
+        return lambda: paired
+
+
+def pair_classes(start: Tensor, end: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return starts and ends (n, *shape), with the ends in the order of an optimal transport. With
+    K classes, sample i has class i mod K, and each class is paired separately."""
+    end = end.clone()
+    for label in range(min(classes or 1, len(end))):
+        rows = slice(label, None, classes or 1)
+        end[rows] = end[rows][optimal_pairs(start[rows], end[rows])]
+    return start, end
 
 
 class LineTask(Task):
@@ -172,7 +196,13 @@ class LinePhase(Phase):
         group = None
         if config.nsf.coupling == "ot":
             group = config.nsf.coupling_batch or self.optim.batch_size
-        return LinePairs(source, data.target_by_class(self.name), session.device, group)
+        return LinePairs(
+            source,
+            data.target_by_class(self.name),
+            session.device,
+            group,
+            threads=spare_cores(session.device, session.world.size),
+        )
 
 
 class NSF(LinePhase):

@@ -19,6 +19,8 @@ from nsgf.system.output import format_bytes
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 DRIVER = Path("/proc/driver/nvidia/version")
+MOST_SPARE = 4
+"""Largest number of spare cores that are used."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -112,6 +114,15 @@ def available_cores() -> int:
             quota, period = map(int, (folder / "cpu.max").read_text().split())
             cores = min(cores, math.ceil(quota / period))
     return cores
+
+
+def spare_cores(device: torch.device, processes: int) -> int:
+    """Return the number of cores, at most MOST_SPARE, that training on a CPU leaves to each of
+    ``processes`` processes. 0 for a card."""
+    if device.type != "cpu":
+        return 0
+    spare = available_cores() // processes - torch.get_num_threads()
+    return min(max(spare, 0), MOST_SPARE)
 
 
 def existing_folder(path: Path) -> Path:

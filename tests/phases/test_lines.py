@@ -1,3 +1,5 @@
+import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -247,6 +249,41 @@ def test_pair_depends_only_on_its_position(group):
     for start, stop in ((50, 64), (0, 10), (10, 50)):
         for part, expected in zip(other.at(range(start, stop)), whole, strict=True):
             assert torch.equal(part, expected[start:stop])
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_threads_change_no_bit(classes):
+    """Groups in advance are drawn by one thread, in order, and paired by several."""
+    options = {"group": 24, "classes": classes}
+    alone = pairs(**options)
+    threaded = pairs(threads=3, **options)
+    for first in [*range(0, 96, 8), 8, 40, 0]:  # also back
+        part = range(first, first + 8)
+        for expected, drawn in zip(alone.at(part), threaded.at(part), strict=True):
+            assert torch.equal(expected, drawn)
+
+
+def test_next_groups_are_paired_while_the_first_is_used(monkeypatch):
+    """A caller that waits for the second group finds it paired, by another thread."""
+    seen = {}
+    second = threading.Event()
+
+    def record(start, end):
+        seen[len(seen)] = threading.current_thread()
+        if len(seen) > 1:
+            second.set()
+        return torch.arange(len(start))
+
+    monkeypatch.setattr("nsgf.phases.lines.optimal_pairs", record)
+    pairs(group=16, threads=2).at(range(4))
+    assert second.wait(timeout=20)
+    assert threading.current_thread() not in seen.values()
+
+
+def test_error_of_a_thread_reaches_the_caller():
+    line = LinePairs(Constant(0.0), Constant(math.nan), CPU, group=8, threads=2)
+    with pytest.raises(UserError, match="not finite"):
+        line.at(range(8))
 
 
 def test_group_is_paired_only_once_for_successive_batches(monkeypatch):

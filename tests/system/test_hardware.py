@@ -18,6 +18,7 @@ from nsgf.system.hardware import (
     describe_device,
     peak_memory,
     pick_device,
+    spare_cores,
 )
 from tests.conftest import CPU
 
@@ -165,6 +166,19 @@ def test_cards_have_numbers_and_become_the_current_one(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     with pytest.raises(UserError, match="process 4 on a machine with 3 CUDA devices"):
         take_card("cuda")
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "threads", "expected"),
+    [(2, 1, 1, 1), (2, 1, 2, 0), (2, 2, 1, 0), (8, 2, 1, 3), (64, 1, 1, 4), (4, 1, 8, 0)],
+)
+def test_spare_cores_are_those_that_training_leaves(
+    cores, processes, threads, expected, monkeypatch
+):
+    monkeypatch.setattr(hardware, "available_cores", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert spare_cores(CPU, processes) == expected
+    assert spare_cores(torch.device("cuda"), processes) == 0
 
 
 def test_peak_memory_keeps_the_highest():
