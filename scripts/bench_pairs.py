@@ -1,10 +1,13 @@
 """Benchmark of exact pairs: the table of docs/performance.md.
 
     OMP_NUM_THREADS=1 python scripts/bench_pairs.py --sizes 256 1024 2048 --data-root FOLDER
+    OMP_NUM_THREADS=1 python scripts/bench_pairs.py --w2 --sizes 4096 --repeats 1 --data-root FOLDER
 
 Each row alternates the solvers in one process: medians of processor seconds, with the time to
-compute the costs. "simplex" is ot.emd on the same costs, which the package used before. Peers that
-are not installed are named and left out. MNIST and CIFAR-10 are random images without --data-root.
+compute the costs, which stands in a column. "simplex" is ot.emd on the same costs, which the
+package used before; the last column has its time divided by that of nsgf, both without the costs.
+With --w2, both compute W2, and the simplex gets exact distances. Peers that are not installed are
+named and left out. MNIST and CIFAR-10 are random images without --data-root.
 """
 
 import argparse
@@ -30,8 +33,9 @@ from bench_points import SETS
 
 from nsgf.config.schema import DataConfig
 from nsgf.data import DATA_SETS, PointSet
-from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS, optimal_pairs, squared_distances
+from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS, optimal_pairs, squared_distances, w2
 
+ENTROPIC = "ott-jax"
 NAMES = ("mnist", "cifar10", "mixture-8", "8gaussians", "moons", "roll")
 Solver = Callable[[Tensor, Tensor], np.ndarray]
 """Maps clouds (n, *shape) to a permutation (n,)."""
@@ -79,7 +83,26 @@ def solvers() -> dict[str, Solver]:
         found["lapx"] = from_costs(lambda cost: lap.lapjv(cost)[1])
     except ImportError:
         print("lapx is not installed: left out", file=sys.stderr)
+    try:
+        found[ENTROPIC] = from_costs(entropic_solver())
+    except ImportError:
+        print("ott-jax is not installed: left out", file=sys.stderr)
     return found
+
+
+def entropic_solver() -> Callable[[np.ndarray], np.ndarray]:
+    """Return ott-jax's Sinkhorn solver, at eps = 0.1 % of the mean cost. Its plan is rounded to the
+    largest entry of each row, so it is neither exact nor always a permutation."""
+    jax = import_module("jax")
+    geometry = import_module("ott.geometry.geometry")
+    linear = import_module("ott.solvers.linear")
+
+    @jax.jit
+    def rows(cost: Any) -> Any:
+        geom = geometry.Geometry(cost_matrix=cost, epsilon=1e-3 * cost.mean())
+        return linear.solve(geom, max_iterations=2000).matrix.argmax(1)
+
+    return lambda cost: np.array(rows(cost.astype(np.float32)))
 
 
 def row(name: str, n: int, options: argparse.Namespace) -> str:
@@ -95,10 +118,35 @@ def row(name: str, n: int, options: argparse.Namespace) -> str:
             seconds[solver].append(time.process_time() - start)
             values[solver] = float((x.double() - y[torch.as_tensor(index)]).square().sum())
     for solver, value in values.items():
-        assert abs(value / values["simplex"] - 1) < 1e-12, (solver, value, values["simplex"])
+        if solver != ENTROPIC:
+            assert abs(value / values["simplex"] - 1) < 1e-12, (solver, value, values["simplex"])
     times = {solver: median(found) for solver, found in seconds.items()}
+    costs = median(seconds_of(lambda: squared_distances(x, y, by_product=True), options.repeats))
     cells = " | ".join(f"{value:.3g}" for value in times.values())
-    return f"| {n}, {name} | {cells} | {times['simplex'] / times['nsgf']:.1f} |"
+    both = f"{times['simplex'] / times['nsgf']:.1f}"
+    alone = f"{(times['simplex'] - costs) / (times['nsgf'] - costs):.1f}"
+    return f"| {n}, {name} | {costs:.2g} | {cells} | {both} | {alone} |"
+
+
+def seconds_of(call: Callable[[], object], repeats: int) -> list[float]:
+    """Return the processor seconds of each of some calls."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.process_time()
+        call()
+        seconds.append(time.process_time() - start)
+    return seconds
+
+
+def row_of_w2(name: str, n: int, options: argparse.Namespace) -> str:
+    """Return the row of a set: seconds of W2 by nsgf, and by the simplex with exact distances."""
+    x, y = clouds(name, n, options.data_root)
+
+    def simplex() -> None:
+        ot.emd2([], [], squared_distances(x, y, by_product=False).numpy(), numItermax=10**7)
+
+    times = [median(seconds_of(call, options.repeats)) for call in (lambda: w2(x, y), simplex)]
+    return f"| W2, {n}, {name} | {times[0]:.3g} | {times[1]:.3g} | {times[1] / times[0]:.1f} |"
 
 
 def main() -> None:
@@ -109,14 +157,18 @@ def main() -> None:
     parser.add_argument("--solvers", nargs="+", default=[*solvers()], help="with simplex and nsgf")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--data-root", help="folder of the published MNIST and CIFAR-10")
+    parser.add_argument("--w2", action="store_true", help="time W2 in place of pairs")
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, torch threads: {torch.get_num_threads()}")
     names = [solver for solver in solvers() if solver in options.solvers]
-    print(f"| n, data | {' | '.join(names)} | simplex / nsgf |")
-    print("|---" * (len(names) + 2) + "|")
+    heads = ["n, data", "costs", *names, "simplex / nsgf", "without costs"]
+    if options.w2:
+        heads = ["n, data", "nsgf", "simplex", "simplex / nsgf"]
+    print(f"| {' | '.join(heads)} |")
+    print("|---" * len(heads) + "|")
     for n in options.sizes:
         for name in options.data:
-            print(row(name, n, options), flush=True)
+            print((row_of_w2 if options.w2 else row)(name, n, options), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,12 @@ from nsgf.system.errors import UserError
 
 SIMPLEX_ITERATIONS = 10_000_000
 """Iteration limit of POT's exact solver; the default is too small above about 2,500 points."""
-STAGES = ((0.1, 4, 1.5), (0.03, 6, 1.6), (0.01, 10, 1.7), (0.003, 20, 1.8))
+STAGES = ((0.1, 8, 1.5), (0.01, 10, 1.85), (0.0018, 6, 1.7))
 """Regularization in units of the spread of the costs, Sinkhorn updates, and over-relaxation. They
 decide the time to compute pairs, and no result."""
+FEW_STAGES = ((0.12, 6, 1.6), (0.006, 10, 1.85))
+"""The same for at most FEW points, whose assignment takes less time than further updates."""
+FEW = 512
 LOWEST_ENTRY = 1e-26
 """Smallest entry of a plan. Denormal numbers would make each product several times slower."""
 BLOCK_ENTRIES = 2**19
@@ -125,7 +128,7 @@ def _rough_potential(cost: Tensor) -> Tensor:
     spread = float(torch.linalg.vector_norm(centred)) / len(cost)
     g = torch.zeros_like(centred[0])
     plan = torch.empty_like(centred)
-    for share, updates, omega in STAGES:
+    for share, updates, omega in FEW_STAGES if len(cost) <= FEW else STAGES:
         eps = share * spread or 1.0  # the spread is 0 if all costs are equal
         for rows in blocks:
             torch.sub(g, centred[rows], out=plan[rows]).mul_(1 / eps)

@@ -116,7 +116,7 @@ def test_pairs_of_clusters_in_the_plane_are_exact(size):
 
 @pytest.mark.parametrize("potential", [0.0, 1e3, -1e3, "random"])
 def test_bad_potentials_do_not_change_the_cost(potential, monkeypatch):
-    """Past danger: a rough solve that fails must only cost time."""
+    """A rough solve that fails costs time, and no exactness."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 60, 2, generator=generator, dtype=torch.float64)
 
