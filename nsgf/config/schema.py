@@ -304,8 +304,8 @@ class NSFConfig(OptimConfig):
     """Pairs (X0, X1). independent: both are drawn independently. ot: exact optimal transport pairs
     them within groups."""
     coupling_batch: Annotated[GroupOrNull, OnlyIf("nsf.coupling", ("ot",))] = None
-    """Number of samples that ot pairs together; null: batch_size. 1024 samples take 0.03 to 0.2 s on
-    the CPU."""
+    """Number of samples that ot pairs together; null: batch_size. 1024 samples take 0.03 to 0.2 s
+    on the CPU."""
     starts: Annotated[CountOrNull, OnlyIf("nsf.source", ("nsgf",))] = None
     """With source nsgf: number of end points to compute once and reuse; null: always compute new
     end points."""

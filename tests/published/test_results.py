@@ -326,6 +326,33 @@ def chosen(place, method):
     return f"{rate}, blur {blur}" if blur else f"{rate}, sigma {float(sigma or 0):g}"
 
 
+def test_table_of_falling_blurs():
+    """Means and deviations over the seeds, and the paired difference with its standard error."""
+    lines = [line for line in lines_of("points_blur") if line["method"] != "floor"]
+    page = (ROOT / PAGE).read_text().partition("### A falling blur")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    table = {row[0]: row[1:] for row in rows[2:]}
+    assert table.keys() == {line["target"] for line in lines}
+    for name, cells in table.items():
+        means = {}
+        for cell, method in zip(cells, ("falling", "constant"), strict=False):
+            for part, nfe in zip(cell.split(" / "), ("3", "10", "100"), strict=True):
+                values = found("points_blur", method, "energy", {"target": name, "nfe": nfe})
+                means[method, nfe] = mean(values.values())
+                assert len(values) == 5
+                text = f"{means[method, nfe]:.1f} ± {stdev(values.values()):.1f}"
+                assert part.strip("*") == text
+        for (method, nfe), value in means.items():
+            other = means["constant" if method == "falling" else "falling", nfe]
+            place = ("falling", "constant").index(method), ("3", "10", "100").index(nfe)
+            assert ("**" in cells[place[0]].split(" / ")[place[1]]) == (value < other)
+        differences = paired(
+            "points_blur", ("falling", "constant"), "energy", {"target": name, "nfe": "10"}
+        )
+        error = stdev(differences) / len(differences) ** 0.5
+        assert cells[3] == f"{mean(differences):+.1f} ± {error:.1f}"
+
+
 def test_table_of_solvers():
     """A rival's time is that of its fastest setting that is at least as exact as ours."""
     measures = ROOT / "docs/results/solver_work_precision.csv"
