@@ -274,6 +274,8 @@ class Layers:
         is_smoke = self.is_new and bool(self.arguments.get("smoke"))
         smoke_settings = spread_optim(SMOKE) if is_smoke else {}
         config = build({**recipe, **smoke_settings, **self.arguments})
+        if self.command == "compare":
+            config = change(config, _unused_of_method(config, self.arguments))
         if method and method.endswith((".yaml", ".yml")):
             self._note_lost_settings(method, method_settings, recipe, config.phases)
         if self.is_new and config.data.conditional:
@@ -415,6 +417,18 @@ class Layers:
         if names := find_ineffective(self.command, keys, experiments):
             lines.append(f"config: without effect on this {self.command}: {list_names(names)}")
         return lines
+
+
+def _unused_of_method(config: Config, layer: Layer) -> Layer:
+    """Return null for the settings in ``layer`` that must be null in the configuration of this
+    method. A further method of the comparison may use them."""
+    return {
+        key: None
+        for key, item in SETTINGS.items()
+        if key in layer
+        and item.default is None
+        and not all(condition.holds(config) for condition in item.conditions)
+    }
 
 
 def _put_on_top(shipped: Recipe, settings: Layer, methods: dict[str, Layer]) -> Recipe:

@@ -118,6 +118,16 @@ def test_a_comparison_uses_settings_that_one_of_its_methods_has():
     assert not [note for note in request.notes if "no effect" in note]
 
 
+def test_a_comparison_gives_a_setting_to_the_methods_that_can_have_it():
+    """Past mistake: `--peer.coupling_batch` was refused, because NSGF and I-CFM must not have it."""
+    words = ["compare", "--exp=2d", "--methods=nsgf,icfm,otcfm", "--peer.coupling_batch=512"]
+    request = parse(words)
+    assert [config.peer.coupling_batch for config in request.methods] == [None, None, 512]
+    assert not [note for note in request.notes if "no effect" in note]
+    request = parse([*words[:2], "--methods=nsgf", words[3]])
+    assert [note for note in request.notes if "no effect with method nsgf" in note]
+
+
 @pytest.mark.parametrize(
     ("command", "flag"),
     [
