@@ -119,7 +119,7 @@ def test_a_comparison_uses_settings_that_one_of_its_methods_has():
 
 
 def test_a_comparison_gives_a_setting_to_the_methods_that_can_have_it():
-    """Past mistake: `--peer.coupling_batch` was refused, because NSGF and I-CFM must not have it."""
+    """Past mistake: `--peer.coupling_batch` was refused, because NSGF must not have it."""
     words = ["compare", "--exp=2d", "--methods=nsgf,icfm,otcfm", "--peer.coupling_batch=512"]
     request = parse(words)
     assert [config.peer.coupling_batch for config in request.methods] == [None, None, 512]
