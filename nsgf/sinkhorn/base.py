@@ -82,8 +82,12 @@ class Flow(ABC):
 
     def __str__(self) -> str:
         """Return the title of the flow and its settings as text."""
-        settings = " and ".join(f"{name} {getattr(self, name):g}" for name in self.shows)
+        settings = " and ".join(map(self.setting_text, self.shows))
         return f"{self.title} with {settings}" if settings else self.title
+
+    def setting_text(self, name: str) -> str:
+        """Return a setting in ``shows`` as text."""
+        return f"{name} {getattr(self, name):g}"
 
     @staticmethod
     def matrix_entries(n: int, m: int) -> int:
@@ -122,11 +126,10 @@ class BlurredFlow(Flow):
     first_blur: float | None = field(default=None, kw_only=True)
     """Blur of the first step; None: ``blur``."""
 
-    def __str__(self) -> str:
-        text = super().__str__()
-        if self.first_blur is None:
-            return text
-        return text.replace("blur ", f"blur falling from {self.first_blur:g} to ", 1)
+    def setting_text(self, name: str) -> str:
+        if name == "blur" and self.first_blur is not None:
+            return f"blur falling from {self.first_blur:g} to {self.blur:g}"
+        return super().setting_text(name)
 
     def at_steps(self, steps: int) -> list[Flow]:
         if self.first_blur is None:
