@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from nsgf.sinkhorn.base import box_diameter
@@ -90,6 +89,8 @@ def least_cost_pairs(cost: Tensor) -> Tensor:
     Rounding of f and g is relative to the largest cost. So costs that are too large for any optimal
     pair are reduced, and all costs are scaled by a power of two, which is exact.
     """
+    from scipy.optimize import linear_sum_assignment  # takes a while to import
+
     while True:
         largest = float(cost.max())
         _check_costs(math.isfinite(largest))
