@@ -24,10 +24,9 @@ from nsgf.config.schema import PeerConfig
 from nsgf.data import INDICES, Data, PointSampler, class_labels, gaussian
 from nsgf.method import line_pairs, pad_t_like_x
 from nsgf.phases.base import Phase, starting_network
-from nsgf.phases.lines import LinePairs, LineTask, load_euler_steps
+from nsgf.phases.lines import LinePairs, LineTask, load_euler_steps, pairing_threads
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import Stopped
-from nsgf.system.hardware import spare_cores
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Drawn, Session, Task
 
@@ -82,7 +81,7 @@ class Peer(Phase):
             session.device,
             group,
             data.classes,
-            spare_cores(session.device, session.world.size),
+            pairing_threads(session, group),
         )
         return PeerTask(starting_network(self, session), pairs, config, self.seed, data.classes)
 

@@ -36,6 +36,11 @@ from nsgf.training.task import Batch, Drawn, Session, Task
 MOMENT_SAMPLES = 65_536
 """Largest number of samples from which the moments of the data are computed."""
 
+PAIRING_BYTES = 40
+"""Bytes for each entry of the matrices of a group that is paired."""
+PAIRING_MEMORY = 0.25
+"""Fraction of the free memory for groups that are paired in advance."""
+
 Transport = Callable[..., Tensor]
 """Function without gradients that maps starts (n, *shape) to ends (n, *shape). With classes it also
 takes labels (n,)."""
@@ -90,6 +95,16 @@ class LinePairs:
             return self._executor.submit(pair_classes, start, end, self.classes).result
         paired = pair_classes(start, end, self.classes)
         return lambda: paired
+
+
+def pairing_threads(session: Session, group: int | None) -> int:
+    """Return the number of threads that pair the next groups: spare cores, as far as a part of the
+    free memory suffices for their matrices and samples."""
+    if group is None:
+        return 0
+    needed = PAIRING_BYTES * group**2 + 16 * group * math.prod(session.target.shape)
+    fitting = int(PAIRING_MEMORY * available_bytes() / session.world.size // needed)
+    return min(spare_cores(session.device, session.world.size), fitting)
 
 
 def pair_classes(start: Tensor, end: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -201,7 +216,7 @@ class LinePhase(Phase):
             data.target_by_class(self.name),
             session.device,
             group,
-            threads=spare_cores(session.device, session.world.size),
+            threads=pairing_threads(session, group),
         )
 
 

@@ -71,7 +71,10 @@ class NSGF(Phase):
         pool = build_pool(session, self.pool_settings, data.source("pool"), target)
         release_memory(session.device)
         further = data.target_by_class("pool", "ends", run=config.sinkhorn.targets)
-        if session.world.is_main and (ends := pool_ends(self.pool_settings, pool, target, further)):
+        ends = None
+        if session.world.is_main and not session.stop.reason:
+            ends = pool_ends(self.pool_settings, pool, target, further, data.count)
+        if ends:
             text = ends.describe(config.sinkhorn.blur)
             session.log.write(f"pool: {text}")
             write_text(session.run.pool / ENDS, text)

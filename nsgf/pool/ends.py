@@ -18,7 +18,11 @@ from nsgf.sinkhorn.energy import energy_distance
 from nsgf.system.errors import suggest
 
 MEASURED = 2048
-"""Number of ends that are compared with targets, of as many flows as needed."""
+"""Largest number of ends that are compared with targets, of as many flows as needed."""
+WIDE = 64
+"""Number of coordinates above which a quarter of MEASURED must do, to save time."""
+LEAST_MEASURED = 200
+"""Smallest number of ends that are compared: fewer show mostly noise."""
 ENDS = "ends.txt"
 """Name of the file in the folder of the pool with the line about the ends."""
 NEIGHBOUR = 10
@@ -43,10 +47,12 @@ class Ends(NamedTuple):
         step."""
         text = (
             f"ends of flows have 1000 x energy distance {1000 * self.energy:.1f} to the data "
-            f"(targets: {1000 * self.floor:.1f}) and {self.width:.2g} times the spread around a "
-            "point"
+            f"(targets: {1000 * self.floor:.1f})"
         )
-        if self.width < TOO_WIDE or math.isnan(self.width):
+        if math.isnan(self.width):
+            return text
+        text += f" and {self.width:.2g} times the spread around a point"
+        if self.width < TOO_WIDE:
             return text
         # details at the end are about half as wide as the blur, and sqrt(width) times too wide
         smaller = suggest("sinkhorn.blur", f"{blur / (2 * math.sqrt(self.width)):.2g}")
@@ -54,25 +60,34 @@ class Ends(NamedTuple):
 
 
 def pool_ends(
-    settings: PoolSettings, pool: TrajectoryPool, target: Sampler, further: Sampler
+    settings: PoolSettings,
+    pool: TrajectoryPool,
+    target: Sampler,
+    further: Sampler,
+    count: int | None,
 ) -> Ends | None:
     """Measure the ends of the first flows in a pool; None if they should not arrive at the data, or
-    are too few. ``target``: the sampler of the pool; ``further``: a sampler of the same classes."""
+    if ends or different targets are too few.
+
+    ``target``: the sampler of the pool; ``further``: a sampler of the same classes; ``count``:
+    number of different targets, None: unlimited."""
     if not (settings.flow.schedule == "harmonic" and FLOWS[settings.flow.kind].arrives):
         return None
     n = settings.sinkhorn.batch_size
     m = settings.sinkhorn.targets
-    size = min(n, m, MEASURED)
-    flows = min(pool.filled // n, max(1, MEASURED // size))
-    if flows * size <= NEIGHBOUR:
+    most = MEASURED if math.prod(settings.shape) <= WIDE else MEASURED // 4
+    size = min(n, m, most)
+    flows = min(pool.filled // n, most // size)
+    if count is not None:
+        flows = min(flows, count // m)  # repeated targets would lie at distance 0
+    if flows * size < LEAST_MEASURED:
         return None
 
-    def some_of_each_flow(points: Tensor) -> Tensor:
-        return points.unflatten(0, (flows, -1))[:, :size].flatten(0, 1)
+    def of_each_flow(sampler: Sampler) -> Tensor:
+        return torch.cat([sampler.at(range(k * m, k * m + size)) for k in range(flows)])
 
-    targets = range(flows * m)
-    clouds = pool.ends(flows * n), target.at(targets), further.at(targets)
-    return measure_ends(*map(some_of_each_flow, clouds))
+    ends = pool.ends([range(k * n, k * n + size) for k in range(flows)])
+    return measure_ends(ends, of_each_flow(target), of_each_flow(further))
 
 
 def measure_ends(ends: Tensor, targets: Tensor, further: Tensor) -> Ends:
@@ -85,5 +100,7 @@ def measure_ends(ends: Tensor, targets: Tensor, further: Tensor) -> Ends:
 def _spread(x: Tensor) -> float:
     """Return the mean squared distance of a point to its NEIGHBOUR-th neighbour.  x (N, *shape)"""
     points = x.flatten(1).double()
-    distances = torch.cdist(points, points)
+    points = points - points.mean(0)
+    # a product would leave rounding errors between equal points
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     return float(distances.kthvalue(NEIGHBOUR + 1).values.square().mean())  # rank 1: the point

@@ -219,9 +219,9 @@ class TrajectoryPool:
             raise UserError(f"values of a flow are not finite in {stored.dtype}; try {remedy}")
         self.filled = end
 
-    def ends(self, count: int) -> Tensor:
-        """Return the last positions of the first ``count`` trajectories, float32."""
-        return self._positions[:count, -1].float()
+    def ends(self, parts: list[range]) -> Tensor:
+        """Return the last positions of these trajectories, float32.  (n, *shape)"""
+        return torch.cat([self._positions[part.start : part.stop, -1].float() for part in parts])
 
     def particles(self, indices: Tensor) -> Tensor:
         """Return the number of the trajectory to which each pair at these indices belongs, int64,

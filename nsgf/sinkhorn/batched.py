@@ -184,8 +184,8 @@ class BatchedSolver(BlurredFlow):
         largest = float((norm_x.amax(1).sqrt() + norm_y.amax(1).sqrt()).amax()) ** 2
         if not largest <= FLOAT32_LIMIT:  # also true for nan, after an overflow of distances
             raise UserError(
-                f"{name_setting('sinkhorn.blur', self.blur)} is too small for float32: cost / "
-                f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
+                f"{name_setting('sinkhorn.blur', f'{self.blur:g}')} is too small for float32: "
+                f"cost / blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
             )
 
     def _goal(self, speed: float) -> float:

@@ -218,7 +218,8 @@ def test_fields_are_the_flow_s_and_the_network_s(tiny):
 
 
 def test_log_and_page_say_how_far_flows_end_from_the_data(tmp_path):
-    config = shipped("2d/nsgf", "--smoke", "--device=cpu", f"--out-dir={tmp_path}")
+    flags = "--smoke --device=cpu --sinkhorn.batch_size=128 --pool.num_batches=2"
+    config = shipped("2d/nsgf", *flags.split(), f"--out-dir={tmp_path}")
     experiment = Experiment(config)
     run = train(experiment)
     log = (run.path / "log.txt").read_text()

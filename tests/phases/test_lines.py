@@ -15,6 +15,7 @@ from nsgf.phases.lines import (
     LineTask,
     TimePredictorTask,
     measure_moments,
+    pairing_threads,
 )
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
@@ -278,6 +279,16 @@ def test_next_groups_are_paired_while_the_first_is_used(monkeypatch):
     pairs(group=16, threads=2).at(range(4))
     assert second.wait(timeout=20)
     assert threading.current_thread() not in seen.values()
+
+
+def test_threads_need_spare_cores_and_free_memory(tiny, tmp_path, monkeypatch):
+    session = new_session(tiny, RunFolder(tmp_path))
+    monkeypatch.setattr("nsgf.phases.lines.spare_cores", lambda device, processes: 4)
+    monkeypatch.setattr("nsgf.phases.lines.available_bytes", lambda: 10**9)
+    assert pairing_threads(session, None) == 0
+    assert pairing_threads(session, 512) == 4
+    assert pairing_threads(session, 2048) == 1
+    assert pairing_threads(session, 16384) == 0
 
 
 def test_error_of_a_thread_reaches_the_caller():
