@@ -78,7 +78,7 @@ DEFAULT_FACTS = {
     for item in dataclasses.fields(DataFacts)
     if item.default is not dataclasses.MISSING
 }
-"""Defaults of those :data:`FACTS_OF_DATA` that not all data have."""
+"""Defaults of facts that only some data have. A saved run may lack such a fact."""
 FACTS = {key: VALUES[key] for key in (FACTS_OF_DATA, "model.network")}
 """All facts by dotted key. A new run stores the class of the caller's network, and a description of
 the data at ``data.path``, which must be the same when the run is resumed."""

@@ -23,7 +23,7 @@ from nsgf.phases.base import ESTIMATE_SAMPLES, Phase, load_network, starting_net
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import InferenceNetwork
-from nsgf.sinkhorn import FLOWS
+from nsgf.sinkhorn import ends_at_targets
 from nsgf.sinkhorn.exact import optimal_pairs
 from nsgf.system.distributed import World
 from nsgf.system.errors import wrong_setting
@@ -179,8 +179,7 @@ class LinePhase(Phase):
                 f"need {format_bytes(needed)} of main memory, "
                 f"{format_bytes(free)} are free; use fewer, or null to compute new ones each time",
             )
-        arrives = config.flow.schedule == "harmonic" and FLOWS[config.flow.kind].arrives
-        if arrives and config.nsf.source == "prior":
+        if ends_at_targets(config.flow) and config.nsf.source == "prior":
             return (
                 f"{self.name}: nothing to learn, because NSGF steps of flow.schedule harmonic end "
                 "in the data"

@@ -13,7 +13,7 @@ from torch import Tensor
 from nsgf.data import Sampler
 from nsgf.pool.settings import PoolSettings
 from nsgf.pool.trajectories import TrajectoryPool
-from nsgf.sinkhorn import FLOWS
+from nsgf.sinkhorn import ends_at_targets
 from nsgf.sinkhorn.energy import energy_distance
 from nsgf.system.errors import suggest
 
@@ -39,12 +39,14 @@ class Ends(NamedTuple):
     floor: float
     """Energy distance between the flows' own targets and targets of further flows."""
     width: float
-    """Mean squared distance of an end to its NEIGHBOUR-th neighbour, in units of that of targets:
-    about the ratio of the variances of a detail of the data. NaN: most targets are equal."""
+    """Spread around an end, divided by the spread around a target. The spread is the mean squared
+    distance to the NEIGHBOUR-th neighbour. The ratio is about that of the variances of a detail of
+    the data. NaN: most targets are equal."""
 
     def describe(self, blur: float) -> str:
-        """Return one line, with the remedy if the ends are too wide for ``blur``, that of the last
-        step."""
+        """Return one line. If the ends are too wide, the line suggests a smaller blur.
+
+        ``blur``: the blur of the last step."""
         text = (
             f"ends of flows have 1000 x energy distance {1000 * self.energy:.1f} to the data "
             f"(targets: {1000 * self.floor:.1f})"
@@ -71,7 +73,7 @@ def pool_ends(
 
     ``target``: the sampler of the pool; ``further``: a sampler of the same classes; ``count``:
     number of different targets, None: unlimited."""
-    if not (settings.flow.schedule == "harmonic" and FLOWS[settings.flow.kind].arrives):
+    if not ends_at_targets(settings.flow):
         return None
     n = settings.sinkhorn.batch_size
     m = settings.sinkhorn.targets

@@ -18,7 +18,7 @@ from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.sinkhorn.energy import EnergyFlow
 
 if TYPE_CHECKING:  # the solver itself does not need the settings
-    from nsgf.config.schema import SinkhornConfig
+    from nsgf.config.schema import FlowConfig, SinkhornConfig
 
 
 @dataclass(eq=False)
@@ -66,6 +66,12 @@ FLOWS: dict[str, type[Flow]] = {
 """All flows, by ``flow.kind``."""
 FLOW_SETTINGS = {name for flow in FLOWS.values() for name in flow.uses}
 """Settings of the section ``sinkhorn`` that only some flows use."""
+
+
+def ends_at_targets(settings: "FlowConfig") -> bool:
+    """Whether the last step of a flow brings the particles to the targets. ``settings``: the
+    section ``flow``."""
+    return settings.step_size is None and FLOWS[settings.kind].arrives
 
 
 def build_flow(kind: str, settings: "SinkhornConfig") -> Flow:

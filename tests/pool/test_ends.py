@@ -115,3 +115,18 @@ def test_equal_targets_in_many_dimensions_have_no_spread():
     rows = torch.randn(10, 10, generator=torch.Generator().manual_seed(0)).repeat(30, 1)
     ends = torch.randn(300, 10, generator=torch.Generator().manual_seed(1))
     assert math.isnan(measure_ends(ends, rows, rows).width)
+
+
+@pytest.mark.parametrize(("dim", "most"), [(64, 2048), (65, 512)])
+def test_fewer_ends_of_wide_samples_are_measured(dim, most):
+    drawn = []
+
+    def at(positions):
+        drawn.append(len(positions))
+        return torch.randn(len(positions), dim)
+
+    sampler = SimpleNamespace(at=at)
+    sinkhorn = SinkhornConfig(batch_size=512)
+    wide = PoolSettings(sinkhorn, FlowConfig(schedule="harmonic"), PoolConfig(), (dim,))
+    assert pool_ends(wide, pool_at(torch.randn(2560, dim), 2560), sampler, sampler, None)
+    assert sum(drawn) == 2 * most

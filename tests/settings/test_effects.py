@@ -118,6 +118,13 @@ def test_a_comparison_uses_settings_that_one_of_its_methods_has():
     assert not [note for note in request.notes if "no effect" in note]
 
 
+def test_a_first_blur_needs_two_steps():
+    words = ["train", "--exp=2d", "--sinkhorn.first_blur=2"]
+    assert parse(words).config.sinkhorn.first_blur == 2
+    with pytest.raises(UserError, match=r"has no effect with flow\.steps 1"):
+        parse([*words, "--flow.steps=1"])
+
+
 def test_a_comparison_gives_a_setting_to_the_methods_that_can_have_it():
     """Past mistake: `--peer.coupling_batch` was refused, because NSGF must not have it."""
     words = ["compare", "--exp=2d", "--methods=nsgf,icfm,otcfm", "--peer.coupling_batch=512"]
