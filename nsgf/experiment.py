@@ -19,7 +19,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork, Network
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import Precision, pick_precision, sampling_precision
-from nsgf.user_data import find_target, load_data
+from nsgf.user_data import find_target, load_data, load_source
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,33 @@ class Experiment:
         """Load source and target. Raise UserError if files are missing or damaged."""
         return load_data(self.config.data, self.config.seed)
 
-    def source(self, *stream: str) -> Sampler:
-        """Return a sampler of mu0 with a separate random stream. No file of the target is read."""
+    @cached_property
+    def source_data(self) -> Data | None:
+        """Data whose target is the source file; None: the source is a distribution. Raise UserError
+        if files are missing, damaged or changed."""
+        return load_source(self.config.data, self.config.seed)
+
+    @cached_property
+    def measured_source(self) -> Data | None:
+        """The held-out part of :attr:`source_data`, or all of it if nothing is held out."""
+        return self.source_data and self.source_data.measured()
+
+    def limit_starts(self, count: int) -> int:
+        """Return the number of samples to measure: ``count``, or fewer if a source file has fewer
+        samples, because a repeated start ends at the same place."""
+        data = self.measured_source
+        return count if data is None else min(count, data.count or count)
+
+    def source(self, *stream: str, is_measured: bool = False) -> Sampler:
+        """Return a sampler of mu0 with a separate random stream, whose samples have the classes
+        that sampling asks for. No file of the target is read. ``is_measured``: whether to draw from
+        the held-out part of a source file, if there is one."""
         config = self.config
-        return build_source(config.data.source, self.target.shape, config.seed, *stream)
+        data = self.measured_source if is_measured else self.source_data
+        if data is None:
+            return build_source(config.data.source, self.target.shape, config.seed, *stream)
+        label = self.target.class_number(config.sampling.label)
+        return data.target_by_class(*stream) if label is None else data.of_class(label, *stream)
 
     def load_sampler(
         self, run: RunFolder, method: Method | None = None

@@ -62,7 +62,8 @@ TINY = (
 
 
 class Scenario(NamedTuple):
-    """A command that is killed and then repeated. RUN in the command stands for a finished run."""
+    """A command that is killed and then repeated. RUN in the command stands for a finished run,
+    FILES in the flags for a folder with points."""
 
     command: str
     flags: tuple[str, ...] = (*TINY, PLUS_PLUS)
@@ -77,6 +78,15 @@ SCENARIOS = {
     "train, pool in memory": Scenario("train --resume"),
     "train, pool on disk": Scenario(
         "train --resume", (*TINY, PLUS_PLUS, "--pool.storage=disk", "--pool.build_batch=1")
+    ),
+    "train, source and target in files": Scenario(
+        "train --resume",
+        (
+            "--exp=points",
+            "--data.path=FILES/target.npy",
+            "--data.source=FILES/source.npy",
+            *TINY[1:11],
+        ),
     ),
     "--resume, damaged checkpoint": Scenario("train --run RUN --resume", damaged="phase1_nsgf.pt"),
     "--resume-phase 1, lines from NSGF": Scenario(
@@ -149,6 +159,10 @@ def _killed_everywhere(scenario: Scenario, every: int, home: Path) -> tuple[int,
     """Return the numbers of file operations and of kills, and the differences after each kill."""
     before, whole, killed = home / "before", home / "whole", home / "killed"
     before.mkdir(parents=True)
+    files = home / "files"
+    files.mkdir()
+    for number, name in enumerate(("source", "target")):
+        np.save(files / name, np.random.default_rng(number).standard_normal((40, 2)) + number)
     if "RUN" in scenario.command:
         _finish("train --resume", scenario, before)
     for file in before.glob(f"*/checkpoints/{scenario.damaged}"):
@@ -188,7 +202,9 @@ def _forked(
     if "RUN" in words:
         words[words.index("RUN")] = str(runs[0])
     else:
-        words += [*scenario.flags, f"--out-dir={out}"]
+        files = str(out.parent / "files")
+        words += [flag.replace("FILES", files) for flag in scenario.flags]
+        words.append(f"--out-dir={out}")
         if not runs and "--resume" in words:
             words.remove("--resume")  # the run had not begun yet
     sys.stdout.flush()

@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader, StackDataset, TensorDataset
 
 import nsgf
 from nsgf import UserError
+from nsgf.api import samples as user_samples
 from nsgf.api import train as training
-from nsgf.api.train import _arrays
+from nsgf.api.samples import to_arrays
 from nsgf.cli import main
 from nsgf.run import checkpoint
 from nsgf.system.output import show
@@ -56,7 +57,7 @@ MASKED = np.ma.masked_less(POINTS.numpy(), -5)
     ],
 )
 def test_arrays_may_have_any_memory_layout(key, data, same):
-    arrays, expected = (_arrays(values, None)[key] for values in (data, same))
+    arrays, expected = (to_arrays("data", values)[key] for values in (data, same))
     rounding = 1.01 if key == "images" and "bfloat16" in str(data.dtype) else 0  # of 255 bytes
     np.testing.assert_allclose(arrays.astype(float), expected.astype(float), rtol=0, atol=rounding)
 
@@ -141,7 +142,7 @@ def test_numbers_of_a_table_are_those_of_its_array():
     for kind in ("float32", "float16", "int64", "Int64", "uint8"):
         frame = (FRAME.drop(columns="kind").abs() / 2).round().astype(kind)
         frame = frame / frame.dtypes.iloc[0].type(3) if "float" in kind else frame
-        points = _arrays(frame, None)["points"]
+        points = to_arrays("data", frame)["points"]
         assert points.dtype.names == ("height", "weight")
         same = frame.to_numpy("float64")
         assert np.array_equal(np.stack([points[name] for name in points.dtype.names], 1), same)
@@ -162,7 +163,7 @@ def test_a_named_index_of_a_table_in_memory_is_a_column(tmp_path, capsys):
 def test_objects_that_are_numbers_are_numbers():
     rows = POINTS.tolist()
     for values in (np.array(rows, dtype=object), pd.Series(rows), FRAME[["height"]].astype(object)):
-        points = _arrays(values, None)["points"]
+        points = to_arrays("data", values)["points"]
         same = POINTS.numpy() if points.ndim == 2 else FRAME["height"]
         assert np.array_equal(points if points.ndim == 2 else points["height"], same)
 
@@ -219,7 +220,7 @@ def test_a_refused_call_leaves_the_data_of_others(tmp_path, monkeypatch):
         runs.append(train(tmp_path, data=POINTS))
         raise UserError("optim.lr = -1")
 
-    monkeypatch.setattr(training, "resolve", refuse)
+    monkeypatch.setattr(user_samples, "resolve", refuse)
     with pytest.raises(UserError, match="lr"):
         train(tmp_path, data=POINTS)
     (file,) = (tmp_path / ".data").iterdir()
@@ -243,19 +244,21 @@ def test_data_may_be_a_place_and_the_first_argument(tmp_path, monkeypatch):
     for how in ({"data": "own.npz"}, {"exp": "images", "data": "faces"}):
         run = train("runs", {"data.size": 8}, **how)
         assert (run.shape, run.config.exp) == ((1, 8, 8), "images")
-    assert training.split_data("2d", None) == ("2d", None)
+    assert user_samples.split_data("2d", None) == ("2d", None)
 
 
 def test_names_of_classes_may_be_objects():
     """As those of pandas."""
     words = ["b", "a"] * 20
     for names in (np.array(words, dtype=object), pd.Series(words, dtype="category")):
-        assert _arrays(PIXELS, names)["labels"].tolist() == words
+        assert to_arrays("data", PIXELS, names)["labels"].tolist() == words
     for kind in ("Int64", "category", "int8"):
-        labels = _arrays(PIXELS, pd.Series([1, 0] * 20).astype(kind))["labels"]
+        labels = to_arrays("data", PIXELS, pd.Series([1, 0] * 20).astype(kind))["labels"]
         assert labels.dtype == np.int64
         assert labels.tolist() == [1, 0] * 20
-    assert _arrays(StackDataset(torch.from_numpy(PIXELS), words), None)["labels"].tolist() == words
+    assert (
+        to_arrays("data", StackDataset(torch.from_numpy(PIXELS), words))["labels"].tolist() == words
+    )
 
 
 def test_labels_make_a_run_conditional(tmp_path):

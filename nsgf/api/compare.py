@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsgf.api.train import UserSamples, columns_text, request_with_data, split_data
+from nsgf.api.samples import UserSamples, columns_text, request_with_data, split_data
 from nsgf.commands.compare import compare as compare_methods
 from nsgf.commands.report_comparison import report_comparison
 from nsgf.comparison import TABLE, TABLE_COLUMNS, read_rows
@@ -32,6 +32,7 @@ class Compared(NamedTuple):
 _COMPARE_ARGUMENTS = {
     "data.name": "dataset",
     "data.path": "data",
+    "data.source": "source",
     "compare.methods": "against",
     "compare.nfe": "nfe",
     "compare.seeds": "seeds",
@@ -46,6 +47,7 @@ def compare(
     exp: str | UserSamples | None = None,
     *,
     data: UserSamples | None = None,
+    source: UserSamples | None = None,
     columns: Sequence[str | int] | str | None = None,
     held_out: float | None = None,
     methods: Mapping[str, DrawSamples] | Sequence[str] | str | None = None,
@@ -68,6 +70,7 @@ def compare(
     Args:
         exp: name of an experiment, such as ``2d``; or ``data``.
         data: your own points or images, as for ``nsgf.train``, without classes.
+        source: samples to start from, as for ``nsgf.train``.
         columns: columns of points to use, as for ``nsgf.train``.
         held_out: fraction of the samples that no method is trained on (``data.held_out``).
         methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``, standard
@@ -112,7 +115,9 @@ def compare(
         named["compare.methods"] = _package_methods(methods, against)
         names["compare.methods"] = "methods"
     with naming(names):
-        request = request_with_data("compare", data, None, {}, from_arguments(named, overrides))
+        request = request_with_data(
+            "compare", data, None, {}, from_arguments(named, overrides), source
+        )
         comparison = Comparison.of(request.config, request.methods, request.fixed)
     taken = [*comparison.methods, *map(method_title, comparison.methods)]
     for name, draw in functions.items():

@@ -14,9 +14,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from nsgf.api.samples import like_samples, to_starts
 from nsgf.commands.evaluate import evaluate_run
 from nsgf.commands.export import export_run
 from nsgf.commands.report import report_run
+from nsgf.commands.sample_files import check_fixed_steps, states_of
 from nsgf.config.files import from_arguments
 from nsgf.config.layers import Layer
 from nsgf.config.schema import Config, PhaseName
@@ -27,7 +29,7 @@ from nsgf.experiment import Experiment
 from nsgf.models import UserNetwork, make_network
 from nsgf.plots.samples import draw_notebook_image, save_grid, to_pictures
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import generate
+from nsgf.sampling.generate import generate, stream_batches
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
 from nsgf.settings.checks import check
 from nsgf.settings.effects import refuse_training
@@ -35,8 +37,10 @@ from nsgf.settings.resolve import resolve
 from nsgf.share import find_folder, open_run
 from nsgf.sinkhorn.base import to_array
 from nsgf.system.errors import UserError, one_line, wrong_setting
+from nsgf.system.output import show
 from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 from nsgf.user_data.images import image_bytes
+from nsgf.user_data.starts import labels_of
 
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
 """Names of an argument for the time. If the first argument of a network has such a name, the
@@ -137,6 +141,64 @@ class Run:
         )
         target = experiment.target
         return samples.x if raw and target.is_images else target.in_units(samples.x)
+
+    @from_python({"start": "x", "sampling.label": "label", "sampling.batch_size": "batch_size"})
+    def transport(
+        self,
+        x: Any,
+        *,
+        label: str | int | None = None,
+        nfe: int | None = None,
+        batch_size: int | None = None,
+        trajectory: bool = False,
+    ) -> Any:
+        """Move samples of the source to the target, as ``nsgf sample --start`` does. Row i of the
+        result is where row i goes. The same samples always go to the same places.
+
+        Args:
+            x: a tensor, array or DataFrame (pandas, polars, pyarrow) of points (N, D) with the
+                columns of the target and the units of its file; or images (N, C, H, W), uint8 or
+                floats in [-1, 1]. If the source is a distribution: noise, (N, *shape).
+            label: class of all samples, by name or number, for a run with classes.
+            nfe: network calls for each sample, or slightly fewer; None: determined by the settings
+                of sampling.
+            batch_size: number of samples in a network call; None: ``sampling.batch_size``.
+            trajectory: whether to return the start and the state after each of S steps.
+
+        Returns:
+            An object of the type of ``x``: points in the units of the data, with the index of a
+            DataFrame; images in [-1, 1], or uint8. Floats keep their dtype. With ``trajectory``,
+            (N, S + 1, *shape): a tensor if ``x`` is a tensor, otherwise an array; floats of images
+            are not clamped.
+
+        Raises:
+            UserError: an argument is wrong or out of range, or the card's memory is full.
+        """
+        changes = {"sampling.label": label, "sampling.batch_size": batch_size}
+        experiment = self._experiment.change(from_arguments(changes))
+        check(experiment)
+        if nfe is not None:
+            method = experiment.trained_method(self.networks.__contains__)
+            experiment = experiment.choose_calls(method, read_value("nfe", int, to_plain(nfe)))
+        config = experiment.config
+        target = experiment.target
+        starts = to_starts(config.data, target, x)
+        for note in starts.notes:
+            show(note)
+        sampler = self.sampler.with_settings(config.sampling)
+        if trajectory:
+            check_fixed_steps(sampler)
+        batches = stream_batches(
+            sampler,
+            starts,
+            starts.count,
+            self.device,
+            labels_of(starts, target, config.sampling.label),
+            keep_path=trajectory,
+            progress=False,
+        )
+        moved = torch.cat([states_of(target, batch) for batch in batches])
+        return like_samples(moved, x, target.axes or ())
 
     def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:
         """Draw images as ``sample`` does, and return a list of PIL images. Raise UserError for

@@ -67,6 +67,18 @@ OPTIONS: dict[str, tuple[Collection[str], Any, str, str]] = {
         "sample: write only a new .csv, .tsv, .parquet, .npz, .npy, .gif, .webp or DIR/ of PNGs. "
         "report: write the page also to FILE.html.",
     ),
+    "start": (
+        ["sample"],
+        str,
+        "PATH",
+        "Move the samples of this file or folder, in their order, instead of new ones.",
+    ),
+    "trajectory": (
+        ["sample"],
+        bool,
+        "",
+        "Write the start and the state after each step too, into --out FILE.npz or .npy.",
+    ),
     "resume": (["train"], bool, "", "Resume the run from its newest checkpoint."),
     "resume-phase": (["train"], int, "N", "Resume at phase N, or repeat it if it is finished."),
     "minutes": (["train"], float, "N", "Choose as many updates as fit into N minutes here."),

@@ -179,6 +179,8 @@ def _sample(request: Request) -> Iterator[str]:
             world,
             nfe=request.options.get("nfe"),
             out=request.options.get("out"),
+            start=request.options.get("start"),
+            trajectory=request.options.get("trajectory", False),
         )
 
 

@@ -267,7 +267,7 @@ class Work:
         self.check_stop()
         yardstick = self._yardsticks[trial.target]
         sampler = trial.sampler(nfe)
-        source = trial.experiment.source("compare", str(draw))
+        source = trial.experiment.source("compare", str(draw), is_measured=not trial.is_tuning)
         started = time.perf_counter()
         samples = generate(sampler, source, yardstick.samples, self.device)
         seconds = round(time.perf_counter() - started, 2)

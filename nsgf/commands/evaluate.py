@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,13 +17,13 @@ from nsgf.config.schema import SamplingConfig
 from nsgf.data.images import to_unit_range
 from nsgf.experiment import Experiment
 from nsgf.metrics.columns import mean_and_spread, measure_columns
-from nsgf.metrics.distances import nearest_images
+from nsgf.metrics.distances import nearest_images, squared_way, straightness
 from nsgf.metrics.measures import Values, is_measure
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import SAMPLE_SECTIONS, batch_folder, generate
-from nsgf.sampling.sampler import Samples
+from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.files import Plain, ensure_writable, write_text
@@ -76,11 +76,12 @@ def evaluate_run(
     sampler, progress = experiment.load_sampler(run)
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
-    log(f"evaluate: {evaluation.num_samples} samples at {calls}")
+    count = experiment.limit_starts(evaluation.num_samples)
+    log(f"evaluate: {count} samples at {calls}")
     # number of images to keep as floats and as bytes; points are always floats
     keep = max(evaluation.w2_samples, NEAREST) if is_images else None
     settings = fixed_values(config, SAMPLE_SECTIONS)
-    drawn = batch_folder(folder / "samples", settings, evaluation.num_samples, device, keep)
+    drawn = batch_folder(folder / "samples", settings, count, device, keep)
     yardstick = None
     if world.is_main:
         data = experiment.load_data()
@@ -89,8 +90,8 @@ def evaluate_run(
     samples = [
         generate(
             sampler,
-            experiment.source("evaluate", repeat),
-            evaluation.num_samples,
+            experiment.source("evaluate", repeat, is_measured=True),
+            count,
             device,
             keep=keep,
             world=world,
@@ -111,13 +112,19 @@ def evaluate_run(
         "seed": config.seed,
         "updates": progress,
         "sampling_precision": sampler.legs[-1].network.precision,  # type: ignore[attr-defined]
-        "num_samples": evaluation.num_samples,
+        "num_samples": count,
         "expected_nfe": nfe,
         "nfe": float(np.mean([part.nfe for part in samples])),
         "sampling": changed_sampling(config.sampling),
     }
     if (tau := samples[0].tau) is not None:
         metrics |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
+    if experiment.source_data is not None:
+        starts = [
+            experiment.source("evaluate", str(repeat), is_measured=True).at(range(count))
+            for repeat in range(len(samples))
+        ]
+        metrics |= measure_ways(sampler, starts, samples, yardstick, device)
     for group in measure_samples(yardstick, samples, config.seed):
         metrics |= group
         for key, value in group.items():
@@ -126,6 +133,26 @@ def evaluate_run(
         write_text(file, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     shutil.rmtree(drawn, ignore_errors=True)
     return file, metrics
+
+
+def measure_ways(
+    sampler: FlowSampler,
+    starts: Sequence[Tensor],
+    samples: Sequence[Samples],
+    yardstick: Yardstick,
+    device: torch.device,
+) -> Plain:
+    """Return how far and how straight samples move from a source file, in the units of networks.
+
+    ``starts``: for each draw, the starts of the samples, (N, *shape)."""
+    ways = []
+    for number, (start, part) in enumerate(zip(starts, samples, strict=True)):
+        count = min(yardstick.at_most(len(part.x)), yardstick.evaluation.w2_samples)
+        targets = yardstick.measured.target("ways", str(number)).at(range(count))
+        ways.append(squared_way(start[: len(part.x)], part.x, targets))
+    cut = range(min(len(starts[0]), sampler.sampling.batch_size))
+    walk = sampler(starts[0][: len(cut)].to(device), sampler.labels(cut), keep_path=True)
+    return {"way": float(np.mean(ways)), "straightness": straightness(walk.path)}
 
 
 def changed_sampling(sampling: SamplingConfig) -> Plain:

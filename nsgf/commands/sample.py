@@ -8,8 +8,11 @@ import numpy as np
 
 from nsgf.commands.preview import POINT_SAMPLES
 from nsgf.commands.sample_files import (
+    ARRAY_FILES,
     MOVING,
+    TABLES,
     BatchReader,
+    check_fixed_steps,
     check_output,
     write_animation,
     write_samples,
@@ -31,8 +34,9 @@ from nsgf.run.folder import RunFolder, results_folder
 from nsgf.sampling.generate import generate, stream_batches
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import ALONE, World
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.files import ensure_writable
+from nsgf.user_data.starts import labels_of, read_starts
 
 PATH_SAMPLES = 8
 MOVING_IMAGES = 32
@@ -48,6 +52,8 @@ def sample_run(
     *,
     nfe: int | None = None,
     out: str | None = None,
+    start: Path | None = None,
+    trajectory: bool = False,
 ) -> list[str]:
     """Write samples into ``samples/``, with a grid of images and a picture of their path.
 
@@ -68,6 +74,10 @@ def sample_run(
             ``FILE.csv``, ``FILE.tsv`` or ``FILE.parquet``; for images a folder of PNG files; or
             ``FILE.gif`` or ``FILE.webp``, an animation of the paths of the first samples. Without
             torchrun, samples are written batch by batch, so memory does not limit their number.
+        start: file or folder of samples of the source. Row i of the output is where row i goes.
+            Without ``out``, the output is ``samples/moved-NAME`` of the same kind.
+        trajectory: whether to write the start and the state after each step too, (N, S + 1,
+            *shape), into a file .npz or .npy.
 
     Return a line about the samples, and a line for each file. The list is empty except in the first
     process.
@@ -79,9 +89,59 @@ def sample_run(
     if nfe is not None:
         method = experiment.trained_method(run.has_checkpoint)
         experiment = experiment.choose_calls(method, nfe)
+    if start is not None:
+        return _move(experiment, run, world, start, out, trajectory) if world.is_main else []
     if out is None:
+        if trajectory:
+            raise UserError("trajectory: needs --out FILE.npz or FILE.npy")
         return _sample_into_run(experiment, run, world)
-    return _sample_to_file(experiment, run, world, out)
+    return _sample_to_file(experiment, run, world, out, trajectory)
+
+
+def _move(
+    experiment: Experiment,
+    run: RunFolder,
+    world: World,
+    start: Path,
+    out: str | None,
+    trajectory: bool,
+) -> list[str]:
+    """Move the samples of a file or folder, and write where they go."""
+    target = experiment.target
+    device = experiment.device
+    starts = read_starts(experiment.config.data, target, start)
+    labels = labels_of(starts, target, experiment.config.sampling.label)
+    if out is None:
+        folder = results_folder(experiment.config.out_path, run) / "samples"
+        kind = _kind_of_output(start, target, trajectory)
+        file = folder / f"moved-{start.stem}{changed_settings(experiment, run)}{kind}"
+        ensure_writable(folder, names=[file.name])
+        if kind == "" and file.exists():
+            raise wrong_setting("out", file, "exists; name a new one, or remove it")
+    else:
+        file, kind = check_output(out, target, has_paths=trajectory)
+        if kind in MOVING:
+            raise wrong_setting("out", out, "must not be an animation with start")
+    sampler, updates = experiment.load_sampler(run)
+    if trajectory:
+        check_fixed_steps(sampler)
+    batches = BatchReader(
+        stream_batches(sampler, starts, starts.count, device, labels, keep_path=trajectory)
+    )
+    write_samples(target, batches, starts.count, file, kind, starts.names, has_paths=trajectory)
+    return [*starts.notes, describe_samples(starts.count, batches.nfe, updates), str(file)]
+
+
+def _kind_of_output(start: Path, target: Target, trajectory: bool) -> str:
+    """Return the suffix of the output for a file or folder of starts; empty: a folder."""
+    suffix = start.suffix.lower()
+    if suffix in ARRAY_FILES:
+        return suffix
+    if trajectory:
+        return ".npz"
+    if target.is_images:
+        return ""
+    return suffix if suffix in TABLES else ".csv"
 
 
 def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> list[str]:
@@ -132,12 +192,18 @@ def _save_pictures(samples: Samples, classes: Names, grid: Path) -> None:
         save_figure(draw_rows(samples.x[rows], classes), grid)
 
 
-def _sample_to_file(experiment: Experiment, run: RunFolder, world: World, out: str) -> list[str]:
+def _sample_to_file(
+    experiment: Experiment, run: RunFolder, world: World, out: str, trajectory: bool
+) -> list[str]:
     """Write samples to a new file or folder, or an animation of their paths."""
     target = experiment.target
     device = experiment.device
-    file, suffix = check_output(out, target)
+    file, suffix = check_output(out, target, has_paths=trajectory)
     sampler, updates = experiment.load_sampler(run)
+    if trajectory:
+        check_fixed_steps(sampler)
+        if world.size > 1:
+            raise UserError("trajectory: runs in one process; start it without torchrun")
     source = experiment.source("sample")
     count = experiment.config.sampling.num_samples
     if suffix in MOVING:
@@ -149,13 +215,13 @@ def _sample_to_file(experiment: Experiment, run: RunFolder, world: World, out: s
         write_animation(target, samples, file)
         return [describe_samples(count, samples.nfe, updates), str(file)]
     if world.size == 1:
-        batches = BatchReader(stream_batches(sampler, source, count, device))
+        batches = BatchReader(stream_batches(sampler, source, count, device, keep_path=trajectory))
     else:
         samples = generate(sampler, source, count, device, world=world)
         if not world.is_main:
             return []
         batches = BatchReader([samples])
-    write_samples(target, batches, count, file, suffix)
+    write_samples(target, batches, count, file, suffix, has_paths=trajectory)
     return [describe_samples(count, batches.nfe, updates), str(file)]
 
 

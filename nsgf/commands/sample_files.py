@@ -5,7 +5,7 @@ import io
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +20,7 @@ from nsgf.config.values import expand_path
 from nsgf.data import Target
 from nsgf.plots.figures import save_animation
 from nsgf.plots.samples import figure_defaults, to_pictures
-from nsgf.sampling.sampler import Samples
+from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
 from nsgf.system.files import ensure_writable, replacing, replacing_folder
 
@@ -54,17 +54,21 @@ class BatchReader:
         return self.calls / self.count
 
 
-def check_output(out: str, target: Target) -> tuple[Path, str]:
+def check_output(out: str, target: Target, *, has_paths: bool = False) -> tuple[Path, str]:
     """Check that ``--out`` can be written. Return its path and its suffix (empty for a folder).
     Raise UserError if the file exists, if its kind does not suit the data, or if a package is
-    missing."""
+    missing. ``has_paths``: whether the intermediate states are written too."""
     path = expand_path("out", out)
     suffix = "" if out.endswith("/") or os.path.isdir(path) else path.suffix.lower()
-    suffixes = [*ARRAY_FILES, *(() if target.is_images else TABLES)]
-    suffixes += MOVING if target.shape != (1,) else ()
-    kinds = [f"FILE{ending}" for ending in suffixes] + ["DIR/"] * target.is_images
+    suffixes = [*ARRAY_FILES]
+    if not has_paths:
+        suffixes += () if target.is_images else TABLES
+        suffixes += MOVING if target.shape != (1,) else ()
+    kinds = [f"FILE{ending}" for ending in suffixes]
+    kinds += ["DIR/"] * (target.is_images and not has_paths)
     if (f"FILE{suffix}" if suffix else "DIR/") not in kinds:
-        raise wrong_setting("out", out, f"must be {' or '.join(kinds)} for this data")
+        what = "trajectories" if has_paths else "this data"
+        raise wrong_setting("out", out, f"must be {' or '.join(kinds)} for {what}")
     if suffix == ".parquet":
         _check_parquet(out, _columns(target))
     images = (_image_name(0, label) for label in target.class_names)
@@ -90,23 +94,56 @@ def _check_parquet(out: str, columns: list[str]) -> None:
 
 
 def write_samples(
-    target: Target, batches: BatchReader, count: int, path: Path, suffix: str
+    target: Target,
+    batches: BatchReader,
+    count: int,
+    path: Path,
+    suffix: str,
+    names: Sequence[str] = (),
+    *,
+    has_paths: bool = False,
 ) -> None:
     """Write ``count`` samples to a new file, or to a folder of PNG files (empty ``suffix``). Points
     have the units of the data, images are clamped to [-1, 1]. If writing fails, the file or folder
-    is removed."""
+    is removed.
+
+    Args:
+        names: names for the PNG files, (count,); empty: the names of the classes, if there are any.
+        has_paths: whether the batches have intermediate states, which are written too
+            (:func:`states_of`).
+    """
     if suffix == "":
-        _write_pictures(target, batches, path)
+        _write_pictures(target, batches, path, names)
         return
     with replacing(path) as stream:
         if suffix == ".npz":
-            _write_arrays(target, batches, count, stream)
+            _write_arrays(target, batches, count, stream, has_paths)
         elif suffix == ".npy":
-            _write_array((target.in_units(batch.x) for batch in batches), count, stream)
+            _write_array((states_of(target, batch) for batch in batches), count, stream)
         elif suffix == ".parquet":
             _write_parquet(target, batches, stream)
         else:
             _write_text(target, batches, stream, DELIMITERS[suffix])
+
+
+def check_fixed_steps(sampler: FlowSampler) -> None:
+    """Raise UserError if samples have different numbers of steps."""
+    if sampler.expected_nfe is None:
+        raise UserError(
+            "trajectory: needs a fixed number of steps; use sampling.solver euler or heun, and "
+            "sampling.omega null"
+        )
+
+
+def states_of(target: Target, batch: Samples) -> Tensor:
+    """Return the samples of a batch in the units of the data, (B, *shape). If the batch has
+    intermediate states, return the start and the state after each of S steps, (B, S + 1, *shape);
+    images are then not clamped."""
+    if not batch.path:
+        return target.in_units(batch.x)
+    if target.is_images:
+        return torch.stack(batch.path, 1)
+    return torch.stack([target.in_units(state) for state in batch.path], 1)
 
 
 def write_animation(target: Target, samples: Samples, path: Path) -> None:
@@ -158,8 +195,11 @@ def _write_parquet(target: Target, batches: BatchReader, stream: BinaryIO) -> No
             write_group()
 
 
-def _write_arrays(target: Target, batches: BatchReader, count: int, stream: BinaryIO) -> None:
-    """Write an .npz file: samples ``x``, ``nfe``, ``tau``, and with classes ``labels``."""
+def _write_arrays(
+    target: Target, batches: BatchReader, count: int, stream: BinaryIO, has_paths: bool
+) -> None:
+    """Write an .npz file: samples ``x``, or with ``has_paths`` the array ``trajectory``; ``nfe``,
+    ``tau``, and with classes ``labels``."""
     short = defaultdict(list)
 
     def samples() -> Iterator[Tensor]:
@@ -167,10 +207,11 @@ def _write_arrays(target: Target, batches: BatchReader, count: int, stream: Bina
             for name in ("tau", "labels"):
                 if (values := getattr(batch, name)) is not None:
                     short[name].append(values)
-            yield target.in_units(batch.x)
+            yield states_of(target, batch)
 
     with ZipFile(stream, "w") as archive:
-        with archive.open("x.npy", "w", force_zip64=True) as member:
+        name = "trajectory.npy" if has_paths else "x.npy"
+        with archive.open(name, "w", force_zip64=True) as member:
             _write_array(samples(), count, member)
         arrays: dict[str, Any] = {"nfe": batches.nfe, "tau": np.empty(0)}
         arrays |= {name: torch.cat(parts) for name, parts in short.items()}
@@ -193,14 +234,15 @@ def _write_array(parts: Iterable[Tensor], count: int, stream: Any) -> None:
         stream.write(array.data)
 
 
-def _write_pictures(target: Target, batches: BatchReader, path: Path) -> None:
-    """Write a folder of PNG files, with the classes in their names."""
-    names = target.class_names
+def _write_pictures(target: Target, batches: BatchReader, path: Path, names: Sequence[str]) -> None:
+    """Write a folder of PNG files, with ``names`` or the classes in their names."""
     with replacing_folder(path) as folder:
         number = 0
         for batch in batches:
             for row, image in enumerate(to_pictures(batch.x)):
-                label = "" if batch.labels is None else names[int(batch.labels[row])]
+                label = names[number] if names else ""
+                if batch.labels is not None and not names:
+                    label = target.class_names[int(batch.labels[row])]
                 image.save(folder / _image_name(number, label))
                 number += 1
 

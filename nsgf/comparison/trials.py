@@ -21,6 +21,7 @@ from nsgf.comparison.tuning import AS_GIVEN, SEED_OFFSET, Choice, choices_of
 from nsgf.config.files import method_layers, read_recipe, stored_facts
 from nsgf.config.layers import Layer, build, fixed_values, sections_of, shorter_warmups
 from nsgf.config.schema import (
+    SOURCE_FILE,
     Config,
     DataConfig,
     EvaluationConfig,
@@ -172,7 +173,8 @@ class Comparison:
         caller's function, the seed determines the noise."""
         data = self.config.data
         compare = self.config.compare
-        target: Any = data.name if data.source == STANDARD else f"{data.source}_{data.name}"
+        has_one_name = data.source in (STANDARD, SOURCE_FILE)
+        target: Any = data.name if has_one_name else f"{data.source}_{data.name}"
         seeds = seeds or range(self.config.seed, self.config.seed + compare.seeds)
         return [
             Trial(self, target, method, seed, self.chosen.get((target, method), AS_GIVEN))
@@ -241,12 +243,9 @@ class Trial:
         """The experiment, with the precision that ``auto`` selects. Raise UserError if its settings
         are not valid for this target."""
         source, name = split_target(self.target)
-        layer = {
-            "seed": self.seed,
-            "data.name": name,
-            "data.source": source,
-            "train.preview": False,
-        }
+        layer: Layer = {"seed": self.seed, "data.name": name, "train.preview": False}
+        if self._recipe.config.data.source != SOURCE_FILE:
+            layer["data.source"] = source
         experiment = self._recipe.change(layer)
         experiment = experiment.change({"train.precision": experiment.precision})
         check(experiment)
@@ -316,6 +315,8 @@ def measure_key(evaluation: EvaluationConfig, data: DataConfig, **settings: Any)
     }
     if facts := data.found:
         settings["data"] = facts.checksum
+        if facts.source:
+            settings["source"] = facts.source.checksum
         if max(facts.shape[1:], default=0) > SIDE:
             settings["is_antialiased"] = True  # earlier versions resized without antialiasing
     if data.held_out:

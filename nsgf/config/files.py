@@ -106,12 +106,23 @@ def read_facts(sections: Plain) -> Layer:
         raise UserError("model.network: damaged; train a new run")
     if not facts:
         return {FACTS_OF_DATA: None, "model.network": network}
-    kinds = get_type_hints(DataFacts)
     try:
-        values = {name: read_value(name, kinds[name], value) for name, value in facts.items()}
-        return {FACTS_OF_DATA: DataFacts(**values), "model.network": network}
+        return {FACTS_OF_DATA: _to_facts(facts), "model.network": network}
     except (AttributeError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{FACTS_OF_DATA}: damaged; train a new run") from error
+
+
+def _to_facts(facts: Plain) -> DataFacts:
+    """Return saved facts as a record. Damaged facts may raise UserError, AttributeError, KeyError
+    or TypeError."""
+    kinds = get_type_hints(DataFacts)
+    source = facts.get("source")
+    values = {
+        name: read_value(name, kinds[name], value)
+        for name, value in facts.items()
+        if name != "source"
+    }
+    return DataFacts(**values, source=None if source is None else _to_facts(source))
 
 
 def method_layers(recipe: Recipe, method: str | None) -> tuple[Layer, Layer]:

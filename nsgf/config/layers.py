@@ -15,6 +15,9 @@ from nsgf.config.schema import (
     FREE_ON_RESUME,
     MACHINE_PATH,
     OF_PHASES,
+    SOURCE_FILE,
+    SOURCES,
+    STANDARD,
     Config,
     DataFacts,
     OnlyIf,
@@ -117,8 +120,12 @@ def sections_of(config: Config) -> Plain:
 
 
 def build(layer: Layer) -> Config:
-    """Return a configuration with these values, and defaults for all missing settings."""
+    """Return a configuration with these values, and defaults for all missing settings. A path as
+    ``data.source`` becomes ``data.source_path``."""
     sections: dict[str, Plain] = {section: {} for section in ("", *PARTS)}
+    source = layer.get("data.source", STANDARD)
+    if source not in SOURCES:
+        layer = {**layer, "data.source": SOURCE_FILE, "data.source_path": source}
     for key in layer.keys() - {EDITION}:
         section, _, name = key.rpartition(".")
         sections[section][name] = layer[key]
@@ -183,7 +190,10 @@ def drop_machine_settings(config: Config) -> Config:
         for key, item in SETTINGS.items()
         if item.is_path or key.startswith(("device", "tracking."))
     }
-    facts = config.data.found and dataclasses.replace(config.data.found, broken=None)
+    facts = config.data.found
+    if facts:
+        source = facts.source and dataclasses.replace(facts.source, broken=None)
+        facts = dataclasses.replace(facts, broken=None, source=source)
     return change(config, {**defaults, FACTS_OF_DATA: facts})
 
 

@@ -86,6 +86,14 @@ SolverName = Literal["euler", "heun", "dopri5"]
 FlowKind = Literal["sinkhorn", "energy", "geomloss"]
 
 
+STANDARD = "gaussian"
+"""Value of ``data.source`` for the standard Gaussian, which has the shape of the target."""
+SOURCE_FILE = "file"
+"""Value of ``data.source`` for samples at ``data.source_path``."""
+SOURCES = (STANDARD, "8gaussians", SOURCE_FILE)
+"""Values of ``data.source``. :func:`nsgf.config.layers.build` takes any further value as a path."""
+
+
 def edition_of(*names: str) -> int:
     """Return the edition of the 2D sets with these names."""
     return 2 if {*names} & {*CHANGED_SETS} else 1
@@ -113,10 +121,13 @@ class DataFacts:
     """Names of the classes."""
     broken: list[str] | None = None
     """Files that ``data.skip_broken`` leaves out."""
+    source: "DataFacts | None" = None
+    """Facts about the samples at ``data.source_path``; None: the source is a distribution."""
 
     def plain(self) -> dict[str, Any]:
         """Return the facts as they are saved."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        facts = {item.name: getattr(self, item.name) for item in fields(self)}
+        return facts | {"source": self.source and self.source.plain()}
 
 
 @dataclass(frozen=True)
@@ -125,8 +136,14 @@ class DataConfig:
 
     name: Literal[PointName, ImageName, OwnName] = "8gaussians"
     """Target mu*: a 2D set, an image set, or your own images or points at data.path."""
-    source: Literal["gaussian", "8gaussians"] = "gaussian"
-    """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
+    source: str = STANDARD
+    """Source mu0: gaussian, the standard Gaussian; 8gaussians, for 2D targets; or for your own
+    target the path of a file or folder of the same kind, whose samples are moved to the target. A
+    run saves a path as file, and the path in data.source_path."""
+    source_path: Annotated[
+        str | None, MACHINE_PATH, FREE_ON_RESUME, OnlyIf("data.source", (SOURCE_FILE,))
+    ] = None
+    """File or folder of the source, as data.path; data.source PATH sets it."""
     root: Annotated[str, MACHINE_PATH, FREE_ON_RESUME] = "data"
     """Folder of the downloaded image sets, in torchvision's layout."""
     download: Annotated[bool, FREE_ON_RESUME] = True

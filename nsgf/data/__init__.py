@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, Shape
+from nsgf.config.schema import STANDARD, DataConfig, Shape
 from nsgf.data.images import IMAGE_SETS, ImageSet
 from nsgf.data.points import INDICES, POINT_SETS, TIMES, PointSet, Target, gaussian
 from nsgf.data.samplers import (
@@ -26,14 +26,12 @@ from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.seeding import derive_seed
 
 __all__ = ["ClassSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler", "class_labels"]
-__all__ += ["INDICES", "TIMES", "ImageSet", "PointSet", "Target", "gaussian"]
+__all__ += ["INDICES", "STANDARD", "TIMES", "ImageSet", "PointSet", "Target", "gaussian"]
 
 DATA_SETS: dict[str, PointSet | ImageSet] = {
     target.name: target for target in (*POINT_SETS, *IMAGE_SETS)
 }
 """The shipped data sets by ``data.name``."""
-STANDARD = "gaussian"
-"""Value of ``data.source`` for the standard Gaussian, which has the shape of the target."""
 
 
 def file_state(file: Path) -> tuple[int, float] | None:
@@ -44,11 +42,27 @@ def file_state(file: Path) -> tuple[int, float] | None:
 class Data:
     """Source and target of an experiment. Loads the target once, and makes independent samplers."""
 
-    def __init__(self, target: Target, config: DataConfig, seed: int) -> None:
-        """Load the record ``target`` of the section ``config``. Raise UserError if files are
-        missing or damaged, or a class is empty."""
+    def __init__(
+        self,
+        target: Target,
+        config: DataConfig,
+        seed: int,
+        source: "Data | None" = None,
+        place: str = "data.path",
+    ) -> None:
+        """Load the record ``target`` of the section ``config``.
+
+        Args:
+            source: data whose target is the source mu0; None: ``data.source`` is a distribution.
+            place: setting that names the file of a user's data, for messages.
+
+        Raises:
+            UserError: files are missing or damaged, or a class is empty.
+        """
         self.record = target
         self.config = config
+        self.source_data = source
+        self._place = place
         self._seed = seed
         # read the state before the samples
         self._file_state = target.mapped and file_state(target.mapped)
@@ -85,8 +99,17 @@ class Data:
         """Number of samples in the target, without mirrored samples; None: unlimited."""
 
     def source(self, *stream: str) -> Sampler:
-        """Return a sampler of mu0 with a separate random stream."""
+        """Return a sampler of mu0 in the units of networks, with a separate random stream."""
+        if self.source_data:
+            return self.source_data.target(*stream)
         return build_source(self.config.source, self.shape, self._seed, *stream)
+
+    def source_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
+        """Return a sampler of mu0 whose classes are those of :meth:`target_by_class`. A
+        distribution has no classes."""
+        if self.source_data:
+            return self.source_data.target_by_class(*stream, run=run, mixed=mixed)
+        return self.source(*stream)
 
     def target(self, *stream: str) -> Sampler:
         """Return a sampler of mu* in the units of networks, with a separate random stream."""
@@ -112,7 +135,7 @@ class Data:
         mapped = self.record.mapped
         if mapped and file_state(mapped) != self._file_state:
             raise wrong_setting(
-                "data.path",
+                self._place,
                 self.config.path,
                 "has changed while it was used; restore it and resume, or train a new run",
             )
@@ -125,9 +148,21 @@ class Data:
         """
         if self.labels is None:
             return self.target(*stream)
-        rows = self.labels.argsort(stable=True).split(self.labels.bincount().tolist())
-        streams = [self._rows(part, *stream, "class", label) for label, part in enumerate(rows)]
+        streams = [self.of_class(label, *stream) for label in range(self.classes)]
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
+
+    def of_class(self, label: int, *stream: str) -> Sampler:
+        """Return a sampler of the samples of mu* with the class ``label``. It has a separate random
+        stream. Raise UserError if there are none."""
+        assert self.labels is not None
+        rows = (self.labels == label).nonzero().flatten()
+        if not len(rows):
+            raise wrong_setting(
+                "data.held_out",
+                f"{self.config.held_out:g}",
+                f"class {self.record.class_names[label]} of {self.config.path} has no samples here",
+            )
+        return self._rows(rows, *stream, "class", label)
 
     def reference(self, *stream: str) -> Sampler:
         """Return a sampler for measures and pictures. It is :meth:`target`, but a user's points
@@ -143,12 +178,18 @@ class Data:
             return self
         held_out = copy(self)
         held_out._hold(self.record.load(self.config, self._seed, held_out=True))
+        if isinstance(self.record, ImageSet) and self.labels is not None and held_out.count:
+            held_out.labels = self.record.labels(self.config, held_out.count, held_out=True)
+        held_out.source_data = self.source_data and self.source_data.measured()
         return held_out
 
     def with_seed(self, seed: int) -> "Data":
         """Return the same data with the random streams of another seed."""
         seeded = copy(self)
         seeded._seed = seed
+        seeded.source_data = self.source_data and self.source_data.with_seed(
+            derive_seed(seed, "source")
+        )
         return seeded
 
 

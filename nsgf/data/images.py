@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, Names
+from nsgf.config.schema import STANDARD, DataConfig, Names
 from nsgf.data.points import Target
 from nsgf.system.errors import UserError, one_line, suggest, wrong_setting
 from nsgf.system.seeding import make_generator
@@ -42,6 +42,7 @@ class ImageSet(Target):
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Includes ``root`` if the set reads files, and ``download`` if they can be downloaded."""
     unread: frozenset[str] = frozenset()
+    sources: Names = (STANDARD,)
     mapped: Path | None = None
 
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor | None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, Names, Shape
+from nsgf.config.schema import STANDARD, DataConfig, Names, Shape
 
 
 class Target:
@@ -24,7 +24,9 @@ class Target:
     shape: Shape
     """Shape of one sample."""
     uses: frozenset[str]
-    """Settings of the section ``data`` that have an effect, besides ``name``."""
+    """Settings of the section ``data`` that have an effect, besides ``name`` and ``source``."""
+    sources: Names = (STANDARD,)
+    """Allowed values of ``data.source``."""
     unread: frozenset[str] = frozenset()
     """Settings in ``uses`` that have no effect for this kind of file."""
     class_names: Names = ()
@@ -75,7 +77,8 @@ class PointSet(Target):
     draw: Callable[[int, torch.Generator], Tensor]
     """(n, generator) -> n independent points, float32, (n, D)."""
     shape: Shape = (2,)
-    uses: frozenset[str] = frozenset({"source"})
+    uses: frozenset[str] = frozenset()
+    sources: Names = (STANDARD, "8gaussians")
 
 
 def gaussian(shape: Shape) -> PointSet:

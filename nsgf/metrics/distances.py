@@ -2,6 +2,7 @@
 (kernel distance; with torch-fidelity, Frechet distance, precision and recall)."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from nsgf.data.images import to_unit_range
 from nsgf.sinkhorn.base import full_precision
 from nsgf.sinkhorn.energy import cross_minus_within
+from nsgf.sinkhorn.exact import w2
 from nsgf.system.errors import UserError, suggest
 
 LEAST_ROWS = 20
@@ -170,3 +172,21 @@ def subset_kernel_distance(x: Tensor, y: Tensor) -> tuple[float, float, int]:
     measures = kid_features_to_metric(x.cpu(), y.cpu(), kid_subset_size=size, verbose=False)
     mean, std = (measures[f"kernel_inception_distance_{name}"] for name in ("mean", "std"))
     return mean, std, size
+
+
+def squared_way(starts: Tensor, ends: Tensor, targets: Tensor) -> float:
+    """Return the mean squared way from starts to ends, both (N, *shape), in units of W2^2 between
+    starts and targets, (M, *shape). 1: as short as possible. W2 uses min(N, M) samples of each; few
+    samples make it too large."""
+    count = min(len(starts), len(targets))
+    way = (ends - starts).flatten(1).double().square().sum(1).mean()
+    return float(way) / w2(starts[:count], targets[:count]) ** 2
+
+
+def straightness(path: Sequence[Tensor]) -> float:
+    """Return the mean distance from the first to the last state of a path, divided by the mean
+    length of the path. 1: all paths are straight. ``path``: states, each (N, *shape)."""
+    states = torch.stack([state.flatten(1).double() for state in path])
+    length = states.diff(dim=0).norm(dim=2).sum(0).mean()
+    distance = (states[-1] - states[0]).norm(dim=1).mean()
+    return float(distance / length) if length > 0 else 1.0

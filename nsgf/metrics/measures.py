@@ -132,6 +132,8 @@ FURTHER_TITLES = {
     "outside_range": "share outside of the range of real points",
     "classifier_samples": "samples for the classifier",
     "classifier_rows": "real points for the classifier",
+    "way": "mean squared way, in units of W2² of source and target",
+    "straightness": "straightness of the way",
     "w2_samples": "samples for W2",
     "nfe": "NFE",
     "expected_nfe": "NFE expected",

@@ -127,7 +127,9 @@ class Yardstick:
     def samples(self) -> int:
         """Number of samples of each trial."""
         limit = self.features.used if self.features else self.at_most
-        return limit(self.evaluation.num_samples)
+        count = limit(self.evaluation.num_samples)
+        starts = self.measured.source_data  # a repeated start ends at the same place
+        return min(count, starts.count or count) if starts else count
 
     def check_comparison(self) -> None:
         """Raise UserError if there are too few samples, or the network is not ImageNet's."""

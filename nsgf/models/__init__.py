@@ -42,8 +42,10 @@ class AffineStartNetwork(nn.Module):
     """A velocity network with the map z -> z A + b, which is saved with the weights.
 
     The map covers the fraction a of the way from a standard Gaussian to the Gaussian with the
-    data's mean m and covariance C: A = (1 - a) I + a C^(1/2) and b = a m. This is the displacement
-    interpolation (McCann 1997) of the optimal transport between the two Gaussians.
+    data's mean m and covariance C: A = (1 - a) I + a C^(1/2) and b = a m. For a source with mean n
+    and covariance S, C^(1/2) becomes M = S^(-1/2) (S^(1/2) C S^(1/2))^(1/2) S^(-1/2), and b = a (m
+    - n M). This is the displacement interpolation (McCann 1997) of the optimal transport between
+    the two Gaussians.
     """
 
     matrix: Tensor
@@ -64,14 +66,37 @@ class AffineStartNetwork(nn.Module):
         """Return the start of each line for noise (B, *shape). Labels have no effect."""
         return torch.addmm(self.shift, noise.flatten(1), self.matrix).view_as(noise)
 
-    def set_map(self, mean: Tensor, covariance: Tensor, part: float) -> None:
-        """Set the map from the data's mean (D,) and covariance (D, D), float64, and the fraction
-        ``part`` in [0, 1]."""
-        values, vectors = torch.linalg.eigh(covariance)
-        # rounding can make values negative
-        root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
-        self.matrix.copy_((1 - part) * torch.eye(len(mean), dtype=torch.float32) + part * root)
-        self.shift.copy_(part * mean)
+    def set_map(
+        self,
+        mean: Tensor,
+        covariance: Tensor,
+        part: float,
+        source: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Set the map from the data's mean (D,) and covariance (D, D), float64, the fraction
+        ``part`` in [0, 1], and mean and covariance of the source. ``source`` None: a standard
+        Gaussian."""
+        identity = torch.eye(len(mean), dtype=torch.float32)
+        if source is None:
+            matrix = covariance_root(covariance)
+            shift = mean
+        else:
+            source_mean, source_covariance = source
+            root = covariance_root(source_covariance)
+            inverse = torch.linalg.pinv(root, rtol=1e-6, hermitian=True)
+            matrix = inverse @ covariance_root(root @ covariance @ root) @ inverse
+            # directions in which the source has no spread keep their values
+            matrix += torch.eye(len(mean), dtype=mean.dtype) - inverse @ root
+            shift = mean - source_mean @ matrix
+        self.matrix.copy_((1 - part) * identity + part * matrix)
+        self.shift.copy_(part * shift)
+
+
+def covariance_root(covariance: Tensor) -> Tensor:
+    """Return the symmetric square root of a covariance (D, D), float64."""
+    values, vectors = torch.linalg.eigh(covariance)
+    # rounding can make values negative
+    return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
 
 def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Tensor:

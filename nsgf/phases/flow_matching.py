@@ -76,7 +76,7 @@ class Peer(Phase):
         if config.method in ("otcfm", "sbcfm"):
             group = config.coupling_batch or config.batch_size
         pairs = LinePairs(
-            data.source(self.name),
+            data.source_by_class(self.name),
             data.target_by_class(self.name),
             session.device,
             group,
@@ -131,7 +131,7 @@ class Reflow(Phase):
         carry = load_euler_steps(peer, session, STEPS, 1 / STEPS)
         classes = data.classes
         positions = range(self.config.reflow.pairs)
-        starts = data.source(self.name).at(positions)
+        starts = data.source_by_class(self.name).at(positions)
         ends = torch.empty_like(starts)
         inputs = [starts, class_labels(positions, classes)] if classes else [starts]
         session.log.write(f"reflow: {len(starts)} paths of {STEPS} steps")

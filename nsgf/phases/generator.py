@@ -93,7 +93,7 @@ class GeneratorTask(Task):
         self.model = model
         self._config = config
         self._is_residual = is_residual
-        self._noise = data.source("generator")
+        self._noise = data.source_by_class("generator", mixed=True)
         self.solvers = [BatchedSolver(blur, config.tolerance) for blur in config.blurs]
         self._groups = data.classes + 1  # the last group has no class
         self._real = data.target_by_class("generator", mixed=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nsgf.config.layers import Layer
 from nsgf.config.schema import Names
-from nsgf.data import TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels
+from nsgf.data import STANDARD, TIMES, Data, LabelDropout, PointSampler, Sampler, class_labels
 from nsgf.data.samplers import DRAW_BLOCK, pages
 from nsgf.method import line_pairs, nsgf_steps, step_sizes, time_step
 from nsgf.models import AffineStartNetwork, TimePredictorCNN, TimePredictorMLP, UserNetwork
@@ -199,7 +199,7 @@ class LinePhase(Phase):
         map. Raise UserError if NSGF is needed but not trained."""
         config = self.config
         flow = config.flow
-        source = data.source(self.name)
+        source = data.source_by_class(self.name)
         if transport is None and config.nsf.source == "nsgf":
             length = time_step(flow.steps, flow.step_size)
             transport = load_euler_steps(self.with_kind(NSGF), session, flow.steps, length)
@@ -244,7 +244,11 @@ class NSF(LinePhase):
             # step t of a flow between Gaussians covers the fraction eta_t of the remaining distance
             part = 1 - math.prod(1 - eta for eta in etas)
             session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
-            model.set_map(*measure_moments(data), part)
+            source = None
+            if config.data.source != STANDARD:
+                count = data.source_data.count if data.source_data else None
+                source = measure_moments(data.source("moments"), count)
+            model.set_map(*measure_moments(data.target("moments"), data.count), part, source)
             transport = model.start
         return LineTask(
             model,
@@ -285,15 +289,15 @@ class Predictor(LinePhase):
         return TimePredictorCNN(shape)
 
 
-def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
-    """Return mean (D,) and covariance (D, D), float64, of at most 65,536 samples of the target."""
-    target = data.target("moments")
-    count = min(data.count or MOMENT_SAMPLES, MOMENT_SAMPLES)
-    size = math.prod(target.shape)
+def measure_moments(sampler: Sampler, count: int | None) -> tuple[Tensor, Tensor]:
+    """Return mean (D,) and covariance (D, D), float64, of the first ``count`` samples of a stream,
+    at most 65,536. None: the stream is unlimited."""
+    count = min(count or MOMENT_SAMPLES, MOMENT_SAMPLES)
+    size = math.prod(sampler.shape)
     total = torch.zeros(size, dtype=torch.float64)
     products = torch.zeros(size, size, dtype=torch.float64)
     for first in range(0, count, DRAW_BLOCK):
-        rows = target.at(range(first, min(first + DRAW_BLOCK, count))).flatten(1).double()
+        rows = sampler.at(range(first, min(first + DRAW_BLOCK, count))).flatten(1).double()
         total += rows.sum(0)
         products.addmm_(rows.T, rows)
     mean = total / count

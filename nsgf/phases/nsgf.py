@@ -68,7 +68,8 @@ class NSGF(Phase):
     def task(self, session: Session, data: Data) -> Task:
         config = self.config
         target = data.target_by_class("pool", run=config.sinkhorn.targets)
-        pool = build_pool(session, self.pool_settings, data.source("pool"), target)
+        source = data.source_by_class("pool", run=config.sinkhorn.batch_size)
+        pool = build_pool(session, self.pool_settings, source, target)
         release_memory(session.device)
         further = data.target_by_class("pool", "ends", run=config.sinkhorn.targets)
         ends = None

@@ -37,13 +37,28 @@ def batch_positions(sampler: FlowSampler, n: int) -> list[range]:
 
 
 def stream_batches(
-    sampler: FlowSampler, source: Sampler, n: int, device: torch.device
+    sampler: FlowSampler,
+    source: Sampler,
+    n: int,
+    device: torch.device,
+    labels: Tensor | None = None,
+    *,
+    keep_path: bool = False,
+    progress: bool = True,
 ) -> Iterator[Samples]:
     """Yield the samples of :func:`generate` batch by batch, on the CPU, and show the progress. Only
-    one batch is in memory."""
-    for cut in count_progress(batch_positions(sampler, n), "sample", "batch"):
-        batch = sampler(source.at(cut).to(device), sampler.labels(cut))
+    one batch is in memory.
+
+    Args:
+        labels: classes of the samples, int64, (n,); None: those of ``sampler.labels``.
+        keep_path: whether to yield all intermediate states.
+    """
+    cuts = batch_positions(sampler, n)
+    for cut in count_progress(cuts, "sample", "batch") if progress else cuts:
+        given = sampler.labels(cut) if labels is None else labels[cut.start : cut.stop]
+        batch = sampler(source.at(cut).to(device), given, keep_path=keep_path)
         batch.x = batch.x.cpu()
+        batch.path = [state.cpu() for state in batch.path]
         batch.tau = None if batch.tau is None else batch.tau.cpu()
         batch.labels = None if batch.labels is None else batch.labels.cpu()
         yield batch

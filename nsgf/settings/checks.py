@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from nsgf.config.layers import SETTINGS, Layer
-from nsgf.config.schema import OF_PHASES, Config
-from nsgf.config.values import format_value, is_path
-from nsgf.data import DATA_SETS, STANDARD
+from nsgf.config.schema import OF_PHASES, SOURCE_FILE, Config
+from nsgf.config.values import expand_path, format_value, is_path
 from nsgf.experiment import Experiment
 from nsgf.models import MOST_VALUES
 from nsgf.phases import METHODS
 from nsgf.phases.generator import nearest_multiple
 from nsgf.system.errors import UserError, list_names, name_setting, suggest, wrong_setting
-from nsgf.user_data.files import data_path
 
 EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
 LIMITED = (
     "root",
-    "source",
     "fake",
     "flip",
     "path",
@@ -63,12 +60,14 @@ def check_training(experiment: Experiment) -> None:
         )
     data = config.data
     out = config.out_path.resolve()
-    if data.name == "images" and data.path and out.is_relative_to(data_path(data).resolve()):
-        raise wrong_setting(
-            "out_dir",
-            out,
-            f"must not be in data.path, among the images; use {suggest('out_dir', '../runs')}",
-        )
+    for key in ("path", "source_path"):
+        folder = getattr(data, key) if data.name == "images" else None
+        if folder and out.is_relative_to(expand_path(key, folder).resolve()):
+            raise wrong_setting(
+                "out_dir",
+                out,
+                f"must not be in data.{key}, among the images; use {suggest('out_dir', '../runs')}",
+            )
 
 
 def check_values(config: Config) -> None:
@@ -143,8 +142,6 @@ class Rules:
                 yield "nsf.init", "must be random with nsf.source affine"
             if config.flow.schedule == "constant" and config.flow.eta > 1:
                 yield "flow.eta", "must be <= 1 with nsf.source affine"
-            if config.data.source != STANDARD:
-                yield "nsf.source", f"must not be affine with data.source {config.data.source}"
             size = math.prod(self.experiment.target.shape)
             if size > MOST_VALUES:
                 yield (
@@ -176,12 +173,9 @@ class Rules:
         """Yield broken rules for source and target."""
         data = self.config.data
         target = self.experiment.target
-        source = DATA_SETS.get(data.source)
-        if "source" in target.uses and source and source.shape != target.shape:
-            yield (
-                "data.source",
-                f"must be {STANDARD} for {target.name}, which has another number of coordinates",
-            )
+        if data.source not in target.sources:
+            allowed = " or ".join(target.sources).replace(SOURCE_FILE, f"the path of {data.name}")
+            yield "data.source", f"must be {allowed} for {target.name}"
         if data.source == data.name:
             yield "data.source", "must differ from data.name"
         for name in LIMITED:

@@ -4,17 +4,21 @@ The choice depends on number and shape of the samples. docs/own-data.md describe
 Settings in files and flags override the choice.
 """
 
+from dataclasses import replace
+
 from nsgf.config.layers import FACTS_OF_DATA, SETTINGS, Layer, spread_optim
-from nsgf.config.schema import Config
+from nsgf.config.schema import SOURCE_FILE, Config
 from nsgf.config.values import format_layer
 from nsgf.system.errors import UserError, suggest
 from nsgf.system.hardware import pick_device
 from nsgf.user_data.files import saved_facts, split_rows
-from nsgf.user_data.images import inspect_images
-from nsgf.user_data.points import inspect_points
+from nsgf.user_data.images import inspect_images, inspect_source_images
+from nsgf.user_data.points import inspect_points, inspect_source_points
 
 INSPECTORS = {"images": inspect_images, "points": inspect_points}
 """Functions that inspect a user's data and return ``data.found``, by ``data.name``."""
+SOURCE_INSPECTORS = {"images": inspect_source_images, "points": inspect_source_points}
+"""Functions that do the same for the source."""
 POOL_VALUES = 2**29
 """Largest number of values in a pool: 2 GiB in float32."""
 START_VALUES = 2**28
@@ -43,6 +47,10 @@ def choose_settings(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     """
     data = config.data
     facts, notes = (saved_facts(data), ()) if data.found else INSPECTORS[data.name](data)
+    if data.source == SOURCE_FILE and facts.source is None:
+        source, lines = SOURCE_INSPECTORS[data.name](replace(data, found=facts))
+        facts = replace(facts, source=source)
+        notes = (*notes, *lines)
     samples = len(split_rows(data, facts.samples)[0])
     choose = for_points if len(facts.shape) == 1 else for_images
     chosen = {

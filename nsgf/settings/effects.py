@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from nsgf.experiment import Experiment  # loads torch
 
 _TRAINING = " ".join({key.partition(".")[0] for key in KEYS} - {"evaluation", "compare"})
-_RUN = "exp method smoke seed device out_dir data.root data.path data.download train.precision "
+_RUN = (
+    "exp method smoke seed device out_dir data.root data.path data.source data.source_path "
+    "data.download train.precision "
+)
 USES = {
     **{"train": _TRAINING, "preflight": _TRAINING},
     "compare": f"{_TRAINING} evaluation compare",

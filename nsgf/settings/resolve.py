@@ -166,7 +166,7 @@ def _expand_options(command: str, options: Layer) -> Layer:
     options = dict(options)
     if shipped := options.pop("pretrained", None):
         options["run"] = PRETRAINED[shipped]
-    for key in {"run", "config", "compare", "to"} & options.keys():
+    for key in {"run", "config", "compare", "start", "to"} & options.keys():
         options[key] = expand_path(key, options[key])
     return options
 
@@ -284,12 +284,12 @@ class Layers:
             is_free = shrinks_pool if "pool.num_batches" in settings else bool(data_choices)
             config = self._fit_pool(build(recipe), config, is_free)
         check(Experiment(config))
-        if config.data.path is None:
-            return config
-        from nsgf.user_data.files import data_path
-
         # later commands may start in another folder
-        return change(config, {"data.path": str(data_path(config.data).absolute())})
+        places = {key: SETTINGS[key].get(config) for key in ("data.path", "data.source_path")}
+        absolute = {
+            key: str(Path(path).expanduser().absolute()) for key, path in places.items() if path
+        }
+        return change(config, absolute)
 
     def configure_methods(self, names: Sequence[str]) -> list[Config]:
         """Return the checked configuration of each method of a comparison. Raise UserError with the
@@ -487,7 +487,13 @@ def _settings_of_run(run: "RunFolder", layers: Layers) -> Layer:
     is_training = layers.command == "train"
     saved = spread_optim(run.read_settings())
     by_user = {**layers.file.settings, **arguments}
-    for key, name in (("exp", by_user.get("exp")), ("method", arguments.get("method"))):
+    source = by_user.get("data.source")
+    kind = None if source is None else build({"data.source": source}).data.source
+    for key, name in (
+        ("exp", by_user.get("exp")),
+        ("method", arguments.get("method")),
+        ("data.source", kind),
+    ):
         if name not in (None, saved.get(key)):
             raise wrong_setting(key, name, f"{run.path} has {key} {saved.get(key)}")
     if arguments.get("smoke") and not saved.get("smoke"):

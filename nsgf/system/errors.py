@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 MAX_LENGTH = 2000
@@ -24,6 +25,7 @@ ABSOLUTE_PATH = re.compile(
 """Matches all parts of an absolute path except the last; folder names may contain spaces."""
 
 _names: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("names", default=({}, False))
+_keys: ContextVar[Mapping[str, str]] = ContextVar("keys", default=MappingProxyType({}))
 
 
 @contextmanager
@@ -42,12 +44,24 @@ def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[Non
         _names.reset(token)
 
 
+@contextmanager
+def replacing_keys(keys: Mapping[str, str]) -> Iterator[None]:
+    """Context in which messages name the settings ``keys.values()`` where code names the settings
+    ``keys``. So code that reads the target can also read the source."""
+    token = _keys.set(keys)
+    try:
+        yield
+    finally:
+        _keys.reset(token)
+
+
 def name_setting(key: str, value: Any) -> str:
     """Return ``KEY = VALUE``, the start of a message. For samples that the caller passed as
-    ``data``, return only the name, because the user does not know the file."""
+    ``data`` or ``source``, return only the name, because the user does not know the file."""
     names, are_flags = _names.get()
+    key = _keys.get().get(key, key)
     name = key if are_flags else names.get(key, key)
-    return name if name == "data" and "/.data/." in str(value) else f"{name} = {value}"
+    return name if name in ("data", "source") and "/.data/." in str(value) else f"{name} = {value}"
 
 
 def wrong_setting(key: str, value: Any, reason: str) -> "UserError":
@@ -59,6 +73,7 @@ def suggest(key: str, value: Any = "") -> str:
     """Return ``--KEY VALUE`` or ``KEY=VALUE``, in the form in which the user sets it. Without a
     value, return only the name."""
     names, are_flags = _names.get()
+    key = _keys.get().get(key, key)
     name = names.get(key, f"--{key}" if are_flags else key)
     if value == "":
         return name

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from nsgf.config.schema import DataConfig
+from nsgf.config.schema import SOURCE_FILE, DataConfig
 from nsgf.data import DATA_SETS, Data, ImageSet, Target
-from nsgf.user_data.files import saved_facts
+from nsgf.system.seeding import derive_seed
+from nsgf.user_data.files import reading_source, saved_facts
 from nsgf.user_data.images import image_set
-from nsgf.user_data.points import TableSet
+from nsgf.user_data.points import SourceTable, TableSet
 
 
 def find_target(config: DataConfig) -> Target:
@@ -23,4 +24,18 @@ def find_target(config: DataConfig) -> Target:
 def load_data(config: DataConfig, seed: int) -> Data:
     """Return source and target of the section ``data``. Raise UserError if files are missing or
     damaged, or a class is empty."""
-    return Data(find_target(config), config, seed)
+    return Data(find_target(config), config, seed, load_source(config, seed))
+
+
+def load_source(config: DataConfig, seed: int) -> Data | None:
+    """Return data whose target is the source file; None: the source is a distribution. Raise
+    UserError if files are missing, damaged or changed, or a class is empty."""
+    if config.source != SOURCE_FILE:
+        return None
+    with reading_source(config) as section:
+        record: Target
+        if config.name == "points":
+            record = SourceTable(saved_facts(config), config.source_path)
+        else:
+            record = find_target(section)
+        return Data(record, section, derive_seed(seed, "source"), place="data.source")

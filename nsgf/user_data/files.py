@@ -1,16 +1,26 @@
-"""The data at ``data.path``: path, arrays, and the facts that a run saves about the data.
+"""The data at ``data.path`` and ``data.source_path``: paths, arrays, and the facts that a run saves
+about the data.
 
 Shapes: N samples.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, DataFacts
-from nsgf.system.errors import UserError, list_names, suggest, wrong_setting
+from nsgf.config.schema import STANDARD, DataConfig, DataFacts
+from nsgf.system.errors import (
+    UserError,
+    list_names,
+    replacing_keys,
+    suggest,
+    wrong_setting,
+)
 from nsgf.system.seeding import make_generator
 
 LEAST = 16
@@ -58,11 +68,30 @@ def data_path(config: DataConfig) -> Path:
     """Return ``data.path`` as a path. Raise UserError if ``data.path`` is null, as in exported
     runs, or if it is no .npz file although ``data.key`` is set."""
     if config.path is None:
-        raise UserError(f"data.path = null: must say where the {config.name} are")
+        raise wrong_setting("data.path", "null", f"must say where the {config.name} are")
     path = Path(config.path).expanduser()
     if config.key and path.suffix.lower() != ".npz":
         raise wrong_setting("data.key", config.key, "is for files .npz")
     return path
+
+
+@contextmanager
+def reading_source(config: DataConfig) -> Iterator[DataConfig]:
+    """Context with the section ``data`` in which the samples of the source take the place of the
+    target. Messages about ``data.path`` name ``data.source``."""
+    path = config.source_path
+    section = replace(
+        config,
+        path=path,
+        source=STANDARD,
+        source_path=None,
+        found=saved_facts(config).source,
+        key=config.key if Path(path or "").suffix.lower() == ".npz" else None,
+        columns=None,
+        size=None,
+    )
+    with replacing_keys({"data.path": "data.source"}):
+        yield section
 
 
 def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, DataFacts
+from nsgf.config.schema import SOURCE_FILE, STANDARD, DataConfig, DataFacts
 from nsgf.data.images import ImageSet, to_bytes
 from nsgf.system.errors import UserError, list_names, one_line, suggest, wrong_setting
 from nsgf.system.hardware import available_bytes
@@ -33,6 +34,7 @@ from nsgf.user_data.files import (
     check_same_data,
     data_path,
     load_arrays,
+    reading_source,
     saved_facts,
     split_rows,
 )
@@ -68,10 +70,12 @@ SLACK = 1e-3
 """Largest distance of floats from [-1, 1]. It is a fraction of the step between two bytes."""
 
 
-def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], Counter[str]]:
+def find_images(
+    root: Path, broken: Collection[str] = (), least: int = LEAST
+) -> tuple[list[Path], Counter[str]]:
     """Return the sorted relative paths of the images below a folder, without hidden and broken
     images. Also return the number of files that are no images, by ending. Follow links, except to a
-    folder that contains the link. Raise UserError if there are too few images."""
+    folder that contains the link. Raise UserError if there are fewer than ``least`` images."""
     from PIL import Image
 
     if not root.is_dir():
@@ -99,11 +103,11 @@ def find_images(root: Path, broken: Collection[str] = ()) -> tuple[list[Path], C
                 left_out[ending or "without ending"] += 1
             elif one_line(path.as_posix()) not in broken:
                 images.append(path)
-    if len(images) < LEAST:
+    if len(images) < least:
         raise wrong_setting(
             "data.path",
             root,
-            f"{len(images)} images in it, must be {LEAST} or more of {', '.join(FORMATS)}",
+            f"{len(images)} images in it, must be {least} or more of {', '.join(FORMATS)}",
         )
     return sorted(images, key=lambda file: file.parts), left_out
 
@@ -159,6 +163,38 @@ def inspect_images(config: DataConfig) -> Inspection:
     if classes := facts.class_names:
         notes.append(f"{len(classes)} classes: {list_names(classes)}")
     return facts, tuple(f"data: {note}" for note in notes)
+
+
+def inspect_source_images(config: DataConfig) -> Inspection:
+    """Describe the images of the source. ``config``: the section ``data`` with the facts about the
+    target, whose size and channels the images get.
+
+    Raises:
+        UserError: the images cannot be used, images of a file have another size than the target, or
+            the classes differ from those of the target.
+    """
+    target = saved_facts(config)
+    with reading_source(config) as section:
+        if not is_array(section):
+            section = replace(section, size=target.shape[1])
+        facts, notes = inspect_images(section)
+        if is_array(section) and facts.shape != target.shape:
+            raise wrong_setting(
+                "data.path",
+                section.path,
+                f"images {facts.shape}, must be {target.shape} (channels, height, width) as those "
+                "of the target",
+            )
+        if config.conditional and facts.class_names != target.class_names:
+            raise wrong_setting(
+                "data.path",
+                section.path,
+                f"classes {list_names(facts.class_names or ['none'])}, must be those of the target "
+                f"({list_names(target.class_names or ['none'])}), or use "
+                f"{suggest('data.conditional', 'false')}",
+            )
+    lines = (f"source: {note.removeprefix('data: ')}" for note in notes)
+    return replace(facts, shape=target.shape), tuple(lines)
 
 
 def _refuse_plain(config: DataConfig, images: Iterator[Any]) -> None:
@@ -368,6 +404,7 @@ def image_set(config: DataConfig) -> ImageSet:
         has_test=config.held_out > 0,
         class_names=tuple(facts.class_names or ()),
         uses=frozenset({"path", "size", "flip", "skip_broken", "held_out", "key"}),
+        sources=(STANDARD, SOURCE_FILE),
         unread=frozenset({"skip_broken"}) if is_array else frozenset(),
         mapped=file if file.suffix.lower() == ".npy" and not config.held_out else None,
     )

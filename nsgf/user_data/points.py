@@ -5,6 +5,9 @@ Shapes: N points, D coordinates.
 
 import csv
 import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, DataFacts
+from nsgf.config.schema import SOURCE_FILE, STANDARD, DataConfig, DataFacts
 from nsgf.data.points import Target
 from nsgf.system.errors import (
     list_names,
@@ -28,6 +31,7 @@ from nsgf.user_data.files import (
     check_same_data,
     data_path,
     load_arrays,
+    reading_source,
     saved_facts,
     split_rows,
 )
@@ -42,7 +46,11 @@ from nsgf.user_data.tables import (
     to_numbers,
 )
 
+UNNAMED = re.compile(r"coordinate \d+")
+"""Matches the name of a column without a title."""
 SUFFIXES = (*ARRAYS, ".csv", ".tsv", ".txt", ".parquet", ".xlsx")
+FAR_SCALE = 10.0
+"""Ratio of standard deviations of source and target from which on a line asks about the unit."""
 LARGEST_VALUE = 1e150
 """Largest absolute value of a coordinate, so that squares stay within float64. 1 / LARGEST_VALUE is
 the smallest range."""
@@ -67,6 +75,7 @@ class TableSet(Target):
 
     name = "points"
     uses = frozenset({"path", "header", "columns", "held_out", "key"})
+    sources = (STANDARD, SOURCE_FILE)
 
     def __init__(self, facts: DataFacts, file: str | None = None) -> None:
         has_first_row = Path(file or "").suffix.lower() not in (*ARRAYS, ".parquet")
@@ -89,6 +98,14 @@ class TableSet(Target):
         """Return samples of networks in the units of the file.  (N, D) -> float64"""
         wide = samples.double()
         return wide * wide.new_tensor(self._scale) + wide.new_tensor(self._mean)
+
+
+class SourceTable(TableSet):
+    """The points of a source file, in the units of the target."""
+
+    def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor:
+        values = torch.from_numpy(read_matching(config, self.axes or ()).values)
+        return values[split_rows(config, len(values))[held_out]]
 
 
 def inspect_points(config: DataConfig) -> Inspection:
@@ -129,6 +146,44 @@ def inspect_points(config: DataConfig) -> Inspection:
         )
     notes += _notes_of_far_values(table, rows)
     return facts, tuple(filter(None, notes))
+
+
+def inspect_source_points(config: DataConfig) -> Inspection:
+    """Read the points of the source, and compare them with the target. ``config``: the section
+    ``data`` with the facts about the target. Raise the errors of :func:`read_matching`."""
+    target = saved_facts(config)
+    names = target.names or []
+    with reading_source(config) as section:
+        table = read_matching(section, names)
+        count = len(table.values)
+        rows = torch.from_numpy(table.values)[split_rows(section, count)[0]]
+    mean = rows.mean(0)
+    scale = rows.std(0, correction=0)
+    facts = DataFacts(
+        samples=count,
+        shape=target.shape,
+        checksum=_checksum(table.values),
+        names=target.names,
+        mean=mean.tolist(),
+        scale=scale.tolist(),
+    )
+    unit = rows.new_tensor(target.scale)
+    ways = (mean - rows.new_tensor(target.mean)).abs() / unit
+    spreads = scale / unit
+    notes = [
+        f"source: {count} points of {config.source_path}; in units of the target, a mean is up to "
+        f"{ways.max():.2g} away ({names[int(ways.argmax())]}), and standard deviations are "
+        f"{spreads.min():.2g} to {spreads.max():.2g}",
+        *table.notes,
+    ]
+    for column, spread in enumerate(spreads.tolist()):
+        if not 1 / FAR_SCALE <= spread <= FAR_SCALE:
+            notes.append(
+                f"source: {names[column]}: the standard deviation is {spread:.2g} times that of "
+                "the target; do both have the same unit?"
+            )
+            break
+    return facts, tuple(notes)
 
 
 def _refuse_rounded(config: DataConfig, table: PointTable) -> None:
@@ -199,7 +254,7 @@ def read_table(config: DataConfig) -> PointTable:
             cells = raw.cells
             cells = cells[:, columns] if isinstance(cells, np.ndarray) else cells.iloc[:, columns]
             raw = raw._replace(cells=cells, names=[raw.names[column] for column in columns])
-        values = finite_values(raw)
+        values = finite_values(raw, f"; or {columns_hint()}")
         rounded = rounded_columns(raw.cells, values)
     except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
         raise wrong_setting("data.path", file, one_line(error)) from error
@@ -213,8 +268,48 @@ def read_table(config: DataConfig) -> PointTable:
     return table
 
 
-def open_table(config: DataConfig, file: Path) -> RawTable:
-    """Return the table of a file. A file that is no table of points may raise any type of error."""
+def read_matching(config: DataConfig, names: Sequence[str], least: int = LEAST) -> PointTable:
+    """Return the columns ``names`` of the points of ``data.path``, which are all finite. Raise
+    UserError if the file is no table with ``least`` points or more, if it lacks a column, or if the
+    points have changed since the run began."""
+    file = data_path(config)
+    try:
+        raw, left_out = match_columns(open_table(config, file, least), names)
+        values = finite_values(raw)
+    except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
+        raise wrong_setting("data.path", file, one_line(error)) from error
+    if config.found:
+        check_same_data(config, _checksum(values))
+    notes = [f"{file.name}: columns left out: {list_names(left_out)}"] if left_out else []
+    return PointTable(values, [*names], raw.locate, tuple(notes))
+
+
+def match_columns(raw: RawTable, names: Sequence[str]) -> tuple[RawTable, list[str]]:
+    """Return a table with the columns ``names`` of the target, and the names of the columns that
+    are left out. Columns are matched by name. If source or target has no names, they are matched by
+    number. Raise ValueError if a column is missing or occurs twice."""
+    counts = Counter(raw.names)
+    wrong = [name for name in names if counts[name] != 1]
+    columns = [] if wrong else [raw.names.index(name) for name in names]
+    if wrong:
+        is_unnamed = any(all(map(UNNAMED.fullmatch, each)) for each in (raw.names, names))
+        if not is_unnamed or len(raw.names) != len(names):
+            verb = "occurs twice" if counts[wrong[0]] else "is missing"
+            raise ValueError(
+                f"column {wrong[0]} {verb}; must have the columns of the target, "
+                f"{list_names(names)}, and has {list_names(raw.names)}"
+            )
+        columns = [*range(len(names))]
+    cells = raw.cells
+    cells = cells[:, columns] if isinstance(cells, np.ndarray) else cells.iloc[:, columns]
+    chosen = {*columns}
+    left_out = [name for column, name in enumerate(raw.names) if column not in chosen]
+    return raw._replace(cells=cells, names=[raw.names[column] for column in columns]), left_out
+
+
+def open_table(config: DataConfig, file: Path, least: int = LEAST) -> RawTable:
+    """Return the table of a file, with ``least`` rows or more. A file that is no table of points
+    may raise any type of error."""
     suffix = file.suffix.lower()
     if not file.is_file():
         what = "is a folder, not a file" if file.is_dir() else "no such file"
@@ -231,9 +326,9 @@ def open_table(config: DataConfig, file: Path) -> RawTable:
     is_array = suffix in ARRAYS
     raw = read_array(load_arrays(config)[0]) if is_array else read_file(file, config.header)
     shape = raw.cells.shape
-    if len(shape) != 2 or shape[0] < LEAST or not shape[1]:
+    if len(shape) != 2 or shape[0] < least or not shape[1]:
         raise ValueError(
-            f"an array of shape {shape}, must be (N, D) with N >= {LEAST}: a row for each "
+            f"an array of shape {shape}, must be (N, D) with N >= {least}: a row for each "
             "point, a column for each coordinate"
         )
     return raw
@@ -276,9 +371,9 @@ def format_columns(names: list[str]) -> str:
     return text.getvalue()
 
 
-def finite_values(raw: RawTable) -> np.ndarray:
-    """Return the numbers of a table. Raise ValueError with place and reason if a cell is not
-    finite. float64, (N, D)"""
+def finite_values(raw: RawTable, remedy: str = "") -> np.ndarray:
+    """Return the numbers of a table. Raise ValueError with place, reason and ``remedy`` if a cell
+    is not finite. float64, (N, D)"""
     values = to_numbers(raw.cells)
     is_bad = ~(np.abs(values) <= LARGEST_VALUE)
     if not is_bad.any():
@@ -293,9 +388,7 @@ def finite_values(raw: RawTable) -> np.ndarray:
         reason = f"{value:g} must be between {-LARGEST_VALUE:g} and {LARGEST_VALUE:g}"
     if raw.hint and row == 0 and np.isnan(values[0]).all():
         reason += f"; {raw.hint}"
-    raise ValueError(
-        f"{raw.locate(int(row) + 1)}, {raw.names[column]}: {reason}; or {columns_hint()}"
-    )
+    raise ValueError(f"{raw.locate(int(row) + 1)}, {raw.names[column]}: {reason}{remedy}")
 
 
 def columns_hint() -> str:

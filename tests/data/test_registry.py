@@ -10,7 +10,7 @@ import torch
 from scipy.stats import ks_2samp
 from torchcfm.utils import sample_8gaussians, sample_moons
 
-from nsgf.config.schema import CompareConfig, DataConfig
+from nsgf.config.schema import SOURCES, CompareConfig, DataConfig
 from nsgf.data import DATA_SETS, STANDARD, ImageSet, PointSet
 from nsgf.data.points import eight_gaussians, moons
 from nsgf.settings.choices import INSPECTORS
@@ -23,11 +23,12 @@ def test_configuration_and_records_name_the_same_sets():
     hints = get_type_hints(DataConfig)
     assert set(get_args(hints["name"])) == {*DATA_SETS, *INSPECTORS}
     points = {name: one for name, one in DATA_SETS.items() if isinstance(one, PointSet)}
-    assert {STANDARD} < set(get_args(hints["source"])) <= {STANDARD, *points}
+    assert {STANDARD} < {*SOURCES[:-1]} <= {STANDARD, *points}
     (labels,) = get_args(get_type_hints(CompareConfig)["targets"])
     assert set(get_args(labels)) == {*points, "8gaussians_moons"}
     for name, record in DATA_SETS.items():
         assert (record.name, len(record.shape)) == (name, 3 if record.is_images else 1)
+        assert {*record.sources} == {STANDARD, *[SOURCES[1]] * (not record.is_images)}
         assert record.is_images is isinstance(record, ImageSet)
         assert (record.uses >= {"root", "download"}) is (name in ("mnist", "cifar10"))
         assert (record.uses >= {"fake", "flip"}) is record.is_images

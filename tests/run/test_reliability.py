@@ -75,7 +75,7 @@ def torture(*flags):
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_commands_that_are_killed_at_every_file_operation_end_as_undisturbed_ones():
-    assert len(torture()) == 2 + 7
+    assert len(torture()) == 2 + 8
 
 
 @pytest.mark.e2e

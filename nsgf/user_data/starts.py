@@ -1,0 +1,178 @@
+"""Given samples of the source, which a run moves in their order.
+
+Shapes: N samples, *shape one sample.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nsgf.config.schema import STANDARD, DataConfig, Shape
+from nsgf.data import Sampler, Target
+from nsgf.system.errors import UserError, list_names, one_line, replacing_keys, wrong_setting
+from nsgf.user_data.files import load_arrays, saved_facts
+from nsgf.user_data.image_files import image_pixels, open_image
+from nsgf.user_data.images import find_images, image_bytes, is_array
+from nsgf.user_data.points import finite_values, match_columns, read_matching
+from nsgf.user_data.tables import RawTable
+
+FAR = 10.0
+"""Distance of a row from the mean of the source, in standard deviations, from which on a line says
+so."""
+
+
+@dataclass
+class Starts(Sampler):
+    """Given samples in their order. Sample i is row i."""
+
+    shape: Shape
+    count: int
+    """Number of samples N."""
+    read: Callable[[range], Tensor]
+    """Function that returns the samples at these positions in the units of networks, float32."""
+    notes: Sequence[str] = ()
+    """Lines for the user."""
+    names: Sequence[str] = ()
+    """Names of the files of images without their endings, (N,); empty: the samples have no
+    names."""
+    labels: Sequence[str] | None = None
+    """Names of the classes of the samples, (N,); None: not known."""
+
+    def at(self, positions: range) -> Tensor:
+        return self.read(positions)
+
+
+def read_starts(config: DataConfig, target: Target, path: Path) -> Starts:
+    """Return the samples of a file or folder. If the source is a distribution, points and arrays of
+    images have the units of networks.
+
+    Args:
+        config: the section ``data`` of the run.
+        target: the record of the target.
+        path: a table of points with the columns of the target; or a folder or file of images.
+
+    Raises:
+        UserError: the samples cannot be read, or do not have the target's shape.
+    """
+    section = replace(config, path=str(path), found=None, key=None)
+    with replacing_keys({"data.path": "start"}):
+        if not target.is_images:
+            table = read_matching(section, target.axes or _default_names(target), least=1)
+            return starts_of_points(config, target, table.values, table.notes)
+        if not is_array(section):
+            return _starts_of_folder(target, path)
+        try:
+            images, labels = load_arrays(section)
+            starts = starts_of_images(config, target, images)
+        except Exception as error:  # numpy raises many types for damaged and foreign files
+            raise wrong_setting("data.path", path, one_line(error)) from error
+        if labels is not None:
+            starts.labels = [str(label) for label in labels.reshape(-1)]
+        return starts
+
+
+def _default_names(target: Target) -> list[str]:
+    """Return the names of the coordinates of a shipped set."""
+    return [f"x{number}" for number in range(1, target.shape[0] + 1)]
+
+
+def starts_of_table(config: DataConfig, target: Target, raw: RawTable) -> Starts:
+    """Return the rows of a table as samples. Raise ValueError if the table does not have the
+    columns of the target, or if a cell is not finite."""
+    if not len(raw.cells):
+        raise ValueError("has no rows")
+    matched, left_out = match_columns(raw, target.axes or _default_names(target))
+    notes = [f"start: columns left out: {list_names(left_out)}"] if left_out else []
+    return starts_of_points(config, target, finite_values(matched), notes)
+
+
+def starts_of_points(
+    config: DataConfig, target: Target, values: np.ndarray, notes: Sequence[str] = ()
+) -> Starts:
+    """Return points (N, D), float64, as samples, with a line if some are far from the source."""
+    points = torch.from_numpy(values)
+
+    def read(positions: range) -> Tensor:
+        rows = points[positions.start : positions.stop]
+        return rows.float() if config.source == STANDARD else target.from_units(rows)
+
+    facts = saved_facts(config).source if config.found else None
+    if facts is not None and facts.scale and facts.mean:
+        scale = points.new_tensor(facts.scale)
+        way = (points - points.new_tensor(facts.mean)).abs()
+        is_far = way > FAR * torch.where(scale > 0, scale, torch.inf)
+        if count := int(is_far.any(1).sum()):
+            column = (facts.names or [""])[int(is_far.sum(0).argmax())]
+            notes = [
+                *notes,
+                f"start: {count} of {len(points)} rows are more than {FAR:g} standard deviations "
+                f"away from the mean of the source ({column}); the run has seen none there",
+            ]
+    return Starts(target.shape, len(points), read, notes)
+
+
+def starts_of_images(config: DataConfig, target: Target, images: np.ndarray) -> Starts:
+    """Return images (N, C, H, W), (N, H, W, C) or (N, H, W) as samples: bytes, or floats in [-1,
+    1]. For a Gaussian source, return noise (N, C, H, W). Raise ValueError for another shape or
+    range."""
+    if config.source == STANDARD:
+        rows = images
+    elif images.dtype.kind == "f" and images.shape[1:] == target.shape:
+        if not (np.abs(images) <= 1).all():
+            raise ValueError("floats outside of [-1, 1]")
+        rows = images
+    else:
+        rows = image_bytes(images, least=1)
+    if rows.shape[1:] != target.shape or not len(rows) or rows.dtype.kind not in "uf":
+        raise ValueError(
+            f"images {images.shape} of {images.dtype}, must be bytes or floats (N, *{target.shape})"
+        )
+
+    def read(positions: range) -> Tensor:
+        part = torch.from_numpy(np.ascontiguousarray(rows[positions.start : positions.stop]))
+        return target.from_units(part).float()
+
+    return Starts(target.shape, len(rows), read)
+
+
+def _starts_of_folder(target: Target, root: Path) -> Starts:
+    """Return the images of a folder as samples, which are decoded when they are used."""
+    files, _ = find_images(root, least=1)
+    channels, size, _ = target.shape
+
+    def read(positions: range) -> Tensor:
+        images = []
+        for file in files[positions.start : positions.stop]:
+            try:
+                content = (root / file).read_bytes()
+                images.append(image_pixels(open_image(content), channels, size))
+            except Exception as error:  # Pillow raises many types for damaged files
+                raise UserError(f"{root / file}: {one_line(error)}") from error
+        return target.from_units(torch.stack(images))
+
+    labels = [file.parts[0] if len(file.parts) > 1 else "" for file in files]
+    return Starts(target.shape, len(files), read, (), [file.stem for file in files], labels)
+
+
+def labels_of(starts: Starts, target: Target, label: str | int | None) -> Tensor | None:
+    """Return the classes of the samples, int64, (N,), which are ``label`` if it is not None. Return
+    None if the networks take no classes. Raise UserError if a class is not known."""
+    if not target.classes:
+        return None
+    names = [label] * starts.count if label is not None else starts.labels
+    if names is None:
+        names = [""] * starts.count
+    numbers = [target.class_number(name) for name in names]
+    if None in numbers:
+        name = names[numbers.index(None)]
+        raise wrong_setting(
+            "sampling.label",
+            "null" if label is None else label,
+            f"sample {numbers.index(None)} of the start has class '{name}'; must be one of "
+            f"{list_names(target.class_names)}",
+        )
+    return torch.tensor(numbers, dtype=torch.int64)
