@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from nsgf.commands.preview import POINT_SAMPLES
 from nsgf.commands.sample_files import (
@@ -32,11 +33,11 @@ from nsgf.plots.samples import (
 )
 from nsgf.run.folder import RunFolder, results_folder
 from nsgf.sampling.generate import generate, stream_batches
-from nsgf.sampling.sampler import Samples
+from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.files import ensure_writable
-from nsgf.user_data.starts import labels_of, read_starts
+from nsgf.user_data.starts import Starts, labels_of, read_starts
 
 PATH_SAMPLES = 8
 MOVING_IMAGES = 32
@@ -90,7 +91,24 @@ def sample_run(
         method = experiment.trained_method(run.has_checkpoint)
         experiment = experiment.choose_calls(method, nfe)
     if start is not None:
-        return _move(experiment, run, world, start, out, trajectory) if world.is_main else []
+        if not world.is_main:
+            return []
+        config = experiment.config
+        starts = read_starts(config.data, experiment.target, start)
+        if out is None:
+            folder = results_folder(config.out_path, run) / "samples"
+            name = f"moved-{start.stem}{changed_settings(experiment, run)}"
+            file = folder / f"{name}{_kind_of_output(start, starts, trajectory)}"
+            ensure_writable(folder, names=[file.name])
+            if file.is_dir():
+                raise wrong_setting("out", file, "exists; name a new one, or remove it")
+        else:
+            file, kind = check_output(out, experiment.target, has_paths=trajectory)
+            if kind in MOVING:
+                raise wrong_setting("out", out, "must not be an animation with start")
+        sampler, updates = experiment.load_sampler(run)
+        calls = _move(sampler, starts, experiment.device, file, trajectory)
+        return [*starts.notes, describe_samples(starts.count, calls, updates), str(file)]
     if out is None:
         if trajectory:
             raise UserError("trajectory: needs --out FILE.npz or FILE.npy")
@@ -98,50 +116,33 @@ def sample_run(
     return _sample_to_file(experiment, run, world, out, trajectory)
 
 
-def _move(
-    experiment: Experiment,
-    run: RunFolder,
-    world: World,
-    start: Path,
-    out: str | None,
-    trajectory: bool,
-) -> list[str]:
-    """Move the samples of a file or folder, and write where they go."""
-    target = experiment.target
-    device = experiment.device
-    starts = read_starts(experiment.config.data, target, start)
-    labels = labels_of(starts, target, experiment.config.sampling.label)
-    if out is None:
-        folder = results_folder(experiment.config.out_path, run) / "samples"
-        kind = _kind_of_output(start, target, trajectory)
-        file = folder / f"moved-{start.stem}{changed_settings(experiment, run)}{kind}"
-        ensure_writable(folder, names=[file.name])
-        if kind == "" and file.exists():
-            raise wrong_setting("out", file, "exists; name a new one, or remove it")
-    else:
-        file, kind = check_output(out, target, has_paths=trajectory)
-        if kind in MOVING:
-            raise wrong_setting("out", out, "must not be an animation with start")
-    sampler, updates = experiment.load_sampler(run)
-    if trajectory:
-        check_fixed_steps(sampler)
-    batches = BatchReader(
-        stream_batches(sampler, starts, starts.count, device, labels, keep_path=trajectory)
-    )
-    write_samples(target, batches, starts.count, file, kind, starts.names, has_paths=trajectory)
-    return [*starts.notes, describe_samples(starts.count, batches.nfe, updates), str(file)]
-
-
-def _kind_of_output(start: Path, target: Target, trajectory: bool) -> str:
+def _kind_of_output(start: Path, starts: Starts, trajectory: bool) -> str:
     """Return the suffix of the output for a file or folder of starts; empty: a folder."""
     suffix = start.suffix.lower()
     if suffix in ARRAY_FILES:
         return suffix
     if trajectory:
         return ".npz"
-    if target.is_images:
+    if len(starts.shape) == 3:
         return ""
     return suffix if suffix in TABLES else ".csv"
+
+
+def _move(
+    sampler: FlowSampler, starts: Starts, device: torch.device, file: Path, trajectory: bool
+) -> float:
+    """Move given samples, and write where they go. Return the number of network calls for each
+    sample."""
+    if trajectory:
+        check_fixed_steps(sampler)
+    target = sampler.target
+    labels = labels_of(starts, target, sampler.sampling.label)
+    batches = BatchReader(
+        stream_batches(sampler, starts, starts.count, device, labels, keep_path=trajectory)
+    )
+    kind = file.suffix.lower()
+    write_samples(target, batches, starts.count, file, kind, starts.names, has_paths=trajectory)
+    return batches.nfe
 
 
 def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> list[str]:

@@ -20,7 +20,7 @@ from nsgf.user_data.images import find_images, image_bytes, is_array
 from nsgf.user_data.points import finite_values, match_columns, read_matching
 from nsgf.user_data.tables import RawTable
 
-FAR = 10.0
+FAR_START = 10.0
 """Distance of a row from the mean of the source, in standard deviations, from which on a line says
 so."""
 
@@ -104,13 +104,13 @@ def starts_of_points(
     if facts is not None and facts.scale and facts.mean:
         scale = points.new_tensor(facts.scale)
         way = (points - points.new_tensor(facts.mean)).abs()
-        is_far = way > FAR * torch.where(scale > 0, scale, torch.inf)
+        is_far = way > FAR_START * torch.where(scale > 0, scale, torch.inf)
         if count := int(is_far.any(1).sum()):
             column = (facts.names or [""])[int(is_far.sum(0).argmax())]
             notes = [
                 *notes,
-                f"start: {count} of {len(points)} rows are more than {FAR:g} standard deviations "
-                f"away from the mean of the source ({column}); the run has seen none there",
+                f"start: {count} of {len(points)} rows are more than {FAR_START:g} standard "
+                f"deviations away from the mean of the source ({column}); the run has seen none there",
             ]
     return Starts(target.shape, len(points), read, notes)
 
