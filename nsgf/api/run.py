@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -19,7 +20,7 @@ from nsgf.commands.export import export_run
 from nsgf.commands.report import report_run
 from nsgf.config.files import from_arguments
 from nsgf.config.layers import Layer
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import MOST_STEPS, Config, PhaseName
 from nsgf.config.values import Place, expand_path, read_value, to_plain
 from nsgf.data import Target
 from nsgf.data.images import data_root, to_unit_range
@@ -28,16 +29,19 @@ from nsgf.models import UserNetwork, make_network
 from nsgf.plots.samples import draw_notebook_image, save_grid, to_pictures
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate
+from nsgf.sampling.likelihood import PROBES, STEPS, LogProb, log_prob, summarise
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
 from nsgf.settings.checks import check
 from nsgf.settings.effects import refuse_training
 from nsgf.settings.resolve import resolve
 from nsgf.share import find_folder, open_run
-from nsgf.sinkhorn.base import to_array
+from nsgf.sinkhorn.base import positive_number, to_array
 from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 from nsgf.user_data.images import image_bytes
 
+MOST_PROBES = 1000
+"""Largest number of probes for a density."""
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
 """Names of an argument for the time. If the first argument of a network has such a name, the
 network takes the time before x."""
@@ -137,6 +141,80 @@ class Run:
         )
         target = experiment.target
         return samples.x if raw and target.is_images else target.in_units(samples.x)
+
+    @from_python({"sampling.batch_size": "batch_size"})
+    def log_prob(
+        self,
+        x: Tensor | ArrayLike,
+        labels: str | int | ArrayLike | None = None,
+        *,
+        steps: int = STEPS,
+        probes: int = PROBES,
+        seed: int | None = None,
+        batch_size: int | None = None,
+    ) -> LogProb:
+        """Return the natural logarithms of the density of samples, by the change of variables along
+        the ODE of sampling. The page "Measuring and comparing" has the formula and its limits.
+
+        Runs of nsgf, nsgf++h, affine, icfm, otcfm, otcfm+, sbcfm, 1rf and 2rf have a density. The
+        settings of the sampler, such as its number of steps, have no effect, except
+        ``sampling.guidance`` and ``sampling.tau``. The networks compute in float32.
+
+        Args:
+            x: samples, (N, *shape), in the units of :meth:`sample`: images are floats in [-1, 1],
+                and the user's points have the units of their file.
+            labels: classes of the samples, (N,), as integers or names, or one class of all samples;
+                None: ``sampling.label``, or no classes.
+            steps: number of Runge-Kutta steps along each ODE, with 4 network calls each. More steps
+                make the error of the ODE smaller.
+            probes: number of estimates of the divergence if a sample has more than 16 values.
+                Otherwise the divergence is exact.
+            seed: seed of the probes, which also depend on the batch size; None: a random seed from
+                torch's global generator.
+            batch_size: number of samples in a network call; None: ``sampling.batch_size``.
+
+        Returns:
+            ``value``, float64, (N,): natural logarithms of the density in the units of ``x``.
+            ``error``, float64, (N,): standard error of each value, from the probes; 0 if the
+            divergence is exact.
+
+        Raises:
+            UserError: the method has no density; an argument is out of range; the networks need
+                labels; the card's memory is full.
+        """
+        steps = positive_number("steps", steps, is_whole=True, most=MOST_STEPS)
+        probes = positive_number("probes", probes, is_whole=True, most=MOST_PROBES)
+        if probes < 2:
+            raise wrong_setting("probes", probes, "must be >= 2, for the standard error")
+        experiment = self._experiment.change(from_arguments({"sampling.batch_size": batch_size}))
+        check(experiment)
+        sampler = self._density_sampler(experiment)
+        target = experiment.target
+        points = sampler.read_samples(x)
+        if target.is_images and not points.is_floating_point():
+            raise UserError(f"x is {points.dtype}: must be floats in [-1, 1]")
+        if labels is None and target.classes and experiment.config.sampling.label is None:
+            raise UserError("labels: must be given, because the networks take classes")
+        if labels is not None and np.ndim(labels) == 0:
+            labels = [labels] * len(points)  # type: ignore[list-item]
+        values = log_prob(
+            sampler,
+            experiment.source_law,
+            target.from_units(points),
+            sampler.read_labels(labels, len(points)),
+            self.device,
+            steps=steps,
+            probes=probes,
+            seed=int(torch.randint(2**63 - 1, ())) if seed is None else seed,
+        )
+        return summarise(values - target.log_volume)
+
+    def _density_sampler(self, experiment: Experiment) -> FlowSampler:
+        """Return the sampler with networks in float32. 16-bit networks are read again."""
+        if all(network.precision == "fp32" for network in self.networks.values()):
+            return self.sampler.with_settings(experiment.config.sampling)
+        method = experiment.trained_method(self.networks.__contains__)
+        return experiment.change({"train.precision": "fp32"}).load_sampler(self.folder, method)[0]
 
     def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:
         """Draw images as ``sample`` does, and return a list of PIL images. Raise UserError for
