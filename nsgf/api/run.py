@@ -5,12 +5,11 @@ Shapes: N samples, *shape one sample: (C, H, W) with values in [-1, 1], or (D,).
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -29,13 +28,13 @@ from nsgf.models import UserNetwork, make_network
 from nsgf.plots.samples import draw_notebook_image, save_grid, to_pictures
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate
-from nsgf.sampling.likelihood import PROBES, STEPS, LogProb, log_prob, summarise
+from nsgf.sampling.likelihood import ODE_STEPS, PROBES, LogProb, log_prob, summarise
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
 from nsgf.settings.checks import check
 from nsgf.settings.effects import refuse_training
 from nsgf.settings.resolve import resolve
 from nsgf.share import find_folder, open_run
-from nsgf.sinkhorn.base import positive_number, to_array
+from nsgf.sinkhorn.base import Array, positive_number, to_array
 from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 from nsgf.user_data.images import image_bytes
@@ -145,10 +144,10 @@ class Run:
     @from_python({"sampling.batch_size": "batch_size"})
     def log_prob(
         self,
-        x: Tensor | ArrayLike,
-        labels: str | int | ArrayLike | None = None,
+        x: Array,
+        labels: str | int | Sequence[str | int] | Tensor | None = None,
         *,
-        steps: int = STEPS,
+        steps: int = ODE_STEPS,
         probes: int = PROBES,
         seed: int | None = None,
         batch_size: int | None = None,
@@ -176,7 +175,9 @@ class Run:
         Returns:
             ``value``, float64, (N,): natural logarithms of the density in the units of ``x``.
             ``error``, float64, (N,): standard error of each value, from the probes; 0 if the
-            divergence is exact.
+            divergence is exact. ``gap``, float64, (N,): distance between each sample and the
+            sample that :meth:`sample` draws in few steps from the same noise, root mean square in
+            units of networks. If it is not small, samples of the run have another density.
 
         Raises:
             UserError: the method has no density; an argument is out of range; the networks need
@@ -188,16 +189,16 @@ class Run:
             raise wrong_setting("probes", probes, "must be >= 2, for the standard error")
         experiment = self._experiment.change(from_arguments({"sampling.batch_size": batch_size}))
         check(experiment)
-        sampler = self._density_sampler(experiment)
+        sampler = self._exact_sampler().with_settings(experiment.config.sampling)
         target = experiment.target
         points = sampler.read_samples(x)
         if target.is_images and not points.is_floating_point():
             raise UserError(f"x is {points.dtype}: must be floats in [-1, 1]")
         if labels is None and target.classes and experiment.config.sampling.label is None:
             raise UserError("labels: must be given, because the networks take classes")
-        if labels is not None and np.ndim(labels) == 0:
-            labels = [labels] * len(points)  # type: ignore[list-item]
-        values = log_prob(
+        if isinstance(labels, str | int):
+            labels = [labels] * len(points)
+        values, gap = log_prob(
             sampler,
             experiment.source_law,
             target.from_units(points),
@@ -207,14 +208,15 @@ class Run:
             probes=probes,
             seed=int(torch.randint(2**63 - 1, ())) if seed is None else seed,
         )
-        return summarise(values - target.log_volume)
+        return summarise(values - target.log_volume, gap)
 
-    def _density_sampler(self, experiment: Experiment) -> FlowSampler:
+    def _exact_sampler(self) -> FlowSampler:
         """Return the sampler with networks in float32. 16-bit networks are read again."""
         if all(network.precision == "fp32" for network in self.networks.values()):
-            return self.sampler.with_settings(experiment.config.sampling)
+            return self.sampler
+        experiment = self._experiment.change({"train.precision": "fp32"})
         method = experiment.trained_method(self.networks.__contains__)
-        return experiment.change({"train.precision": "fp32"}).load_sampler(self.folder, method)[0]
+        return experiment.load_sampler(self.folder, method)[0]
 
     def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:
         """Draw images as ``sample`` does, and return a list of PIL images. Raise UserError for

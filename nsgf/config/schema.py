@@ -445,6 +445,10 @@ class EvaluationConfig:
         str | None, MACHINE_PATH, OnlyIf("evaluation.features", ("inception",))
     ] = None
     """File with torch-fidelity's Inception weights. null: download them."""
+    bits_images: CountOrNull = None
+    """Number of real images whose bits per dimension are computed, drawn at random from the
+    held-out images or the test images, otherwise from the training images. null: none. An image
+    takes 160 network calls with gradients."""
 
 
 @dataclass(frozen=True)

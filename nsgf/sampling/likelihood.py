@@ -7,7 +7,8 @@ al. 2018). A is the matrix of an affine start; there is no such term without an 
 divergence is exact in few dimensions. Otherwise it is estimated by e^T (du/dx) e with random signs
 e (Hutchinson 1990, Grathwohl et al. 2019).
 
-This is the density of the exact ODEs. Samples in few steps have a slightly different density.
+This is the density of the exact ODEs. Samples in few steps have another density. The gap shows how
+far the two are apart: it compares x with the sample that the sampler draws from z in few steps.
 
 Shapes: N samples, B batch, K probes, D values of a sample, *shape one sample.
 """
@@ -34,7 +35,7 @@ from nsgf.system.seeding import make_generator
 
 EXACT_DIM = 16
 """Largest number D of values for the exact divergence, which needs D backward passes."""
-STEPS = 50
+ODE_STEPS = 50
 """Default number of Runge-Kutta steps for each ODE, with 4 network calls each."""
 PROBES = 8
 """Default number of probes, each with one backward pass for each network call."""
@@ -53,6 +54,10 @@ class LogProb(NamedTuple):
     error: Tensor
     """Standard error of each value from the random probes, (N,); 0 if the divergence is exact. The
     error of the ODE solver is not included."""
+    gap: Tensor
+    """Difference between each sample and the sample that the run draws from the same z with its
+    settings of sampling: root mean square over the D values, in units of networks, (N,). If it is
+    not small, samples of the run do not have this density."""
 
 
 def has_density(legs: Sequence[type[Leg]]) -> bool:
@@ -67,14 +72,16 @@ def log_prob(
     labels: Tensor | None,
     device: torch.device,
     *,
-    steps: int = STEPS,
+    steps: int = ODE_STEPS,
     probes: int = PROBES,
     seed: int = 0,
     progress: bool = False,
-) -> Tensor:
-    """Return logarithms of densities in the units of networks, one column for each probe. The mean
-    over the columns estimates the logarithm of the density without bias.  float64, on the CPU,
-    (N, K). If D <= EXACT_DIM, the divergence is exact and there is one column.
+) -> tuple[Tensor, Tensor]:
+    """Return logarithms of densities in the units of networks, with one column for each probe, and
+    gaps as in LogProb.  float64, on the CPU, (N, K) and (N,)
+
+    The mean over the columns estimates the logarithm of the density without bias. If D <=
+    EXACT_DIM, the divergence is exact and there is one column.
 
     Args:
         sampler: networks in float32.
@@ -94,22 +101,29 @@ def log_prob(
             "log_prob: sampling of this run is no ODE, so its density is not known; use a run of "
             f"{METHODS_WITH_DENSITY}"
         )
+    assert law.log_density is not None
     size = sampler.sampling.batch_size
     firsts = range(0, len(x), size)
     values = []
+    gaps = []
     for first in count_progress(firsts, "densities", "batch") if progress else firsts:
         batch = x[first : first + size].to(device, torch.float64)
         batch_labels = None if labels is None else labels[first : first + size].to(device)
         divergence = Divergence(law.shape, probes, make_generator(seed, "probes", first))
-        values.append(_log_density(sampler, law, batch, batch_labels, steps, divergence).cpu())
-    return torch.cat(values)
+        noise, change = _follow_legs_back(sampler, batch, batch_labels, steps, divergence)
+        density = law.log_density(noise).unsqueeze(1) - change
+        values.append(density.cpu())
+        difference = sampler(noise, batch_labels).x - batch
+        gaps.append(difference.flatten(1).square().mean(1).sqrt().cpu())
+    return torch.cat(values), torch.cat(gaps)
 
 
-def summarise(values: Tensor) -> LogProb:
-    """Return the mean over K probes (N, K), and its standard error; 0 for a single column."""
+def summarise(values: Tensor, gap: Tensor) -> LogProb:
+    """Return the mean over K probes (N, K), its standard error, and the gap. The error is 0 for a
+    single column."""
     count = values.shape[1]
     error = values.std(1) / math.sqrt(count) if count > 1 else torch.zeros_like(values[:, 0])
-    return LogProb(values.mean(1), error)
+    return LogProb(values.mean(1), error, gap)
 
 
 def bits_per_dim(
@@ -119,8 +133,9 @@ def bits_per_dim(
     labels: Tensor | None,
     device: torch.device,
     seed: int,
-) -> Tensor:
-    """Return the bits per dimension of images (N, C, H, W), uint8.  float64, on the CPU, (N,)
+) -> tuple[Tensor, Tensor]:
+    """Return the bits per dimension of images (N, C, H, W), uint8, and gaps as in LogProb.
+    float64, on the CPU, each (N,)
 
     With uniform noise u in [0, 1), a byte b becomes y = b + u - 1/2, in units of one of the 256
     levels. The network sees x = y / 127.5 - 1, so bytes lie where training has them. The result is
@@ -131,8 +146,8 @@ def bits_per_dim(
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float64) - 0.5
     x = to_unit_range(images).double() + noise / LEVELS
     # one probe is enough, because the spread over the images includes the spread of the probe
-    values = log_prob(sampler, law, x, labels, device, probes=1, seed=seed, progress=True)
-    return math.log2(LEVELS) - values[:, 0] / (math.log(2) * images[0].numel())
+    values, gaps = log_prob(sampler, law, x, labels, device, probes=1, seed=seed, progress=True)
+    return math.log2(LEVELS) - values[:, 0] / (math.log(2) * images[0].numel()), gaps
 
 
 class Divergence:
@@ -178,17 +193,16 @@ class Divergence:
 
 @exact_products()
 @torch.no_grad()
-def _log_density(
+def _follow_legs_back(
     sampler: FlowSampler,
-    law: PointSet,
     x: Tensor,
     labels: Tensor | None,
     steps: int,
     divergence: Divergence,
-) -> Tensor:
-    """Return logarithms of densities of one batch x (B, *shape), float64.  (B, K)"""
-    assert law.log_density is not None
-    change = torch.zeros(len(x), 1, dtype=torch.float64, device=x.device)
+) -> tuple[Tensor, Tensor]:
+    """Return the samples z of mu0 from which the legs lead to x (B, *shape), and log |det dx/dz|.
+    float64, (B, *shape) and (B, K)"""
+    change = torch.zeros(len(x), divergence.columns, dtype=torch.float64, device=x.device)
     for leg in reversed([copy(leg) for leg in sampler.legs]):
         if isinstance(leg, AffineStart):
             x, log_det = undo_affine(leg.model, x)
@@ -196,7 +210,7 @@ def _log_density(
         elif isinstance(leg, ODELeg):
             x, integral = follow_back(leg.slope(labels), leg.start, x, steps, divergence)
             change = change + integral
-    return law.log_density(x).unsqueeze(1) - change
+    return x, change
 
 
 def follow_back(
