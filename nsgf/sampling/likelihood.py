@@ -39,6 +39,8 @@ ODE_STEPS = 50
 """Default number of Runge-Kutta steps for each ODE, with 4 network calls each."""
 PROBES = 8
 """Default number of probes, each with one backward pass for each network call."""
+BITS_STEPS = 20
+"""Number of Runge-Kutta steps for bits per dimension."""
 LEVELS = 127.5
 """Number of levels of a byte for a unit of an image in [-1, 1]."""
 METHODS_WITH_DENSITY = "nsgf, nsgf++h, affine, icfm, otcfm, otcfm+, sbcfm, 1rf or 2rf"
@@ -146,7 +148,9 @@ def bits_per_dim(
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float64) - 0.5
     x = to_unit_range(images).double() + noise / LEVELS
     # one probe is enough, because the spread over the images includes the spread of the probe
-    values, gaps = log_prob(sampler, law, x, labels, device, probes=1, seed=seed, progress=True)
+    values, gaps = log_prob(
+        sampler, law, x, labels, device, steps=BITS_STEPS, probes=1, seed=seed, progress=True
+    )
     return math.log2(LEVELS) - values[:, 0] / (math.log(2) * images[0].numel()), gaps
 
 
