@@ -153,14 +153,14 @@ class Run:
         batch_size: int | None = None,
     ) -> LogProb:
         """Return the natural logarithms of the density of samples, by the change of variables along
-        the ODE of sampling. The page "Measuring and comparing" has the formula and its limits.
+        the ODE of sampling. The page on measuring has the formula and its limits.
 
         Runs of nsgf, nsgf++h, affine, icfm, otcfm, otcfm+, sbcfm, 1rf and 2rf have a density. The
         settings of the sampler, such as its number of steps, have no effect, except
         ``sampling.guidance`` and ``sampling.tau``. The networks compute in float32.
 
         Args:
-            x: samples, (N, *shape), in the units of :meth:`sample`: images are floats in [-1, 1],
+            x: samples, (N, *shape), in the units of `sample`: images are floats in [-1, 1],
                 and the user's points have the units of their file.
             labels: classes of the samples, (N,), as integers or names, or one class of all samples;
                 None: ``sampling.label``, or no classes.
@@ -176,7 +176,7 @@ class Run:
             ``value``, float64, (N,): natural logarithms of the density in the units of ``x``.
             ``error``, float64, (N,): standard error of each value, from the probes; 0 if the
             divergence is exact. ``gap``, float64, (N,): distance between each sample and the
-            sample that :meth:`sample` draws in few steps from the same noise, root mean square in
+            sample that `sample` draws in few steps from the same noise, root mean square in
             units of networks. If it is not small, samples of the run have another density.
 
         Raises:

@@ -39,7 +39,7 @@ ODE_STEPS = 50
 """Default number of Runge-Kutta steps for each ODE, with 4 network calls each."""
 PROBES = 8
 """Default number of probes, each with one backward pass for each network call."""
-BITS_STEPS = 20
+BITS_STEPS = 40
 """Number of Runge-Kutta steps for bits per dimension."""
 LEVELS = 127.5
 """Number of levels of a byte for a unit of an image in [-1, 1]."""

@@ -33,7 +33,10 @@ class Space(Target):
         self.class_names = names
 
 
-def sampler_of(target, *legs, flow=FlowConfig(steps=4, eta=0.15), **sampling):
+CONSTANT = FlowConfig(steps=4, eta=0.15)
+
+
+def sampler_of(target, *legs, flow=CONSTANT, **sampling):
     config = Config(flow=flow, sampling=SamplingConfig(batch_size=64, **sampling))
     made = [kind(network, config.sampling, flow, target.classes) for kind, network in legs]
     return FlowSampler(made, target)
