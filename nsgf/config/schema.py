@@ -446,9 +446,9 @@ class EvaluationConfig:
     ] = None
     """File with torch-fidelity's Inception weights. null: download them."""
     bits_images: CountOrNull = None
-    """Number of real images whose bits per dimension are computed, drawn at random from the
-    held-out images or the test images, otherwise from the training images. null: none. An image
-    takes 160 network calls with gradients."""
+    """Number of real images whose bits per dimension are computed; null: none. --bits-per-dim
+    without a number: 256. The images are a random part of the held-out images or the test images;
+    if there are none, of the training images. An image takes 160 network calls with gradients."""
 
 
 @dataclass(frozen=True)
