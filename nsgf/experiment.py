@@ -12,7 +12,7 @@ import torch
 
 from nsgf.config.layers import Layer, change
 from nsgf.config.schema import Config, PhaseName, SamplingConfig
-from nsgf.data import Data, Sampler, Target, build_source
+from nsgf.data import Data, PointSet, Sampler, Target, build_source, source_law
 from nsgf.phases import PHASES, Method, find_methods, preview_method
 from nsgf.phases.base import Phase, load_network
 from nsgf.run.folder import RunFolder
@@ -134,6 +134,11 @@ class Experiment:
             return build_source(config.data.source, self.target.shape, config.seed, *stream)
         label = self.target.class_number(config.sampling.label)
         return data.target_by_class(*stream) if label is None else data.of_class(label, *stream)
+
+    @property
+    def source_law(self) -> PointSet:
+        """The distribution mu0."""
+        return source_law(self.config.data.source, self.target.shape)
 
     def load_sampler(
         self, run: RunFolder, method: Method | None = None

@@ -316,3 +316,93 @@ def test_lines_of_the_readme_run(tmp_path, monkeypatch):
     assert names["ut"].shape == (256, 2)
     assert (tmp_path / "ring.png").exists()
     assert (tmp_path / "my-model" / "config.json").exists()
+
+
+def trained_on(rows, out_dir, **others):
+    settings = {**SMALL, "optim.iterations": 300, "optim.batch_size": 128, **others}
+    return nsgf.train(rows, method="icfm", out_dir=out_dir, overrides=settings)
+
+
+def test_density_of_a_trained_run_integrates_to_one(tmp_path):
+    """And it is that of a Gaussian, the law of the rows, in the units of the rows."""
+    rows = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)).double()
+    rows[:, 1] = (rows[:, 1] + rows[:, 0]) * 30 + 500
+    run = trained_on(rows, tmp_path)
+    axes = [torch.linspace(-6, 6, 61), torch.linspace(200, 800, 61)]
+    found = run.log_prob(torch.cartesian_prod(*axes), steps=10, batch_size=4000)
+    cell = 12 / 60 * 600 / 60
+    assert float(found.value.exp().sum()) * cell == pytest.approx(1, abs=0.01)
+    assert (found.error == 0).all()
+    law = torch.distributions.MultivariateNormal(
+        torch.tensor([0.0, 500.0]).double(), torch.tensor([[1.0, 30.0], [30.0, 1800.0]]).double()
+    )
+    test = law.sample((500,))
+    difference = run.log_prob(test, steps=10).value - law.log_prob(test)
+    assert -0.2 < float(difference.mean()) < 0.03  # minus the Kullback-Leibler divergence
+    assert float(difference.std()) < 0.4
+
+
+def test_density_changes_with_the_units_of_columns(tmp_path):
+    """And not with batches. A table and an array of numpy are samples too."""
+    rows = np.random.default_rng(0).normal(size=(300, 3))
+    scale = np.array([1.0, 1000.0, 0.01])
+    small = {"optim.iterations": 5}
+    one, other = (
+        trained_on(part, tmp_path / name, **small)
+        for name, part in {"one": rows, "other": rows * scale}.items()
+    )
+    expected = one.log_prob(rows, steps=5).value - math.log(10)
+    found = other.log_prob(torch.from_numpy(rows * scale), steps=5, batch_size=7).value
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+def test_density_of_a_class_uses_its_label(tmp_path):
+    settings = {"smoke": True, "data.conditional": True, "device": "cpu", "peer.lr": 0.1}
+    run = nsgf.train("digits", method="icfm", out_dir=tmp_path, overrides=settings)
+    x = run.sample(4, seed=0)
+    how = {"steps": 1, "probes": 2, "seed": 0}
+    of_class = run.log_prob(x, "3", **how)
+    assert torch.equal(run.log_prob(x, [3, 3, 3, 3], **how).value, of_class.value)
+    assert torch.equal(run.log_prob(x, torch.tensor([3] * 4), **how).value, of_class.value)
+    assert not torch.allclose(run.log_prob(x, 4, **how).value, of_class.value)
+    assert (of_class.error > 0).all()
+    chosen = nsgf.load(run, overrides={"sampling.label": 3})
+    assert torch.equal(chosen.log_prob(x, **how).value, of_class.value)
+    for labels in (None, 10, "ten", [0, 1]):
+        with pytest.raises(UserError, match="labels: must be"):
+            run.log_prob(x, labels, **how)
+    with pytest.raises(UserError, match="floats"):
+        run.log_prob(to_bytes(x), 3, **how)
+
+
+def test_networks_in_16_bits_have_the_density_of_float32(tmp_path):
+    settings = {"smoke": True, "device": "cpu"}
+    run = nsgf.train("digits", method="otcfm", out_dir=tmp_path, overrides=settings)
+    x = run.sample(3, seed=0)
+    rounded = nsgf.load(run, overrides={"train.precision": "bf16"})
+    assert not torch.equal(rounded.sample(3, seed=0), x)
+    how = {"steps": 2, "probes": 2, "seed": 0}
+    assert torch.equal(rounded.log_prob(x, **how).value, run.log_prob(x, **how).value)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"steps": 0}, "steps = 0"),
+        ({"probes": 1}, "probes = 1"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"labels": 0}, "labels: have no effect"),
+        ({"x": torch.zeros(2, 3)}, r"x is \(2, 3\)"),
+    ],
+)
+def test_wrong_arguments_of_a_density_are_refused(small_run, how, words):
+    run = nsgf.load(small_run.path, overrides={"sampling.tau": 0.5})
+    assert run.log_prob(torch.zeros(2, 2), steps=1).value.isfinite().all()
+    with pytest.raises(UserError, match=words):
+        run.log_prob(**{"x": torch.zeros(2, 2), **how})
+
+
+def test_run_with_a_time_predictor_has_no_density(small_run):
+    with pytest.raises(UserError, match="no ODE"):
+        nsgf.load(small_run.path).log_prob(torch.zeros(2, 2))

@@ -410,6 +410,11 @@ def test_a_folder_of_images_is_moved_image_by_image(tmp_path, capsys):
         run.transport(torch.full((2, 1, 8, 8), 2.0))
 
 
+def test_a_source_file_has_no_density(run):
+    with pytest.raises(UserError, match=r"data\.source is a file, whose density is not known"):
+        run.log_prob(SOURCE)
+
+
 # --- measures -----------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ Shapes: N samples, *shape one sample: (C, H, W) with values in [-1, 1], or (D,).
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from nsgf.commands.report import report_run
 from nsgf.commands.sample_files import check_fixed_steps, states_of
 from nsgf.config.files import from_arguments
 from nsgf.config.layers import Layer
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import MOST_STEPS, Config, PhaseName
 from nsgf.config.values import Place, expand_path, read_value, to_plain
 from nsgf.data import Target
 from nsgf.data.images import data_root, to_unit_range
@@ -30,18 +30,21 @@ from nsgf.models import UserNetwork, make_network
 from nsgf.plots.samples import draw_notebook_image, save_grid, to_pictures
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate, stream_batches
+from nsgf.sampling.likelihood import ODE_STEPS, PROBES, LogProb, log_prob, summarise
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork
 from nsgf.settings.checks import check
 from nsgf.settings.effects import refuse_training
 from nsgf.settings.resolve import resolve
 from nsgf.share import find_folder, open_run
-from nsgf.sinkhorn.base import to_array
+from nsgf.sinkhorn.base import Array, positive_number, to_array
 from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.output import show
 from nsgf.system.seeding import from_python, keep_random_numbers, make_generator
 from nsgf.user_data.images import image_bytes
 from nsgf.user_data.starts import labels_of
 
+MOST_PROBES = 1000
+"""Largest number of probes for a density."""
 TIME_NAMES = ("t", "time", "times", "timestep", "timesteps")
 """Names of an argument for the time. If the first argument of a network has such a name, the
 network takes the time before x."""
@@ -199,6 +202,83 @@ class Run:
         )
         moved = torch.cat([states_of(target, batch) for batch in batches])
         return like_samples(moved, x, target.axes or ())
+
+    @from_python({"sampling.batch_size": "batch_size"})
+    def log_prob(
+        self,
+        x: Array,
+        labels: str | int | Sequence[str | int] | Tensor | None = None,
+        *,
+        steps: int = ODE_STEPS,
+        probes: int = PROBES,
+        seed: int | None = None,
+        batch_size: int | None = None,
+    ) -> LogProb:
+        """Return the natural logarithms of the density of samples, by the change of variables along
+        the ODE of sampling. The page on measuring has the formula and its limits.
+
+        Runs of nsgf, nsgf++h, affine, icfm, otcfm, otcfm+, sbcfm, 1rf and 2rf have a density. The
+        settings of the sampler, such as its number of steps, have no effect, except
+        ``sampling.guidance`` and ``sampling.tau``. The networks compute in float32.
+
+        Args:
+            x: samples, (N, *shape), in the units of `sample`: images are floats in [-1, 1],
+                and the user's points have the units of their file.
+            labels: classes of the samples, (N,), as integers or names, or one class of all samples;
+                None: ``sampling.label``, or no classes.
+            steps: number of Runge-Kutta steps along each ODE, with 4 network calls each. More steps
+                make the error of the ODE smaller.
+            probes: number of estimates of the divergence if a sample has more than 16 values.
+                Otherwise the divergence is exact.
+            seed: seed of the probes, which also depend on the batch size; None: a random seed from
+                torch's global generator.
+            batch_size: number of samples in a network call; None: ``sampling.batch_size``.
+
+        Returns:
+            ``value``, float64, (N,): natural logarithms of the density in the units of ``x``.
+            ``error``, float64, (N,): standard error of each value, from the probes; 0 if the
+            divergence is exact. ``gap``, float64, (N,): distance between each sample and the
+            sample that `sample` draws in few steps from the same noise, root mean square in
+            units of networks. If it is not small, samples of the run have another density.
+
+        Raises:
+            UserError: the method has no density; an argument is out of range; the networks need
+                labels; the card's memory is full.
+        """
+        steps = positive_number("steps", steps, is_whole=True, most=MOST_STEPS)
+        probes = positive_number("probes", probes, is_whole=True, most=MOST_PROBES)
+        if probes < 2:
+            raise wrong_setting("probes", probes, "must be >= 2, for the standard error")
+        experiment = self._experiment.change(from_arguments({"sampling.batch_size": batch_size}))
+        check(experiment)
+        sampler = self._exact_sampler().with_settings(experiment.config.sampling)
+        target = experiment.target
+        points = sampler.read_samples(x)
+        if target.is_images and not points.is_floating_point():
+            raise UserError(f"x is {points.dtype}: must be floats in [-1, 1]")
+        if labels is None and target.classes and experiment.config.sampling.label is None:
+            raise UserError("labels: must be given, because the networks take classes")
+        if isinstance(labels, str | int):
+            labels = [labels] * len(points)
+        values, gap = log_prob(
+            sampler,
+            experiment.source_law,
+            target.from_units(points),
+            sampler.read_labels(labels, len(points)),
+            self.device,
+            steps=steps,
+            probes=probes,
+            seed=int(torch.randint(2**63 - 1, ())) if seed is None else seed,
+        )
+        return summarise(values - target.log_volume, gap)
+
+    def _exact_sampler(self) -> FlowSampler:
+        """Return the sampler with networks in float32. 16-bit networks are read again."""
+        if all(network.precision == "fp32" for network in self.networks.values()):
+            return self.sampler
+        experiment = self._experiment.change({"train.precision": "fp32"})
+        method = experiment.trained_method(self.networks.__contains__)
+        return experiment.load_sampler(self.folder, method)[0]
 
     def images(self, n: int, seed: int | None = None, **how: Any) -> list[Any]:
         """Draw images as ``sample`` does, and return a list of PIL images. Raise UserError for

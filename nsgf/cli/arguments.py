@@ -42,10 +42,13 @@ SHORT_FLAGS: Flags = {
     "accumulate": ("train.accumulate",),
     "max-hours": ("train.max_hours",),
     "inception-weights": ("evaluation.inception_weights",),
+    "bits-per-dim": ("evaluation.bits_images",),
     "tracker": ("tracking.tracker",),
 }
 """Short flags with a value, without dashes, and the settings that each flag changes. They override
 ``--optim.KEY``."""
+USUAL_VALUES = {"smoke": True, "help": True, "bits-per-dim": "256"}
+"""Values of flags that stand alone. All further flags need a value, or take none."""
 FLAG_NAMES = {keys[0]: f"--{flag}" for flag, keys in SHORT_FLAGS.items()}
 """Short flag of each setting by the setting's key, for messages."""
 OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}
@@ -123,7 +126,8 @@ def form_of(name: str, keys: Keys) -> dict[str, Any]:
     """Return the arguments of ``add_argument`` for reading the value of a flag."""
     if name == "fake-data" or (not keys and OPTIONS[name][1] is bool):
         return {"action": "store_true"}
-    return {"nargs": "?", "const": True} if name in ("smoke", "help") else {}
+    usual = USUAL_VALUES.get(name)
+    return {"nargs": "?", "const": usual} if usual else {}
 
 
 class _Parser(ArgumentParser):

@@ -23,7 +23,7 @@ ON_TRAINING = (
 """The most used flags of commands that train."""
 ON_TRAINED_RUN = (
     "exp run pretrained compare figures to half num-samples nfe label steps evaluation.features "
-    "inception-weights data-root seed device out out-dir"
+    "inception-weights bits-per-dim data-root seed device out out-dir"
 )
 """The most used flags of commands on a trained run."""
 CHOICES = {"exp": EXPERIMENT_NAMES, "method": METHOD_NAMES, "methods": METHOD_NAMES}

@@ -5,7 +5,8 @@ import math
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,17 @@ from torch import Tensor
 
 from nsgf.config.layers import fixed_values
 from nsgf.config.schema import SamplingConfig
+from nsgf.data import Data, ImageSet, PointSet
 from nsgf.data.images import to_unit_range
 from nsgf.experiment import Experiment
 from nsgf.metrics.columns import mean_and_spread, measure_columns
 from nsgf.metrics.distances import nearest_images, squared_way, straightness
-from nsgf.metrics.measures import Values, is_measure
+from nsgf.metrics.measures import BITS, Values, is_measure
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import SAMPLE_SECTIONS, batch_folder, generate
+from nsgf.sampling.likelihood import bits_per_dim
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import ALONE, World
 from nsgf.system.errors import UserError, wrong_setting
@@ -83,9 +86,14 @@ def evaluate_run(
     settings = fixed_values(config, SAMPLE_SECTIONS)
     drawn = batch_folder(folder / "samples", settings, count, device, keep)
     yardstick = None
+    groups: list[Iterator[Plain]] = []
     if world.is_main:
         data = experiment.load_data()
         yardstick = Yardstick(data, evaluation, config.out_path, device, log)
+        if evaluation.bits_images:
+            real = choose_images(data, evaluation.bits_images, config.seed)
+            exact, _ = experiment.change({"train.precision": "fp32"}).load_sampler(run)
+            groups.append(measure_bits(exact, experiment.source_law, real, device, config.seed))
     # draw samples
     samples = [
         generate(
@@ -125,7 +133,7 @@ def evaluate_run(
             for repeat in range(len(samples))
         ]
         metrics |= measure_ways(sampler, starts, samples, yardstick, device)
-    for group in measure_samples(yardstick, samples, config.seed):
+    for group in chain(measure_samples(yardstick, samples, config.seed), *groups):
         metrics |= group
         for key, value in group.items():
             if isinstance(value, float) and not math.isfinite(value):  # JSON has no infinity
@@ -214,6 +222,52 @@ def distances(yardstick: Yardstick, samples: list[Tensor], seed: int) -> Plain:
     summary["w2_samples"] = min(yardstick.evaluation.w2_samples, most)
     summary["repeats"] = len(samples)
     return summary
+
+
+@dataclass(frozen=True)
+class RealImages:
+    """Real images whose bits per dimension are measured."""
+
+    images: Tensor
+    """uint8, (N, C, H, W)."""
+    labels: Tensor | None
+    """Classes, int64, (N,); None: networks take no classes."""
+    description: str
+    """Number and origin of the images."""
+
+
+def choose_images(data: Data, count: int, seed: int) -> RealImages:
+    """Return at most ``count`` random images of the held-out part or of the test images; if there
+    are none, of the training images."""
+    target = data.record
+    config = data.config
+    assert isinstance(target, ImageSet)
+    held_out = None if config.fake else target.load(config, seed, held_out=True)
+    images = data.images if held_out is None else held_out
+    assert images is not None
+    rows = torch.randperm(len(images), generator=make_generator(seed, "bits"))[:count]
+    labels = None
+    if data.labels is not None:
+        labels = target.labels(config, len(images), held_out=held_out is not None)[rows]
+    part = "training" if held_out is None else "test"
+    return RealImages(images[rows], labels, f"{len(rows)} {part} images of {config.name}")
+
+
+def measure_bits(
+    sampler: FlowSampler, law: PointSet, real: RealImages, device: torch.device, seed: int
+) -> Iterator[Plain]:
+    """Yield the bits per dimension of real images, the standard error of their mean, and the gap
+    between the ODE and the run's few-step sampler."""
+    bits, gaps = bits_per_dim(sampler, law, real.images, real.labels, device, seed)
+    values: Plain = {BITS: float(bits.mean())}
+    if len(bits) > 1:
+        values[f"{BITS}_std"] = float(bits.std()) / math.sqrt(len(bits))
+    yield {
+        **values,
+        f"{BITS}_images": len(bits),
+        f"{BITS}_reference": real.description,
+        f"{BITS}_gap": float(gaps.mean()),
+    }
 
 
 def nearest_real(samples: Tensor, images: Tensor, flip: bool, seed: int) -> Values:

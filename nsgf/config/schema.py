@@ -462,6 +462,10 @@ class EvaluationConfig:
         str | None, MACHINE_PATH, OnlyIf("evaluation.features", ("inception",))
     ] = None
     """File with torch-fidelity's Inception weights. null: download them."""
+    bits_images: CountOrNull = None
+    """Number of real images whose bits per dimension are computed; null: none. --bits-per-dim
+    without a number: 256. The images are a random part of the held-out images or the test images;
+    if there are none, of the training images. An image takes 160 network calls with gradients."""
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,13 @@ class Data:
 def build_source(name: str, shape: Shape, seed: int, *stream: str) -> Sampler:
     """Return a sampler of the source mu0 with this name (``data.source``). It has a separate random
     stream. ``shape``: shape of one sample of the target."""
-    law = gaussian(shape) if name == STANDARD else DATA_SETS[name]
-    assert isinstance(law, PointSet)
-    return PointSampler(law, derive_seed(seed, "source", *stream))
+    return PointSampler(source_law(name, shape), derive_seed(seed, "source", *stream))
+
+
+def source_law(name: str, shape: Shape) -> PointSet:
+    """Return the distribution mu0 of this name (``data.source``). ``shape``: shape of one sample of
+    the target. Raise UserError if the source is a file."""
+    law = gaussian(shape) if name == STANDARD else DATA_SETS.get(name)
+    if not isinstance(law, PointSet):
+        raise UserError("data.source is a file, whose density is not known; train a run from noise")
+    return law

@@ -59,6 +59,11 @@ class Target:
         missing or damaged files."""
         return None
 
+    @property
+    def log_volume(self) -> float:
+        """Logarithm of the factor by which :meth:`in_units` enlarges volumes, without clamping."""
+        return 0.0
+
     def from_units(self, samples: Tensor) -> Tensor:
         """Convert samples in the units of the data to the units of networks.  (N, *shape)"""
         return samples
@@ -79,6 +84,8 @@ class PointSet(Target):
     shape: Shape = (2,)
     uses: frozenset[str] = frozenset()
     sources: Names = (STANDARD, "8gaussians")
+    log_density: Callable[[Tensor], Tensor] | None = None
+    """Points (n, *shape) -> logarithm of the density, (n,); None: there is no formula."""
 
 
 def gaussian(shape: Shape) -> PointSet:
@@ -87,7 +94,14 @@ def gaussian(shape: Shape) -> PointSet:
         "gaussian",
         lambda n, generator: torch.randn((n, *shape), generator=generator, dtype=torch.float32),
         shape,
+        log_density=log_normal,
     )
+
+
+def log_normal(x: Tensor) -> Tensor:
+    """Return the logarithm of the standard Gaussian's density.  (n, *shape) -> (n,)"""
+    rows = x.flatten(1)
+    return -(rows.square() + math.log(2 * math.pi)).sum(1) / 2
 
 
 TIMES = PointSet(
@@ -100,16 +114,33 @@ INDICES = PointSet(
 """Uniform integers in [0, 2^62), for use modulo any N. int64"""
 
 
+EIGHT_WIDTH = 0.1**0.25
+"""Standard deviation of each of the eight Gaussians."""
+
+
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
     """Draw from torchcfm's eight Gaussians on a circle of radius 5.  (n, 2)
 
     Each has variance sqrt(0.1) = 0.316 in every coordinate: torchcfm 1.0.7 computes the square root
     of the variance 0.1, and then uses this root as a covariance.
     """
-    angle = torch.randint(8, (n,), generator=generator).float() * (math.pi / 4)
-    centre = 5.0 * torch.stack([angle.cos(), angle.sin()], dim=1)
+    centre = circle_centres(torch.randint(8, (n,), generator=generator).float())
     noise = torch.randn(n, 2, generator=generator, dtype=torch.float32)
-    return centre + 0.1**0.25 * noise
+    return centre + EIGHT_WIDTH * noise
+
+
+def circle_centres(number: Tensor) -> Tensor:
+    """Return the centres of the Gaussians with these numbers, 0 to 7.  (n,) -> (n, 2)"""
+    angle = number * (math.pi / 4)
+    return 5.0 * torch.stack([angle.cos(), angle.sin()], dim=1)
+
+
+def log_eight_gaussians(x: Tensor) -> Tensor:
+    """Return the logarithm of the density of :func:`eight_gaussians`.  (n, 2) -> (n,)"""
+    centres = circle_centres(torch.arange(8, dtype=x.dtype, device=x.device))
+    distances = (x.unsqueeze(1) - centres) / EIGHT_WIDTH  # (n, 8, 2)
+    parts = -distances.square().sum(2) / 2
+    return parts.logsumexp(1) - math.log(8 * 2 * math.pi * EIGHT_WIDTH**2)
 
 
 def moons(n: int, generator: torch.Generator) -> Tensor:
@@ -149,7 +180,7 @@ def _numpy_seed(generator: torch.Generator) -> int:
 
 
 POINT_SETS = (
-    PointSet("8gaussians", eight_gaussians),
+    PointSet("8gaussians", eight_gaussians, log_density=log_eight_gaussians),
     PointSet("moons", moons),
     PointSet("scurve", scurve),
     PointSet("checkerboard", checkerboard),

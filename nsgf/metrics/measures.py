@@ -127,6 +127,8 @@ FLOORS = {
 CLASS_KID = "1000 class_kid"
 CLASS_TITLE = "1000 x KID within classes, mean"
 """Key and title of :func:`measure_of_classes`."""
+BITS = "bits_per_dim"
+"""Key of the bits per dimension, whose ``_std`` is the standard error of the mean."""
 FURTHER_TITLES = {
     "nearest_real": "distance to nearest real image",
     "outside_range": "share outside of the range of real points",
@@ -135,6 +137,10 @@ FURTHER_TITLES = {
     "way": "mean squared way, in units of W2² of source and target",
     "straightness": "straightness of the way",
     "w2_samples": "samples for W2",
+    BITS: "bits per dimension of real images ↓",
+    f"{BITS}_images": "images for bits per dimension",
+    f"{BITS}_reference": "origin of these images",
+    f"{BITS}_gap": "distance of few-step samples from the ODE",
     "nfe": "NFE",
     "expected_nfe": "NFE expected",
 }
@@ -204,7 +210,7 @@ def is_better_higher(key: str) -> bool:
 
 def is_measure(key: str) -> bool:
     """Whether the key names a measure of quality, which may have a floor and a spread."""
-    return find_measure(key) is not None or key in FLOORS
+    return find_measure(key) is not None or key in FLOORS or key == BITS
 
 
 WORST_COLUMNS = "worst_columns"

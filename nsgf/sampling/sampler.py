@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from nsgf.config.schema import FlowConfig, Names, SamplingConfig
 from nsgf.data import Target, class_labels
 from nsgf.method import Observer, Velocity, nsgf_steps, time_step
+from nsgf.models import AffineStartNetwork
 from nsgf.sampling.solvers import SOLVERS, integrate
 from nsgf.sinkhorn.base import Array, to_tensor
 from nsgf.system.errors import UserError, suggest
@@ -180,17 +181,40 @@ class Leg(ABC):
         return self.network(*inputs)
 
 
-class NSGFSteps(Leg):
-    """NSGF steps: Algorithm 2 with v_theta."""
+class ODELeg(Leg):
+    """A stage that takes steps along an ODE, which ends at time 1."""
+
+    @property
+    def start(self) -> float:
+        """Time at which the ODE starts."""
+        return 0.0
+
+    def slope(self, labels: Tensor | None) -> Velocity:
+        """Return dx/dt of the ODE, for samples with these labels (B,)."""
+        return self.velocity(labels)
+
+
+class NSGFSteps(ODELeg):
+    """NSGF steps: Algorithm 2 with v_theta. With more and more steps, they follow the ODE dx/ds =
+    L v_theta(x, s), where L is the length of the flow on the network's clock."""
 
     title = "NSGF"
     steps = "nsgf_steps"
     reads = ("nsgf_steps",)
 
+    @property
+    def length(self) -> float:
+        """Length L of the flow: T eta, or 1 for harmonic steps."""
+        return self.flow.steps * time_step(self.flow.steps, self.flow.step_size)
+
     def carry(self, samples: Samples, observe: Observer) -> None:
-        flow = self.flow
-        h = flow.steps * time_step(flow.steps, flow.step_size) / self.count
+        h = self.length / self.count
         samples.x = nsgf_steps(self.velocity(samples.labels), samples.x, self.count, h, observe)
+
+    def slope(self, labels: Tensor | None) -> Velocity:
+        velocity = self.velocity(labels)
+        length = self.length
+        return lambda x, t: length * velocity(x, t)
 
 
 class AffineStart(Leg):
@@ -201,7 +225,8 @@ class AffineStart(Leg):
 
     def __init__(self, network: Network, *settings: Any) -> None:
         """``network``: the network of the straight flow, which holds the map."""
-        super().__init__(network.model.start, *settings)  # type: ignore[attr-defined]
+        self.model: AffineStartNetwork = network.model  # type: ignore[attr-defined]
+        super().__init__(self.model.start, *settings)
 
     def carry(self, samples: Samples, observe: Observer) -> None:
         samples.x = self.network(samples.x)
@@ -218,7 +243,7 @@ class EntryTimes(Leg):
         samples.tau = self._call(samples.x)
 
 
-class StraightFlow(Leg):
+class StraightFlow(ODELeg):
     """Follow u_delta to time 1. The start is ``sampling.tau`` if it is set, else the tau of each
     sample, else 0."""
 
@@ -233,6 +258,10 @@ class StraightFlow(Leg):
             samples.tau = x.new_full((len(x),), tau)
         start = start_times(x) if samples.tau is None else samples.tau
         samples.x = integrate(velocity, x, start, self.sampling, observe)
+
+    @property
+    def start(self) -> float:
+        return self.sampling.tau or 0.0
 
     @classmethod
     def calls_per_step(cls, solver: str) -> int | None:
@@ -293,28 +322,11 @@ class FlowSampler:
         Raises:
             UserError: samples or labels are not valid, or the networks take no classes.
         """
-        x = to_tensor("x", x)
-        shape = self.target.shape
-        if x.shape[1:] != shape or not x.numel() or x.is_complex():
-            sizes = ", ".join(map(str, shape))
-            raise UserError(
-                f"x is {tuple(x.shape)}, {x.dtype}: must be (B, {sizes}) with B > 0, real numbers"
-            )
+        x = self.read_samples(x)
         x = x.to(self._device(x), torch.float32)
         count = len(x)
-        usual = self.labels(range(count))
-        if usual is None:
-            if labels is not None:
-                raise UserError("labels: have no effect without data.conditional; leave them out")
-        else:
-            labels = usual if labels is None else self._class_numbers(labels)
-            classes = self.target.classes
-            numbers = torch.arange(classes, device=labels.device)
-            if labels.shape != (count,) or not torch.isin(labels, numbers).all():
-                raise UserError(
-                    f"labels: must be {count} whole numbers from 0 to {classes - 1}, or names"
-                )
-            labels = labels.long().to(x.device)
+        labels = self.read_labels(labels, count)
+        labels = None if labels is None else labels.to(x.device)
         samples = Samples(x=x, nfe=0, labels=labels)
         if keep_path:
             samples.path = [x]
@@ -328,6 +340,36 @@ class FlowSampler:
             samples.marks += [f"{leg.title} {step}/{new}" for step in range(1, new + 1)]
         samples.nfe /= count
         return samples
+
+    def read_samples(self, x: Array) -> Tensor:
+        """Return samples as a tensor. Raise UserError unless x is (B, *shape), B > 0, of real
+        numbers."""
+        x = to_tensor("x", x)
+        shape = self.target.shape
+        if x.shape[1:] != shape or not x.numel() or x.is_complex():
+            sizes = ", ".join(map(str, shape))
+            raise UserError(
+                f"x is {tuple(x.shape)}, {x.dtype}: must be (B, {sizes}) with B > 0, real numbers"
+            )
+        return x
+
+    def read_labels(self, labels: ArrayLike | None, count: int) -> Tensor | None:
+        """Return the classes of ``count`` samples, int64, (count,). ``labels`` None: :meth:`labels`
+        of the first positions. Return None if the networks take no classes. Raise UserError if
+        labels are not valid, or have no effect."""
+        usual = self.labels(range(count))
+        if usual is None:
+            if labels is not None:
+                raise UserError("labels: have no effect without data.conditional; leave them out")
+            return None
+        labels = usual if labels is None else self._class_numbers(labels)
+        classes = self.target.classes
+        numbers = torch.arange(classes, device=labels.device)
+        if labels.shape != (count,) or not torch.isin(labels, numbers).all():
+            raise UserError(
+                f"labels: must be {count} whole numbers from 0 to {classes - 1}, or names"
+            )
+        return labels.long()
 
     def _device(self, x: Tensor) -> torch.device:
         """Return the device of the networks, or of x if there are no weights."""

@@ -36,6 +36,17 @@ def heun_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
     return x + h * (first + velocity(x + h * first, t + h.flatten())) / 2
 
 
+def rk4_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
+    """Return the classical Runge-Kutta step of fourth order, which calls the velocity 4 times."""
+    half = h / 2
+    middle = t + half.flatten()
+    first = velocity(x, t)
+    second = velocity(x + half * first, middle)
+    third = velocity(x + half * second, middle)
+    fourth = velocity(x + h * third, t + h.flatten())
+    return x + h * (first + 2 * second + 2 * third + fourth) / 6
+
+
 SOLVERS = {
     "euler": Solver(1, euler_step),
     "heun": Solver(2, heun_step),

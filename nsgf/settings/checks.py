@@ -14,6 +14,7 @@ from nsgf.experiment import Experiment
 from nsgf.models import MOST_VALUES
 from nsgf.phases import METHODS
 from nsgf.phases.generator import nearest_multiple
+from nsgf.sampling.likelihood import METHODS_WITH_DENSITY, has_density
 from nsgf.system.errors import UserError, list_names, name_setting, suggest, wrong_setting
 
 EXP = re.compile(r"[\w-]{1,100}")
@@ -40,6 +41,7 @@ def check(experiment: Experiment) -> None:
     check_values(experiment.config)
     rules = Rules(experiment)
     wrong = [*rules.of_method(), *rules.of_phases(), *rules.of_data(), *rules.of_classes()]
+    wrong += rules.of_density()
     if experiment.target.is_images:
         wrong += rules.of_unet()
     if wrong:
@@ -189,6 +191,24 @@ class Rules:
                 yield f"data.{name}", must
         if self.config.evaluation.features not in ("auto", "none") and not target.is_images:
             yield "evaluation.features", f"must be auto or none for {data.name}, which are points"
+
+    def of_density(self) -> Iterator[Rule]:
+        """Yield broken rules for bits per dimension."""
+        if self.config.evaluation.bits_images is None:
+            return
+        if not self.experiment.target.is_images:
+            yield (
+                "evaluation.bits_images",
+                f"must be null for {self.config.data.name}, which are points",
+            )
+        if self.config.data.source == SOURCE_FILE:
+            yield "evaluation.bits_images", "must be null for a source file, which has no density"
+        for method in self.experiment.methods[:1]:
+            if not has_density([leg for leg, _ in method.legs]):
+                yield (
+                    "evaluation.bits_images",
+                    f"must be null unless sampling is an ODE, as with {METHODS_WITH_DENSITY}",
+                )
 
     def of_unet(self) -> Iterator[Rule]:
         """Yield broken rules for the UNet, and for the time predictor of images."""

@@ -38,7 +38,7 @@ ON_RUNS = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 SAVES = {"train": "evaluation", "preflight": "evaluation"}
 """Settings and sections that a command only saves, for later commands."""
-UNUSED = {"evaluate": ("sampling.num_samples",)}
+UNUSED = {"evaluate": ("sampling.num_samples",), "compare": ("evaluation.bits_images",)}
 """Settings that a command does not use, although it uses the rest of their section."""
 STRICT = ("report --compare", "export", "list")
 """Commands that also refuse options that they do not use."""

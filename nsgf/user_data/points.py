@@ -5,6 +5,7 @@ Shapes: N points, D coordinates.
 
 import csv
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -88,6 +89,10 @@ class TableSet(Target):
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor:
         values = torch.from_numpy(read_table(config).values)
         return values[split_rows(config, len(values))[held_out]]
+
+    @property
+    def log_volume(self) -> float:
+        return sum(map(math.log, self._scale or ()))
 
     def from_units(self, samples: Tensor) -> Tensor:
         """Return points of the file, standardised for networks.  (N, D) -> float32"""

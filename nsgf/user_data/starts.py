@@ -110,7 +110,8 @@ def starts_of_points(
             notes = [
                 *notes,
                 f"start: {count} of {len(points)} rows are more than {FAR_START:g} standard "
-                f"deviations away from the mean of the source ({column}); the run has seen none there",
+                f"deviations away from the mean of the source ({column}), where the run has seen "
+                "none",
             ]
     return Starts(target.shape, len(points), read, notes)
 

