@@ -87,7 +87,8 @@ def test_commands_that_train_are_accepted(blocks):
     for words in [words for page in DOCS for words in commands_of(page)]:
         if "--data.path" in words:
             own = "flowers.csv" if "points" in words else "pictures"
-            words[words.index("--data.path") + 1] = own
+            for flag in {"--data.path", "--data.source"} & {*words}:
+                words[words.index(flag) + 1] = own
         if words[0] in ("train", "compare") and "--exp" in words and not others & {*words}:
             parse([word.removesuffix(",mine.yaml") for word in words])
 
