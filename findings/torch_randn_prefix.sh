@@ -4,7 +4,8 @@
 # Guess:         with one seed, torch.randn(1000) equals the first 1,000 of torch.randn(2000), as it is for
 #                torch.rand and for numpy.
 # What happens:  up to 16 numbers at the end of a size that is no multiple of 16 are different. Sizes below
-#                16 use another algorithm, and have no number in common. The same holds for drawing in parts.
+#                16 use another algorithm, and have no number in common. Drawing in parts of 100 changes nearly
+#                all numbers.
 # Why it matters: "the same noise" of two batch sizes, of a table of 1,000 and one of 2,000 samples, or of a larger
 #                and a smaller picture is not the same.
 # Remedy:        draw sizes (rows x columns) that are multiples of 16, or draw once and slice.
