@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # A flow of geomloss's debiased Sinkhorn divergence: slow where data are narrower than the blur.
 #
-# Guess:         debiasing removes the blur, so after 10 steps of length 1 (Newton-like for p=2) Gaussian
-#                particles have the variance of the target, also if its standard deviation is below the blur.
-# What happens:  with blur 0.5, the variance is right for a standard deviation of 0.5, 1.4 times the target's for
-#                0.1, and 3.3 times for 0.05. The excess needs about (blur / std)^2 steps: 25 for 0.1, 100
+# Guess:         debiasing removes the blur, so after 10 steps of length 1 Gaussian particles have the
+#                variance of the target, also if its standard deviation is below the blur.
+# What happens:  with blur 0.5, the variance is right for a standard deviation of 0.5, 1.3 times the target's
+#                for 0.1, and 3.4 times for 0.05. The excess needs about (blur / std)^2 steps: 25 for 0.1, 100
 #                for 0.05.
-# Why it matters: such steps are the training targets of Sinkhorn gradient flows. Samples end too wide, and no loss
-#                shows it.
+# Why it matters: such steps are the training targets of Sinkhorn gradient flows, so samples end too wide.
 # Remedy:        a smaller blur in the last steps.
 # Versions:      geomloss 0.3.1, torch 2.13.0
 # Exit code:     0: as described; 1: the behaviour changed; 2: the packages cannot be installed
