@@ -29,6 +29,21 @@ def test_named_files_and_tests_exist_and_nothing_is_left_to_be_filled_in(doc):
             assert re.search(rf"^def {test}\(", file.read_text(), re.M), f"{file}::{test}"
 
 
+def test_each_fact_has_a_script_or_a_test_and_the_versions_of_its_scripts():
+    page = (ROOT / "docs/facts.md").read_text()
+    tables = re.findall(r"^\|[- |]+\n((?:\|.*\n)+)", page, re.M)
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(rows) > 20
+    for row in rows:
+        evidence = re.findall(r"\]\(\.\./((?:findings|tests)/[\w/]+\.(?:sh|py))\)", row)
+        assert [file for file in evidence if (ROOT / file).is_file()], row
+        scripts = "".join((ROOT / file).read_text() for file in evidence if file.endswith(".sh"))
+        versions = row.split(" | ")[2].split(", ")
+        assert not [version for version in versions if version not in scripts], row
+    scripts = {file.name for file in ROOT.glob("findings/*.sh")} - {"run_all.sh"}
+    assert not [name for name in scripts if f"(../findings/{name})" not in page]
+
+
 def test_only_pyproject_names_the_address_of_the_repository():
     address = re.search(r'^Repository = "(.+?)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
     texts = [*DOCS, *ROOT.glob("notebooks/*"), *ROOT.glob("nsgf/share/*.j2"), ROOT / "Dockerfile"]

@@ -77,6 +77,7 @@ def test_times_and_indices_fill_their_range(law, low, high):
     assert low <= draws.min() < low + 0.01 * (high - low)
     assert high - 0.01 * (high - low) < draws.max() <= high
     assert draws.mean() == pytest.approx((low + high) / 2, rel=0.05)
+    assert len(draws.unique()) > 3990  # of 16 bits at most 1,700 differ, and some are 0 or 1
 
 
 def flips(epochs, count=200):

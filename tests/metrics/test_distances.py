@@ -92,6 +92,8 @@ def test_energy_distance_between_points_is_known_and_does_not_depend_on_the_orig
     x, y = torch.randn(2, 60, 2).double()
     there = energy_distance(1.7e9 + 1e-3 * x, 1.7e9 + 1e-3 * (y + 1))
     assert there == pytest.approx(1e-3 * energy_distance(x, y + 1), rel=1e-3)
+    small = energy_distance(1e-7 * x, 1e-7 * (y + 1))  # geomloss: 0
+    assert small == pytest.approx(1e-7 * energy_distance(x, y + 1))
 
 
 def test_kernel_distance_is_that_of_torch_fidelity_and_unbiased():

@@ -8,6 +8,7 @@ import torch
 
 from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
 from tests.sinkhorn import reference
+from tests.sinkhorn.reference import relative_error
 
 BLURS = [0.01, 0.03, 0.1, 0.3, 1.0, 9.0, 30.0]
 LARGEST = 10.0
@@ -24,6 +25,13 @@ def clusters(left, right, seed):
     points = 0.1 * noise(left + right, 2, seed=seed)
     points[:, 0] += torch.tensor([-5.0] * left + [5.0] * right)
     return points
+
+
+def eight_clusters(n, seed):
+    """A sample of eight Gaussians on a circle."""
+    rng = torch.Generator().manual_seed(seed)
+    angle = torch.randint(8, (n,), generator=rng) * (torch.pi / 4)
+    return 5 * torch.stack([angle.cos(), angle.sin()], 1) + 0.3 * noise(n, 2, seed=10 + seed)
 
 
 def geometries():
@@ -83,3 +91,15 @@ def test_value_and_velocity_are_within_one_percent_or_refused(name, blur):
     v_floor, floor = (3e-6, 3e-9) if name in ALMOST_EQUAL else (0.0, 0.0)
     assert (v - exact_v).norm() < 0.01 * exact_v.norm() + v_floor * len(x) ** 0.5
     assert abs(value - exact) < 0.01 * exact + floor
+
+
+@pytest.mark.filterwarnings("error")
+def test_two_samples_of_clusters_are_within_one_percent():
+    """Their clusters have slightly different shares, which only many updates move.
+
+    geomloss finds 29 % of the value of such samples with its default setting, 66 % with 0.9.
+    """
+    x, y = (eight_clusters(160, seed) for seed in (0, 1))
+    exact_v, exact = reference.velocity_and_divergence(x, y, 0.5)
+    assert relative_error(sinkhorn_velocity(x, y, 0.5), exact_v) < 0.01
+    assert float(sinkhorn_divergence(x, y, 0.5)) == pytest.approx(exact, rel=0.01)
