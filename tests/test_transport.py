@@ -436,6 +436,60 @@ def test_evaluate_measures_held_out_sources_once_each(run):
     assert 0.5 < metrics["straightness"] <= 1
 
 
+# --- starts that are wrong, and starts of classes ------------------------------------------------
+
+
+def test_a_broken_image_is_found_before_the_first_is_moved(tmp_path):
+    target = shades(tmp_path / "target", 100)
+    config, _ = image_config(target, shades(tmp_path / "source", 20))
+    record = load_data(config, 0).record
+    new = shades(tmp_path / "new", 50, count=3)
+    (new / "class0" / "broken.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"broken\.png"):
+        read_starts(config, record, new)
+    starts = read_starts(replace(config, skip_broken=True), record, new)
+    assert (starts.count, len(starts.at(range(3)))) == (3, 3)
+    assert starts.names == ["000", "002", "001"]
+    assert "class0/broken.png" in starts.notes[0]
+
+
+def test_labels_of_starts_are_one_for_each_image(tmp_path):
+    target = shades(tmp_path / "target", 100)
+    config, _ = image_config(target, shades(tmp_path / "source", 20), conditional=True)
+    record = load_data(config, 0).record
+    images = np.zeros((2, 1, 8, 8), np.uint8)
+    for labels in ([["class0", "class1"], ["class1", "class1"]], ["class0"]):
+        np.savez(tmp_path / "new.npz", images=images, labels=np.array(labels))
+        with pytest.raises(UserError, match="must be one for each of 2 images"):
+            read_starts(config, record, tmp_path / "new.npz")
+
+
+def test_noise_of_images_is_finite_floats(tmp_path):
+    target = shades(tmp_path / "target", 100)
+    config = inspected("images", target)
+    record = load_data(config, 0).record
+    for values in (np.full((2, 1, 8, 8), np.nan), np.zeros((2, 1, 8, 8), np.uint8)):
+        np.save(tmp_path / "noise.npy", values)
+        with pytest.raises(UserError, match=r"start = .*needs finite floats"):
+            read_starts(config, record, tmp_path / "noise.npy")
+    with pytest.raises(UserError, match=r"start = .*needs noise"):
+        read_starts(config, record, target)
+
+
+def test_numbers_as_titles_of_columns_stay_numbers(tmp_path):
+    source = SOURCE.set_axis([0, 1], axis=1)
+    run = train(tmp_path, TARGET.set_axis([0, 1], axis=1), source)
+    assert run.transport(source[[1, 0]][:4]).columns.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "x", [np.zeros(2), "new.csv", torch.utils.data.TensorDataset(torch.zeros(3, 2))]
+)
+def test_samples_that_are_no_table_end_in_a_line_about_their_shape(run, x):
+    with pytest.raises(UserError, match=r"x: an array of shape \(.*\), must be \(N, 2\)"):
+        run.transport(x)
+
+
 # --- methods ------------------------------------------------------------------------------------
 
 
