@@ -490,6 +490,25 @@ def test_samples_that_are_no_table_end_in_a_line_about_their_shape(run, x):
         run.transport(x)
 
 
+def test_classes_of_different_sizes_repeat_no_start(tmp_path):
+    config, _ = image_config(
+        shades(tmp_path / "target", 100), shades(tmp_path / "source", 20), conditional=True
+    )
+    data = load_source(config, 0)
+    data.labels = torch.tensor([0] * 5 + [1] * (data.count - 5))
+    assert data.count_different() == 10
+    assert [data.count_different(label) for label in range(2)] == [5, data.count - 5]
+    parts = [data.of_class(0, "x"), data.target_by_class("x")]
+    assert [
+        len(part.at(range(count)).unique(dim=0)) for part, count in zip(parts, (5, 10), strict=True)
+    ] == [5, 10]
+
+
+def test_an_experiment_reads_its_source_once(run):
+    experiment = run._experiment
+    assert experiment.load_data().source_data is experiment.source_data
+
+
 # --- methods ------------------------------------------------------------------------------------
 
 
