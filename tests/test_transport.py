@@ -509,6 +509,34 @@ def test_an_experiment_reads_its_source_once(run):
     assert experiment.load_data().source_data is experiment.source_data
 
 
+def test_functions_of_a_comparison_get_the_source_in_the_units_of_the_data(tmp_path):
+    given = []
+
+    def stay(x, nfe):
+        given.append(x)
+        return x
+
+    nsgf.compare(
+        TARGET,
+        source=SOURCE,
+        methods={"stay": stay},
+        against="icfm",
+        nfe=[2],
+        seeds=1,
+        out_dir=tmp_path,
+        overrides={"optim.iterations": 2, "optim.batch_size": 8, "device": "cpu"},
+    )
+    distances = torch.cdist(given[0].double(), torch.from_numpy(SOURCE.to_numpy()))
+    assert distances.min(1).values.max() < 1e-3
+
+
+def test_a_number_of_samples_has_no_effect_on_given_ones(run, tmp_path, capsys):
+    SOURCE.to_csv(tmp_path / "new.csv", index=False)
+    call = f"sample --run {run.folder.path} --start {tmp_path}/new.csv --out {tmp_path}/out.csv"
+    assert main([*call.split(), "--num-samples", "5"]) == 0
+    assert "no effect with start: sampling.num_samples" in capsys.readouterr().out
+
+
 # --- methods ------------------------------------------------------------------------------------
 
 
