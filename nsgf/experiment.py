@@ -19,7 +19,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import FlowSampler, InferenceNetwork, Network
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import Precision, pick_precision, sampling_precision
-from nsgf.user_data import find_target, load_data, load_source
+from nsgf.user_data import find_target, load_source
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Experiment:
 
     def load_data(self) -> Data:
         """Load source and target. Raise UserError if files are missing or damaged."""
-        return load_data(self.config.data, self.config.seed)
+        return Data(self.target, self.config.data, self.config.seed, self.source_data)
 
     @cached_property
     def source_data(self) -> Data | None:
@@ -121,8 +121,10 @@ class Experiment:
     def limit_starts(self, count: int) -> int:
         """Return the number of samples to measure: ``count``, or fewer if a source file has fewer
         samples, because a repeated start ends at the same place."""
-        data = self.measured_source
-        return count if data is None else min(count, data.count or count)
+        if self.measured_source is None:
+            return count
+        label = self.target.class_number(self.config.sampling.label)
+        return min(count, self.measured_source.count_different(label) or count)
 
     def source(self, *stream: str, is_measured: bool = False) -> Sampler:
         """Return a sampler of mu0 with a separate random stream, whose samples have the classes

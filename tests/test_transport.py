@@ -436,6 +436,107 @@ def test_evaluate_measures_held_out_sources_once_each(run):
     assert 0.5 < metrics["straightness"] <= 1
 
 
+# --- starts that are wrong, and starts of classes ------------------------------------------------
+
+
+def test_a_broken_image_is_found_before_the_first_is_moved(tmp_path):
+    target = shades(tmp_path / "target", 100)
+    config, _ = image_config(target, shades(tmp_path / "source", 20))
+    record = load_data(config, 0).record
+    new = shades(tmp_path / "new", 50, count=3)
+    (new / "class0" / "broken.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"broken\.png"):
+        read_starts(config, record, new)
+    starts = read_starts(replace(config, skip_broken=True), record, new)
+    assert (starts.count, len(starts.at(range(3)))) == (3, 3)
+    assert starts.names == ["000", "002", "001"]
+    assert "class0/broken.png" in starts.notes[0]
+
+
+def test_labels_of_starts_are_one_for_each_image(tmp_path):
+    target = shades(tmp_path / "target", 100)
+    config, _ = image_config(target, shades(tmp_path / "source", 20), conditional=True)
+    record = load_data(config, 0).record
+    images = np.zeros((2, 1, 8, 8), np.uint8)
+    for labels in ([["class0", "class1"], ["class1", "class1"]], ["class0"]):
+        np.savez(tmp_path / "new.npz", images=images, labels=np.array(labels))
+        with pytest.raises(UserError, match="must be one for each of 2 images"):
+            read_starts(config, record, tmp_path / "new.npz")
+
+
+def test_noise_of_images_is_finite_floats(tmp_path):
+    target = shades(tmp_path / "target", 100)
+    config = inspected("images", target)
+    record = load_data(config, 0).record
+    for values in (np.full((2, 1, 8, 8), np.nan), np.zeros((2, 1, 8, 8), np.uint8)):
+        np.save(tmp_path / "noise.npy", values)
+        with pytest.raises(UserError, match=r"start = .*needs finite floats"):
+            read_starts(config, record, tmp_path / "noise.npy")
+    with pytest.raises(UserError, match=r"start = .*needs noise"):
+        read_starts(config, record, target)
+
+
+def test_numbers_as_titles_of_columns_stay_numbers(tmp_path):
+    source = SOURCE.set_axis([0, 1], axis=1)
+    run = train(tmp_path, TARGET.set_axis([0, 1], axis=1), source)
+    assert run.transport(source[[1, 0]][:4]).columns.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "x", [np.zeros(2), "new.csv", torch.utils.data.TensorDataset(torch.zeros(3, 2))]
+)
+def test_samples_that_are_no_table_end_in_a_line_about_their_shape(run, x):
+    with pytest.raises(UserError, match=r"x: an array of shape \(.*\), must be \(N, 2\)"):
+        run.transport(x)
+
+
+def test_classes_of_different_sizes_repeat_no_start(tmp_path):
+    config, _ = image_config(
+        shades(tmp_path / "target", 100), shades(tmp_path / "source", 20), conditional=True
+    )
+    data = load_source(config, 0)
+    data.labels = torch.tensor([0] * 5 + [1] * (data.count - 5))
+    assert data.count_different() == 10
+    assert [data.count_different(label) for label in range(2)] == [5, data.count - 5]
+    parts = [data.of_class(0, "x"), data.target_by_class("x")]
+    assert [
+        len(part.at(range(count)).unique(dim=0)) for part, count in zip(parts, (5, 10), strict=True)
+    ] == [5, 10]
+
+
+def test_an_experiment_reads_its_source_once(run):
+    experiment = run._experiment
+    assert experiment.load_data().source_data is experiment.source_data
+
+
+def test_functions_of_a_comparison_get_the_source_in_the_units_of_the_data(tmp_path):
+    given = []
+
+    def stay(x, nfe):
+        given.append(x)
+        return x
+
+    nsgf.compare(
+        TARGET,
+        source=SOURCE,
+        methods={"stay": stay},
+        against="icfm",
+        nfe=[2],
+        seeds=1,
+        out_dir=tmp_path,
+        overrides={"optim.iterations": 2, "optim.batch_size": 8, "device": "cpu"},
+    )
+    distances = torch.cdist(given[0].double(), torch.from_numpy(SOURCE.to_numpy()))
+    assert distances.min(1).values.max() < 1e-3
+
+
+def test_a_number_of_samples_has_no_effect_on_given_ones(run, tmp_path, capsys):
+    SOURCE.to_csv(tmp_path / "new.csv", index=False)
+    call = f"sample --run {run.folder.path} --start {tmp_path}/new.csv --out {tmp_path}/out.csv"
+    assert main([*call.split(), "--num-samples", "5"]) == 0
+    assert "no effect with start: sampling.num_samples" in capsys.readouterr().out
+
+
 # --- methods ------------------------------------------------------------------------------------
 
 

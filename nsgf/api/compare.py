@@ -74,7 +74,8 @@ def compare(
         columns: columns of points to use, as for ``nsgf.train``.
         held_out: fraction of the samples that no method is trained on (``data.held_out``).
         methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``, standard
-            Gaussian or from ``data.source``. The function returns B samples in the units of your
+            Gaussian or from ``data.source``; samples of a ``source`` have the units of your data.
+            The function returns B samples in the units of your
             data, after ``nfe`` calls of its network for each sample: points as in ``data``, images
             as floats in [-1, 1] or as bytes, uint8. It is called without gradients; with
             ``data.conditional`` the arguments are ``(noise, nfe, labels)``, labels int64 ``(B,)``.

@@ -170,7 +170,8 @@ class Run:
 
         Returns:
             An object of the type of ``x``: points in the units of the data, with the index of a
-            DataFrame; images in [-1, 1], or uint8. Floats keep their dtype. With ``trajectory``,
+            DataFrame, as float64; images in [-1, 1], or uint8. Floats of tensors and arrays keep
+            their dtype. With ``trajectory``,
             (N, S + 1, *shape): a tensor if ``x`` is a tensor, otherwise an array; floats of images
             are not clamped.
 

@@ -259,10 +259,12 @@ def like_samples(moved: Tensor, x: Any, names: Sequence[str]) -> Any:
     tensor, or an array. Bytes stay bytes, and floats keep their type.  (N, ...)"""
     if hasattr(type(x), "columns") and moved.ndim == 2:
         if hasattr(x, "iloc"):
-            return type(x)(moved.numpy(), index=x.index, columns=[*names])
-        columns = dict(zip(names, moved.T.contiguous().numpy(), strict=True))
+            titles = dict(zip(column_names(x.columns), x.columns, strict=True))
+            columns = [titles.get(name, name) for name in names]
+            return type(x)(moved.numpy(), index=x.index, columns=columns)
+        content = dict(zip(names, moved.T.contiguous().numpy(), strict=True))
         make = getattr(type(x), "from_pydict", type(x))  # pyarrow's tables have no constructor
-        return make(columns)
+        return make(content)
     if isinstance(x, Tensor):
         values = to_bytes(moved) if x.dtype == torch.uint8 else moved
         return values.to(x.device, x.dtype if x.is_floating_point() else values.dtype)

@@ -129,8 +129,8 @@ def evaluate_run(
         metrics |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
     if experiment.source_data is not None:
         starts = [
-            experiment.source("evaluate", str(repeat), is_measured=True).at(range(count))
-            for repeat in range(len(samples))
+            experiment.source("evaluate", str(repeat), is_measured=True).at(range(len(part.x)))
+            for repeat, part in enumerate(samples)
         ]
         metrics |= measure_ways(sampler, starts, samples, yardstick, device)
     for group in chain(measure_samples(yardstick, samples, config.seed), *groups):
@@ -157,7 +157,7 @@ def measure_ways(
     for number, (start, part) in enumerate(zip(starts, samples, strict=True)):
         count = min(yardstick.at_most(len(part.x)), yardstick.evaluation.w2_samples)
         targets = yardstick.measured.target("ways", str(number)).at(range(count))
-        ways.append(squared_way(start[: len(part.x)], part.x, targets))
+        ways.append(squared_way(start, part.x, targets))
     cut = range(min(len(starts[0]), sampler.sampling.batch_size))
     walk = sampler(starts[0][: len(cut)].to(device), sampler.labels(cut), keep_path=True)
     return {"way": float(np.mean(ways)), "straightness": straightness(walk.path)}

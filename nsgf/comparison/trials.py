@@ -257,6 +257,7 @@ class Trial:
             config = self.experiment.config
             target = self.experiment.target
             leg = FunctionLeg(self.method, draw, nfe, target, config.sampling, config.flow)
+            leg.takes_units = config.data.source == SOURCE_FILE
             return FlowSampler([leg], target)
         return self.experiment.limit_calls(nfe).load_sampler(self.run)[0]
 
@@ -413,6 +414,9 @@ class FunctionLeg(Leg):
     """A caller's function that makes samples from noise. The number of calls that the function
     makes is not checked."""
 
+    takes_units = False
+    """Whether the function takes samples of a source file, in the units of the data."""
+
     def __init__(
         self,
         name: str,
@@ -431,8 +435,9 @@ class FunctionLeg(Leg):
     def carry(self, samples: Samples, observe: Observer) -> None:
         noise = samples.x
         labels = [] if samples.labels is None else [samples.labels]
+        starts = self._target.in_units(noise).to(noise) if self.takes_units else noise
         try:
-            drawn = self._draw(noise.clone(), self._nfe, *labels)
+            drawn = self._draw(starts.clone(), self._nfe, *labels)
         except Exception as error:
             raise UserError(f"{self._name}: {type(error).__name__}: {one_line(error)}") from error
         x = to_tensor(self._name, drawn)

@@ -164,6 +164,14 @@ class Data:
             )
         return self._rows(rows, *stream, "class", label)
 
+    def count_different(self, label: int | None = None) -> int | None:
+        """Return the number of samples that :meth:`target_by_class` draws before one repeats, or
+        with ``label`` :meth:`of_class`. None: unlimited."""
+        if self.labels is None:
+            return self.count
+        counts = self.labels.bincount(minlength=self.classes).tolist()
+        return self.classes * min(counts) if label is None else counts[label]
+
     def reference(self, *stream: str) -> Sampler:
         """Return a sampler for measures and pictures. It is :meth:`target`, but a user's points
         have the units of the file."""

@@ -129,7 +129,7 @@ class Yardstick:
         limit = self.features.used if self.features else self.at_most
         count = limit(self.evaluation.num_samples)
         starts = self.measured.source_data  # a repeated start ends at the same place
-        return min(count, starts.count or count) if starts else count
+        return min(count, starts.count_different() or count) if starts else count
 
     def check_comparison(self) -> None:
         """Raise UserError if there are too few samples, or the network is not ImageNet's."""

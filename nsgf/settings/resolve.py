@@ -412,6 +412,8 @@ class Layers:
         experiments = [*map(Experiment, configs)]
         only_file = "out" in self.options
         lines = check_effects(self.command, self.flags, experiments, only_file=only_file)
+        if "start" in self.options and "sampling.num_samples" in self.flags:
+            lines.append("no effect with start: sampling.num_samples")
         settings = self.file.settings
         keys = [key for key, value in settings.items() if value != SETTINGS[key].default]
         if names := find_ineffective(self.command, keys, experiments):

@@ -64,14 +64,18 @@ def read_starts(config: DataConfig, target: Target, path: Path) -> Starts:
             table = read_matching(section, target.axes or _default_names(target), least=1)
             return starts_of_points(config, target, table.values, table.notes)
         if not is_array(section):
-            return _starts_of_folder(target, path)
+            return _starts_of_folder(config, target, path)
         try:
             images, labels = load_arrays(section)
             starts = starts_of_images(config, target, images)
+            if labels is not None:
+                if labels.shape not in ((starts.count,), (starts.count, 1)):
+                    raise ValueError(
+                        f"labels {labels.shape}, must be one for each of {starts.count} images"
+                    )
+                starts.labels = [str(label) for label in labels.reshape(-1)]
         except Exception as error:  # numpy raises many types for damaged and foreign files
             raise wrong_setting("data.path", path, one_line(error)) from error
-        if labels is not None:
-            starts.labels = [str(label) for label in labels.reshape(-1)]
         return starts
 
 
@@ -81,9 +85,12 @@ def _default_names(target: Target) -> list[str]:
 
 
 def starts_of_table(config: DataConfig, target: Target, raw: RawTable) -> Starts:
-    """Return the rows of a table as samples. Raise ValueError if the table does not have the
-    columns of the target, or if a cell is not finite."""
-    if not len(raw.cells):
+    """Return the rows of a table as samples. Raise ValueError if there are none, if the table does
+    not have the columns of the target, or if a cell is not finite."""
+    shape = raw.cells.shape
+    if len(shape) != 2:
+        raise ValueError(f"an array of shape {shape}, must be (N, {target.shape[0]})")
+    if not shape[0]:
         raise ValueError("has no rows")
     matched, left_out = match_columns(raw, target.axes or _default_names(target))
     notes = [f"start: columns left out: {list_names(left_out)}"] if left_out else []
@@ -121,6 +128,8 @@ def starts_of_images(config: DataConfig, target: Target, images: np.ndarray) -> 
     1]. For a Gaussian source, return noise (N, C, H, W). Raise ValueError for another shape or
     range."""
     if config.source == STANDARD:
+        if images.dtype.kind != "f" or not np.isfinite(images).all():
+            raise ValueError(f"{images.dtype}; a run from noise needs finite floats")
         rows = images
     elif images.dtype.kind == "f" and images.shape[1:] == target.shape:
         if not (np.abs(images) <= 1).all():
@@ -140,23 +149,41 @@ def starts_of_images(config: DataConfig, target: Target, images: np.ndarray) -> 
     return Starts(target.shape, len(rows), read)
 
 
-def _starts_of_folder(target: Target, root: Path) -> Starts:
-    """Return the images of a folder as samples, which are decoded when they are used."""
-    files, _ = find_images(root, least=1)
+def _starts_of_folder(config: DataConfig, target: Target, root: Path) -> Starts:
+    """Return the images of a folder as samples. They are decoded here, to find broken images before
+    the first is moved, and again when they are used. ``data.skip_broken`` leaves out broken images.
+    """
+    if config.source == STANDARD:
+        raise wrong_setting("data.path", root, "a run from noise needs noise, in a file .npy")
+    images, _ = find_images(root, least=1)
     channels, size, _ = target.shape
 
+    def decode(file: Path) -> Tensor:
+        try:
+            return image_pixels(open_image((root / file).read_bytes()), channels, size)
+        except Exception as error:  # Pillow raises many types for damaged files
+            raise UserError(f"{root / file}: {one_line(error)}") from error
+
+    files = []
+    broken = []
+    for file in images:
+        try:
+            decode(file)
+            files.append(file)
+        except UserError:
+            if not config.skip_broken:
+                raise
+            broken.append(one_line(file.as_posix()))
+    if not files:
+        raise wrong_setting("data.path", root, "all images are broken")
+    notes = [f"start: left out broken images: {list_names(broken, 5)}"] if broken else []
+
     def read(positions: range) -> Tensor:
-        images = []
-        for file in files[positions.start : positions.stop]:
-            try:
-                content = (root / file).read_bytes()
-                images.append(image_pixels(open_image(content), channels, size))
-            except Exception as error:  # Pillow raises many types for damaged files
-                raise UserError(f"{root / file}: {one_line(error)}") from error
-        return target.from_units(torch.stack(images))
+        cut = files[positions.start : positions.stop]
+        return target.from_units(torch.stack([decode(file) for file in cut]))
 
     labels = [file.parts[0] if len(file.parts) > 1 else "" for file in files]
-    return Starts(target.shape, len(files), read, (), [file.stem for file in files], labels)
+    return Starts(target.shape, len(files), read, notes, [file.stem for file in files], labels)
 
 
 def labels_of(starts: Starts, target: Target, label: str | int | None) -> Tensor | None:
