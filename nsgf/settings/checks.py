@@ -177,7 +177,9 @@ class Rules:
         target = self.experiment.target
         if data.source not in target.sources:
             allowed = " or ".join(target.sources).replace(SOURCE_FILE, f"the path of {data.name}")
-            yield "data.source", f"must be {allowed} for {target.name}"
+            given = f"not the path {data.source_path}" if data.source == SOURCE_FILE else ""
+            must = ", ".join(filter(None, (f"must be {allowed} for {target.name}", given)))
+            yield "data.source", must
         if data.source == data.name:
             yield "data.source", "must differ from data.name"
         for name in LIMITED:

@@ -58,7 +58,8 @@ def read_starts(config: DataConfig, target: Target, path: Path) -> Starts:
     Raises:
         UserError: the samples cannot be read, or do not have the target's shape.
     """
-    section = replace(config, path=str(path), found=None, key=None)
+    key = config.key if path.suffix.lower() == ".npz" else None
+    section = replace(config, path=str(path), found=None, key=key)
     with replacing_keys({"data.path": "start"}):
         if not target.is_images:
             table = read_matching(section, target.axes or _default_names(target), least=1)
