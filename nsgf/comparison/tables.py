@@ -24,9 +24,11 @@ LEGENDS = (
     # means and differences
     "Mean ± standard deviation over seeds; the value of a seed is the mean of its draws. With one "
     "seed the deviation is over draws; for floors of images it is over splits. Bold: the best "
-    "mean. Below: mean difference within the same seed and draw ± its standard error. Ahead or "
-    "behind: by a t test at 5 %, which errs in one cell of twenty. With one seed it concerns that "
-    "training run only. A dash: no measure, for example because the method needs more calls.",
+    "mean of several seeds. A value below zero: an unbiased estimate may be slightly negative; the "
+    "two sets cannot be told apart. Below: mean difference within the same seed and draw ± its "
+    "standard error. Ahead or behind: by a t test at 5 %, which errs in one cell of twenty. With "
+    "one seed it concerns that training run only. A dash: no measure, for example because the "
+    "method needs more calls.",
     # costs
     "Training is the time of all networks of a method, with the pool, NSGF steps and pairs; 2-RF "
     "includes 1-RF. To compare at equal time, set compare.updates to the fourth column, in this "
@@ -53,7 +55,8 @@ IMAGES = 36
 
 Cells = Mapping[tuple[str, int | None, str], list[Row]]
 TextTable = list[list[str]]
-"""Lines of cells. The first line is the header. The best mean is written as ``**mean**``."""
+"""Lines of cells. The first line is the header. The best mean of several seeds is written as
+``**mean**``."""
 Tables = tuple[list[TextTable], list[TextTable], list[TextTable]]
 """A table of means and a table of differences for each measure, a table of costs, and after a
 search a table of settings."""
@@ -115,6 +118,7 @@ def measure_table(rows: Rows, metric: str) -> TextTable:
     cells = cells_of(rows)
     references = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
     best_of = max if is_better_higher(metric) else min
+    has_seeds = len({row.seed for row in rows if row.nfe}) > 1  # one run ranks no methods
     lines = {method: [method_title(method)] for method in methods + references}
     for target, nfe in columns_of(rows):
         values = {
@@ -130,11 +134,12 @@ def measure_table(rows: Rows, metric: str) -> TextTable:
             if 0 < len(cell) < len(draws):
                 remarks.append(f"{len(cell)} of {len(draws)} measures")
             calls = calls_of(cell, nfe)
+            is_best = has_seeds and seeds and mean(seeds) == best
             if abs(calls - nfe) > 0.05:
                 remarks.append(f"NFE {calls:.3g}")
             if remarks:
                 text += f" ({', '.join(remarks)})"
-            lines[method].append(f"**{text}**" if seeds and mean(seeds) == best else text)
+            lines[method].append(f"**{text}**" if is_best else text)
         for name in references:
             lines[name].append(spread(by_seed(by_draw(cells[target, None, name], metric))))
     return [_head(name_of(metric), rows), *lines.values()]
