@@ -78,6 +78,12 @@ def counts_of(rows: Rows) -> list[int]:
     return sorted({row.nfe for row in rows if row.nfe is not None})
 
 
+def has_seeds(rows: Rows) -> bool:
+    """Return whether the methods were trained with several seeds. A single seed ranks no methods:
+    another seed may change their order."""
+    return len({row.seed for row in rows if row.nfe is not None}) > 1
+
+
 def columns_of(rows: Rows) -> list[tuple[str, int]]:
     """Return (target, NFE) of each column, by ascending NFE, then by target."""
     return [(target, nfe) for nfe in counts_of(rows) for target in targets_of(rows)]
@@ -118,7 +124,7 @@ def measure_table(rows: Rows, metric: str) -> TextTable:
     cells = cells_of(rows)
     references = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
     best_of = max if is_better_higher(metric) else min
-    has_seeds = len({row.seed for row in rows if row.nfe}) > 1  # one run ranks no methods
+    is_ranked = has_seeds(rows)
     lines = {method: [method_title(method)] for method in methods + references}
     for target, nfe in columns_of(rows):
         values = {
@@ -134,7 +140,7 @@ def measure_table(rows: Rows, metric: str) -> TextTable:
             if 0 < len(cell) < len(draws):
                 remarks.append(f"{len(cell)} of {len(draws)} measures")
             calls = calls_of(cell, nfe)
-            is_best = has_seeds and seeds and mean(seeds) == best
+            is_best = is_ranked and seeds and mean(seeds) == best
             if abs(calls - nfe) > 0.05:
                 remarks.append(f"NFE {calls:.3g}")
             if remarks:
