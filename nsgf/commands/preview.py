@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nsgf.comparison.trials import method_title
+from nsgf.config.files import method_title
 from nsgf.config.layers import look_up
 from nsgf.config.schema import PhaseName
 from nsgf.data import Data

@@ -8,8 +8,9 @@ from nsgf.commands.report import changed_from_recipe
 from nsgf.comparison import COMPARISON_FILE, TABLE, Row, read_rows
 from nsgf.comparison.figures import draw_quality
 from nsgf.comparison.tables import LEGENDS, all_tables, has_seeds, targets_of
-from nsgf.comparison.trials import Comparison, method_title
+from nsgf.comparison.trials import Comparison
 from nsgf.comparison.tuning import SEARCH
+from nsgf.config.files import method_title
 from nsgf.config.layers import build, drop_machine_settings
 from nsgf.config.values import Place
 from nsgf.plots.samples import figure_defaults

@@ -11,8 +11,9 @@ from statistics import mean, stdev
 import torch
 
 from nsgf.comparison import COMPARISON_FILE, TABLE, Row, Rows, table_csv
-from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
+from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison
 from nsgf.comparison.tuning import SEARCH, ranking, selecting_measure
+from nsgf.config.files import method_title
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
 from nsgf.report import render
