@@ -9,8 +9,8 @@ from nsgf.api.samples import UserSamples, columns_text, request_with_data, split
 from nsgf.commands.compare import compare as compare_methods
 from nsgf.commands.report_comparison import report_comparison
 from nsgf.comparison import TABLE, TABLE_COLUMNS, read_rows
-from nsgf.comparison.trials import NAME, NAME_RULE, Comparison, DrawSamples, method_title
-from nsgf.config.files import from_arguments
+from nsgf.comparison.trials import NAME, NAME_RULE, Comparison, DrawSamples
+from nsgf.config.files import from_arguments, method_title
 from nsgf.config.values import Place, to_plain
 from nsgf.run.stop import stop_of_caller
 from nsgf.system.errors import UserError, naming

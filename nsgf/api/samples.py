@@ -27,7 +27,7 @@ from nsgf.settings.resolve import Request, resolve
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.files import ensure_writable, replacing, sync_folder
-from nsgf.user_data.files import ARRAYS, check_same_data, load_arrays
+from nsgf.user_data.files import ARRAYS, MEMORY_FOLDER, check_same_data, load_arrays
 from nsgf.user_data.images import image_bytes
 from nsgf.user_data.points import format_columns
 from nsgf.user_data.starts import Starts, starts_of_images, starts_of_table
@@ -121,7 +121,7 @@ def _request_with_arrays(
 ) -> Request:
     """Write the samples ``arrays``, by the setting that names their file, into files of
     ``OUT_DIR/.data``, and return the request of a command with these files."""
-    folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
+    folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / MEMORY_FOLDER)
     places = {
         key: folder / f"{next(iter(content))}-{_checksum(content)}.npz"
         for key, content in arrays.items()

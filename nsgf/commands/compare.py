@@ -18,9 +18,9 @@ from nsgf.comparison.trials import (
     Trial,
     edition_key,
     measure_key,
-    method_title,
 )
 from nsgf.comparison.tuning import ranking
+from nsgf.config.files import method_title
 from nsgf.config.layers import find_contradictions
 from nsgf.config.schema import PhaseName
 from nsgf.config.values import format_value

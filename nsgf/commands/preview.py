@@ -1,14 +1,24 @@
 """The picture of samples at the end of each phase."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from nsgf.config.files import method_title
 from nsgf.config.layers import look_up
 from nsgf.config.schema import PhaseName
 from nsgf.data import Data
 from nsgf.experiment import Experiment
+from nsgf.phases import PHASES
 from nsgf.phases.base import Phase
-from nsgf.plots.samples import compare_images, draw_points, figure_defaults, save_figure
+from nsgf.plots.samples import (
+    compare_images,
+    draw_points,
+    figure_defaults,
+    save_figure,
+    shown_name,
+)
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import CALLBACK
@@ -39,7 +49,7 @@ def show_preview(experiment: Experiment, session: Session, data: Data | None, ph
     if session.stop.reason not in (None, CALLBACK):  # the next session draws the picture
         return
     file = run.preview_file(phase.name)
-    title = f"After training: {phase.title}{continuation(experiment, phase.name)}"
+    title = preview_title(experiment, phase.name)
     try:
         run.samples.mkdir(exist_ok=True)
         data = experiment.load_data() if data is None else data
@@ -67,14 +77,23 @@ def lacks_preview(run: RunFolder, phase: PhaseName) -> bool:
     return look_up(header["config"], "train.preview", False) is True
 
 
-def continuation(experiment: Experiment, phase: PhaseName) -> str:
-    """Return a text for the title of a phase's picture. The text says that the last leg continues
-    from these samples."""
+def run_title(method: str | None, phases: Sequence[PhaseName]) -> str:
+    """Return the title of a run's method. A run without a method has the names of its phases."""
+    return method_title(method) if method else ", ".join(phases)
+
+
+def preview_title(experiment: Experiment, phase: PhaseName) -> str:
+    """Return the title of a phase's picture: the method and, if the method has several phases, this
+    phase. A second line says whether the last leg continues from these samples."""
+    config = experiment.config
+    title = f"{shown_name(run_title(config.method, config.phases))} after training"
+    if len(config.phases) > 1:
+        title += f": {PHASES[phase].title}"
     legs = experiment.method.legs
     preview = experiment.preview_method(phase).legs
     if legs == preview or legs[: len(preview)] != preview:
-        return ""
-    return ";\na later phase continues from here"
+        return title
+    return f"{title};\na later phase continues from here"
 
 
 def preview_samples(experiment: Experiment, run: RunFolder, phase: PhaseName, data: Data) -> Tensor:

@@ -5,11 +5,12 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nsgf.commands.preview import continuation, count_samples
+from nsgf.commands.preview import count_samples, preview_title, run_title
 from nsgf.commands.sample import draw_path
 from nsgf.config.files import (
     CONFIGS,
@@ -33,10 +34,10 @@ from nsgf.metrics.measures import (
     is_measure,
     name_of,
 )
-from nsgf.phases import PHASES
+from nsgf.phases import PHASES, Method
 from nsgf.phases.base import Phase
 from nsgf.plots.figures import Field, draw_curves, draw_entry_times, draw_fields, save_animation
-from nsgf.plots.samples import compare_images, draw_rows, figure_defaults
+from nsgf.plots.samples import compare_images, draw_rows, figure_defaults, shown_name
 from nsgf.pool.ends import ENDS
 from nsgf.report import curves, trained_updates
 from nsgf.report.page import Album
@@ -48,6 +49,7 @@ from nsgf.sinkhorn import build_flow
 from nsgf.system.errors import UserError, list_names
 from nsgf.system.files import Plain, read_object
 from nsgf.system.output import format_bytes, show
+from nsgf.user_data.files import shown_place
 
 SHOWN_NEIGHBOURS = 16
 """Number of samples that are shown beside their nearest training images."""
@@ -63,6 +65,8 @@ class Drawing:
     samples: Samples
     """Samples with their paths."""
     album: Album
+    method: str
+    """Title of the method."""
 
     @classmethod
     def of(cls, experiment: Experiment, run: RunFolder, album: Album) -> "Drawing":
@@ -77,7 +81,9 @@ class Drawing:
         samples = generate(sampler, source, count, device, path=count, progress=False)
         if not samples.finite:
             raise UserError("the samples are not finite: training has diverged")
-        return cls(experiment, data, sampler, samples, album)
+        config = experiment.config
+        method = run_title(config.method, config.phases)
+        return cls(experiment, data, sampler, samples, album, method)
 
     def draw(self) -> None:
         """Add all pictures to the album."""
@@ -87,7 +93,7 @@ class Drawing:
         calls = f"{len(samples.x)} samples, {samples.nfe:g} network calls each."
         if data.images is not None:
             self._draw_images(data.images, calls)
-        figure = draw_path(samples, self.experiment.target, data, "report")
+        figure = draw_path(samples, self.experiment.target, data, "report", self.method)
         album.draw("way", figure, "The way of a batch", calls)
         in_plane = data.shape == (2,)
         if data.is_images or in_plane:
@@ -110,7 +116,7 @@ class Drawing:
         """Add samples beside real images, and beside their nearest training images."""
         x = self.samples.x
         real = self.data.reference("report").sample(len(x))
-        figure = compare_images(x, real, "Samples")
+        figure = compare_images(x, real, shown_name(self.method))
         self.album.draw("samples", figure, "Samples beside real images", calls)
         first = x[:SHOWN_NEIGHBOURS]
         nearest = nearest_images(first, images, flip=self.data.config.flip)
@@ -171,23 +177,25 @@ def report_run(
     if nothing is trained, or the files cannot be written."""
     config = experiment.config
     phases = phase_rows(experiment.phases(), run)
+    method = run_title(config.method, config.phases)
+    data_place = shown_place(config.data.path)
     home = results_folder(config.out_path, run)
     album = Album(home, kind, out)
     missing = ""
     calls = "not known"
+    drawn: Method | None = None
     try:
         drawing = Drawing.of(experiment, run, album)
         drawing.draw()
+        drawn = experiment.trained_method(run.has_checkpoint)
         calls = f"{drawing.samples.nfe:g}"
     except UserError as error:
         missing = f"other pictures are left out: {error}"
         show(f"report: {missing}")
     for name in config.phases:
         file = run.samples / f"{phase_stem(name)}.png"
-        phase = PHASES[name]
-        if file.exists():
-            title = f"Samples after training: {phase.title}{continuation(experiment, name)}"
-            album.add(file, title, "From the same noise.")
+        if file.exists() and experiment.preview_method(name) != drawn:  # draw() drew its samples
+            album.add(file, preview_title(experiment, name), "Samples from the same noise.")
     if logged := curves(run):
         titled = {PHASES[name].title: logged[name] for name in config.phases if name in logged}
         album.draw(
@@ -202,8 +210,16 @@ def report_run(
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
     return album.write_page(
         "report/page.html.j2",
-        title=f"{config.exp}: {run.path.name}",
+        title=f"{method} on {Path(data_place).name or config.data.name}: {run.path.name}",
         config=config,
+        method=method,
+        data_place=data_place,
+        source_place=shown_place(config.data.source_path),
+        unfinished=", ".join(
+            f"{name} {done} of {count} updates"
+            for name, count in zip(config.phases, config.updates, strict=True)
+            if (done := trained_updates(run, name)) < count
+        ),
         chosen=changed_from_recipe(config),
         phases=phases,
         ends=ends.read_text("utf-8", "replace") if ends.exists() else "",

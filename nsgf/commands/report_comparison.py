@@ -7,9 +7,10 @@ from pathlib import Path
 from nsgf.commands.report import changed_from_recipe
 from nsgf.comparison import COMPARISON_FILE, TABLE, Row, read_rows
 from nsgf.comparison.figures import draw_quality
-from nsgf.comparison.tables import LEGENDS, all_tables, targets_of
-from nsgf.comparison.trials import Comparison, method_title
+from nsgf.comparison.tables import LEGENDS, all_tables, has_seeds, targets_of
+from nsgf.comparison.trials import Comparison
 from nsgf.comparison.tuning import SEARCH
+from nsgf.config.files import method_title
 from nsgf.config.layers import build, drop_machine_settings
 from nsgf.config.values import Place
 from nsgf.plots.samples import figure_defaults
@@ -18,6 +19,7 @@ from nsgf.report.page import Album
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.system.errors import UserError, wrong_setting
 from nsgf.system.files import read_object
+from nsgf.user_data.files import shown_place
 
 
 @figure_defaults()
@@ -38,11 +40,12 @@ def report_comparison(
     targets = targets_of(rows)
     out_folder = results_folder(Path(out_dir).expanduser(), RunFolder(folder))
     album = Album(out_folder, kind, out)
+    repeats = "training runs" if has_seeds(rows) else "draws of one training run"
     album.draw(
         "quality",
         draw_quality(rows),
         "At equal NFE",
-        "Means over training runs and their standard deviation; dashed: samples of the data.",
+        f"Means over {repeats} and their standard deviation; dashed: samples of the data.",
     )
     for name in targets:
         if Path(name).name == name and (folder / f"{name}.png").exists():
@@ -54,6 +57,7 @@ def report_comparison(
         title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
         config=comparison.config,
         targets=targets,
+        data_place=shown_place(comparison.config.data.path),
         methods=[
             (method_title(name), changed_from_recipe(method))
             for name, method in comparison.methods.items()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nsgf.commands.preview import POINT_SAMPLES
+from nsgf.commands.preview import POINT_SAMPLES, run_title
 from nsgf.commands.sample_files import (
     ARRAY_FILES,
     MOVING,
@@ -29,6 +29,7 @@ from nsgf.plots.samples import (
     figure_defaults,
     save_figure,
     save_grid,
+    shown_name,
     words_of_calls,
 )
 from nsgf.run.folder import RunFolder, results_folder
@@ -172,8 +173,10 @@ def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> li
     if not target.is_images:
         noise = experiment.source("path").sample(POINT_SAMPLES).to(device)
         samples = sampler(noise, keep_path=True)
+    config = experiment.config
+    title = run_title(config.method, config.phases)
     with figure_defaults():
-        save_figure(draw_path(samples, target, data, "path"), trajectory)
+        save_figure(draw_path(samples, target, data, "path", title), trajectory)
     if not target.is_images:
         return [line, str(arrays), str(trajectory)]
     all_classes = experiment.config.sampling.label is None
@@ -244,14 +247,15 @@ def describe_samples(count: int, nfe: float, updates: dict[str, str]) -> str:
     return f"{count} samples, NFE {nfe:g}, after updates: {networks}"
 
 
-def draw_path(samples: Samples, target: Target, data: Data | None, stream: str) -> Any:
-    """Draw the path of samples: images beside the names of classes, points beside the target."""
+def draw_path(samples: Samples, target: Target, data: Data | None, stream: str, method: str) -> Any:
+    """Draw the path of samples: images beside the names of classes, points beside the target.
+    ``method``: title of the method, for the title of points."""
     if target.is_images:
         return draw_image_path(samples, target.class_names)
     return draw_points(
         [target.in_units(state.cpu()) for state in samples.path],
         data.reference(stream).sample(len(samples.x)) if data else None,
-        f"Samples after {words_of_calls(samples.nfe)}",
+        f"{shown_name(method)} after {words_of_calls(samples.nfe)}",
         target.axes,
         samples.marks,
     )

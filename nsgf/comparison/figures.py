@@ -16,7 +16,8 @@ from nsgf.comparison.tables import (
     methods_of,
     targets_of,
 )
-from nsgf.comparison.trials import FLOOR, TITLES, method_title
+from nsgf.comparison.trials import FLOOR
+from nsgf.config.files import TITLES, method_title
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import new_figure

@@ -11,8 +11,9 @@ from statistics import mean, stdev
 import torch
 
 from nsgf.comparison import COMPARISON_FILE, TABLE, Row, Rows, table_csv
-from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, method_title
+from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison
 from nsgf.comparison.tuning import SEARCH, ranking, selecting_measure
+from nsgf.config.files import method_title
 from nsgf.metrics.measures import is_better_higher, name_of, without_classes
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
 from nsgf.report import render
@@ -24,9 +25,11 @@ LEGENDS = (
     # means and differences
     "Mean ± standard deviation over seeds; the value of a seed is the mean of its draws. With one "
     "seed the deviation is over draws; for floors of images it is over splits. Bold: the best "
-    "mean. Below: mean difference within the same seed and draw ± its standard error. Ahead or "
-    "behind: by a t test at 5 %, which errs in one cell of twenty. With one seed it concerns that "
-    "training run only. A dash: no measure, for example because the method needs more calls.",
+    "mean of several seeds. A value below zero: an unbiased estimate may be slightly negative; the "
+    "two sets cannot be told apart. Below: mean difference within the same seed and draw ± its "
+    "standard error. Ahead or behind: by a t test at 5 %, which errs in one cell of twenty. With "
+    "one seed it concerns that training run only. A dash: no measure, for example because the "
+    "method needs more calls.",
     # costs
     "Training is the time of all networks of a method, with the pool, NSGF steps and pairs; 2-RF "
     "includes 1-RF. To compare at equal time, set compare.updates to the fourth column, in this "
@@ -53,7 +56,8 @@ IMAGES = 36
 
 Cells = Mapping[tuple[str, int | None, str], list[Row]]
 TextTable = list[list[str]]
-"""Lines of cells. The first line is the header. The best mean is written as ``**mean**``."""
+"""Lines of cells. The first line is the header. The best mean of several seeds is written as
+``**mean**``."""
 Tables = tuple[list[TextTable], list[TextTable], list[TextTable]]
 """A table of means and a table of differences for each measure, a table of costs, and after a
 search a table of settings."""
@@ -73,6 +77,12 @@ def targets_of(rows: Rows) -> list[str]:
 def counts_of(rows: Rows) -> list[int]:
     """Return the requested numbers of network calls, in ascending order."""
     return sorted({row.nfe for row in rows if row.nfe is not None})
+
+
+def has_seeds(rows: Rows) -> bool:
+    """Return whether the methods were trained with several seeds. A single seed ranks no methods:
+    another seed may change their order."""
+    return len({row.seed for row in rows if row.nfe is not None}) > 1
 
 
 def columns_of(rows: Rows) -> list[tuple[str, int]]:
@@ -115,6 +125,7 @@ def measure_table(rows: Rows, metric: str) -> TextTable:
     cells = cells_of(rows)
     references = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
     best_of = max if is_better_higher(metric) else min
+    is_ranked = has_seeds(rows)
     lines = {method: [method_title(method)] for method in methods + references}
     for target, nfe in columns_of(rows):
         values = {
@@ -130,11 +141,12 @@ def measure_table(rows: Rows, metric: str) -> TextTable:
             if 0 < len(cell) < len(draws):
                 remarks.append(f"{len(cell)} of {len(draws)} measures")
             calls = calls_of(cell, nfe)
+            is_best = is_ranked and seeds and mean(seeds) == best
             if abs(calls - nfe) > 0.05:
                 remarks.append(f"NFE {calls:.3g}")
             if remarks:
                 text += f" ({', '.join(remarks)})"
-            lines[method].append(f"**{text}**" if seeds and mean(seeds) == best else text)
+            lines[method].append(f"**{text}**" if is_best else text)
         for name in references:
             lines[name].append(spread(by_seed(by_draw(cells[target, None, name], metric))))
     return [_head(name_of(metric), rows), *lines.values()]

@@ -18,7 +18,7 @@ import torch
 
 from nsgf.comparison import COMPARISON_FILE
 from nsgf.comparison.tuning import AS_GIVEN, SEED_OFFSET, Choice, choices_of
-from nsgf.config.files import method_layers, read_recipe, stored_facts
+from nsgf.config.files import method_layers, method_title, read_recipe, stored_facts
 from nsgf.config.layers import Layer, build, fixed_values, sections_of, shorter_warmups
 from nsgf.config.schema import (
     SOURCE_FILE,
@@ -42,22 +42,6 @@ from nsgf.sinkhorn.base import Array, to_tensor
 from nsgf.system.errors import UserError, one_line, suggest, wrong_setting
 from nsgf.system.files import Plain
 
-TITLES = {
-    "nsgf": "NSGF",
-    "nsgf++": "NSGF++",
-    "nsgf++h": "NSGF++h",
-    "icfm": "I-CFM",
-    "otcfm": "OT-CFM",
-    "otcfm+": "OT-CFM+",
-    "sbcfm": "SB-CFM",
-    "1rf": "1-RF",
-    "2rf": "2-RF",
-    "onecall": "One call",
-    "onecall+": "One call+",
-    "affine": "Affine",
-}
-"""Titles of the shipped methods in tables and pictures, in the order of their colours."""
-
 FLOOR = "floor"
 NOISE_ROW = "pure noise"
 SHARED = "rf"
@@ -76,13 +60,6 @@ EQUAL_TERMS = ("seed", "data", "model", "evaluation", "compare.tune", "compare.t
 DrawSamples = Callable[..., Array]
 """(noise, nfe) or, with classes, (noise, nfe, labels) -> samples in the units of the data. Noise
 and samples are (B, *shape), labels int64 (B,)."""
-
-
-def method_title(method: str) -> str:
-    """Return the title of a shipped method, or the name of a user's method. ``: SETTINGS`` may
-    follow."""
-    name, colon, settings = method.partition(":")
-    return TITLES.get(name, name) + colon + settings
 
 
 @dataclass(frozen=True)

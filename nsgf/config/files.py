@@ -33,6 +33,21 @@ if not CONFIGS.is_dir():
 EXPERIMENT_NAMES = sorted(file.stem for file in CONFIGS.glob("*.yaml"))
 METHOD_NAMES = sorted(file.stem for file in CONFIGS.glob("methods/*.yaml"))
 """Names of the shipped experiments and methods."""
+TITLES = {
+    "nsgf": "NSGF",
+    "nsgf++": "NSGF++",
+    "nsgf++h": "NSGF++h",
+    "icfm": "I-CFM",
+    "otcfm": "OT-CFM",
+    "otcfm+": "OT-CFM+",
+    "sbcfm": "SB-CFM",
+    "1rf": "1-RF",
+    "2rf": "2-RF",
+    "onecall": "One call",
+    "onecall+": "One call+",
+    "affine": "Affine",
+}
+"""Titles of the shipped methods in tables and pictures, in the order of their colours."""
 PRETRAINED = {
     file.parent.name: file.parent for file in sorted(PACKAGE.glob("pretrained/*/config.json"))
 }
@@ -123,6 +138,13 @@ def _to_facts(facts: Plain) -> DataFacts:
         if name != "source"
     }
     return DataFacts(**values, source=None if source is None else _to_facts(source))
+
+
+def method_title(method: str) -> str:
+    """Return the title of a shipped method, or the name of a user's method. ``: SETTINGS`` may
+    follow."""
+    name, colon, settings = method.partition(":")
+    return TITLES.get(name, name) + colon + settings
 
 
 def method_layers(recipe: Recipe, method: str | None) -> tuple[Layer, Layer]:

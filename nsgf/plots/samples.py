@@ -157,7 +157,7 @@ def compare_images(images: Tensor, real: Tensor, title: str) -> Any:
     left, right = figure.subplots(1, 2)
     show_grid(left, images)
     show_grid(right, real)
-    left.set_title(title)
+    left.set_title(title, parse_math=False)
     right.set_title("Real images")
     return figure
 
@@ -259,16 +259,18 @@ def draw_points(
         _show_samples(right, target, target, "tab:green", "target")
     # titles, axes and legends
     right.set_title("Samples" if target is None else "Target")
-    left.set_title(title)
+    left.set_title(title, parse_math=False)
+    legend: dict[str, Any] = {}
     for panel in panels:
         panel.tick_params(labelleft=True)
         if axes or not on_line:
             name_axes(panel, axes)
-    if len(path) > 1:
-        legend = left.get_legend_handles_labels()
-        figure.legend(*legend, loc="outside lower center", ncols=3, markerscale=3)
+        handles, labels = panel.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    if len(legend) > 1:
+        how: dict[str, Any] = {"loc": "outside lower center", "ncols": 4, "markerscale": 3}
+        figure.legend(legend.values(), legend.keys(), **how)
     if on_line:
-        right.legend()
         left.set_ylabel("step")
         right.set_ylabel("share")
     return figure

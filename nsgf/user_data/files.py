@@ -29,8 +29,19 @@ LEAST = 16
 ARRAYS = (".npz", ".npy")
 """Endings of files of arrays."""
 
+MEMORY_FOLDER = ".data"
+"""Folder in ``out_dir`` with the samples that a caller passed from memory."""
+
 Inspection = tuple[DataFacts, tuple[str, ...]]
 """Description of the data, and lines about it for the user."""
+
+
+def shown_place(place: str | None) -> str:
+    """Return a user's path, or ``your data`` for samples that a caller passed from memory. Without
+    a path, return nothing."""
+    if not place:
+        return ""
+    return "your data" if Path(place).parent.name == MEMORY_FOLDER else place
 
 
 def saved_facts(config: DataConfig) -> DataFacts:

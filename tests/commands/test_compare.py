@@ -13,7 +13,7 @@ from nsgf.cli import main
 from nsgf.commands import compare as engine
 from nsgf.commands.compare import Work, compare, comparison_plan
 from nsgf.comparison import read_rows
-from nsgf.comparison.trials import TITLES
+from nsgf.config.files import TITLES
 from nsgf.metrics import measures
 from nsgf.metrics.yardstick import Yardstick
 from nsgf.run.checkpoint import previous_file

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf.commands.preview import continuation, preview_samples
+from nsgf.commands.preview import preview_samples, preview_title
 from nsgf.commands.train import train
 from nsgf.config.layers import change
 from nsgf.config.schema import OF_PHASES
@@ -61,8 +61,17 @@ def test_pictures_show_what_the_phases_so_far_draw(pictured_config, tiny_run):
     ],
 )
 def test_picture_of_an_early_phase_says_where_the_next_one_continues(flags, phase, words):
-    text = continuation(Experiment(shipped("digits", *flags)), phase)
-    assert words in text if words else not text
+    text = preview_title(Experiment(shipped("digits", *flags)), phase)
+    assert words in text if words else "\n" not in text
+
+
+def test_title_names_the_method_and_one_of_several_phases():
+    for flags, title in (
+        ("2d/otcfm", "OT-CFM after training"),
+        ("2d/nsgf++", "NSGF++ after training: time predictor"),
+    ):
+        config = shipped(flags)
+        assert preview_title(Experiment(config), config.phases[-1]) == title
 
 
 class Killed(BaseException):

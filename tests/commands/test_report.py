@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
+from PIL import Image
 
+import nsgf
 from nsgf.cli import main
 from nsgf.commands.preview import show_preview
 from nsgf.commands.report import (
@@ -193,7 +196,7 @@ def test_fields_are_the_flow_s_and_the_network_s(tiny):
 
     def velocity_fields(leg, network):
         sampler = FlowSampler([leg(network, tiny.sampling, tiny.flow)], experiment.target)
-        return Drawing(experiment, data, sampler, None, None)._velocity_fields()
+        return Drawing(experiment, data, sampler, None, None, "NSGF")._velocity_fields()
 
     def answer_time(x, t):
         return t[:, None].expand(-1, 2)
@@ -215,6 +218,53 @@ def test_fields_are_the_flow_s_and_the_network_s(tiny):
     panel = draw_fields(fields, ("age", "width")).axes[0]
     assert (panel.get_xlabel(), panel.get_aspect()) == ("age", "auto")
     assert velocity_fields(StraightFlow, lambda x, t: x) == []
+
+
+def test_page_of_an_unfinished_run_says_how_to_continue(small, small_run):
+    experiment = Experiment(small)
+    assert "not finished" not in Page(Path(report_run(experiment, small_run)[0])).text
+    longer = experiment.change({"nsf.iterations": 30})
+    text = Page(Path(report_run(longer, small_run)[0])).text
+    place = os.path.relpath(small_run.path)
+    words = f": nsf 12 of 30 updates; continue with: python -m nsgf train --run {place} --resume"
+    assert words in " ".join(text.split())
+
+
+def test_page_shows_the_samples_of_a_run_once(small, small_run):
+    """The last phase has the samples of the run. Its picture is shown only if no others can be
+    drawn."""
+    small_run.samples.mkdir()
+    for phase in small.phases:
+        Image.new("RGB", (8, 8)).save(small_run.preview_file(phase))
+    names = {Path(file).name for file in report_run(Experiment(small), small_run)}
+    last = small_run.preview_file(small.phases[-1]).name
+    first = small_run.preview_file(small.phases[0]).name
+    assert ("way.png" in names, first in names, last in names) == (True, True, False)
+    file = small_run.checkpoint_file("nsgf")
+    payload = load(file)
+    save(file, {**payload, "ema": {key: 1e30 * part for key, part in payload["ema"].items()}})
+    names = {Path(file).name for file in report_run(Experiment(small), small_run)}
+    assert ("way.png" in names, last in names) == (False, True)
+
+
+def test_page_of_samples_from_memory_names_no_internal_file(tmp_path):
+    run = nsgf.train(
+        torch.randn(40, 2),
+        source=torch.randn(40, 2),
+        method="otcfm",
+        iterations=2,
+        device="cpu",
+        out_dir=str(tmp_path),
+    )
+    assert main(["report", "--run", str(run.path)]) == 0
+    file = run.path / "report.html"
+    page = Page(file)
+    assert f"OT-CFM on your data: {run.path.name}" in page.text
+    for words in ("sourceyour data", "datapoints: your data", "methodOT-CFM"):
+        assert words in "".join(page.text.split("\n"))
+    assert not re.search(r"points-[0-9a-f]{12}", page.text)
+    text = file.read_text("utf-8")  # wide tables scroll on a phone
+    assert text.count("<table") == text.count('<div class="wide"><table')
 
 
 def test_log_and_page_say_how_far_flows_end_from_the_data(tmp_path):

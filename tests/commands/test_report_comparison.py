@@ -8,6 +8,7 @@ from PIL import Image
 
 from nsgf.cli import main
 from nsgf.commands.report_comparison import measured_rows, report_comparison
+from nsgf.comparison import table_csv
 from nsgf.comparison.figures import draw_quality
 from nsgf.comparison.tables import write_report
 from nsgf.comparison.trials import FLOOR
@@ -85,7 +86,20 @@ def test_page_needs_no_facts_about_a_users_data(own_data, tmp_path):
     write_report(comparison, ROWS)
     (comparison.folder / "facts.json").unlink()
     (page, *_) = report_comparison(comparison.folder, str(tmp_path))
-    assert "seed 3" in Page(Path(page)).text
+    text = Page(Path(page)).text
+    assert "seed 3" in text
+    assert "moons: points.npy" in text
+
+
+def test_page_of_a_single_seed_names_no_best_method(folder):
+    """Its spread is that of draws."""
+    file = folder / "table.csv"
+    for is_single, words in ((False, "Means over training runs"), (True, "of one training run")):
+        if is_single:
+            file.write_text(table_csv([item for item in ROWS if item.seed == 0]))
+        page = Path(report_comparison(folder, str(folder.parent))[0])
+        assert ("<td><strong>" in page.read_text()) != is_single
+        assert words in Page(page).text
 
 
 def test_page_shows_no_picture_from_elsewhere(folder, tmp_path):

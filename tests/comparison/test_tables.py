@@ -75,10 +75,8 @@ CELLS = {
     "**0.400 ± 0.200** | 0.567 ± 0.252 | -0.167 ± 0.120 level": several(
         [0.1, 0.5, 0.3], [0.2, 0.5, 0.7], [0.0, 0.1, 0.2]
     ),
-    # a single seed shows its draws
-    "**0.200 ± 0.100** | 0.300 ± 0.100 | -0.100 ± 0.000 ahead": several(
-        [0.1], [0.2], [0, 0.1, 0.2]
-    ),
+    # a single seed shows its draws, and no method is the best
+    "0.200 ± 0.100 | 0.300 ± 0.100 | -0.100 ± 0.000 ahead": several([0.1], [0.2], [0, 0.1, 0.2]),
     # differences are of the common seeds
     "**0.200 ± 0.100** | 0.250 ± 0.071 (2 of 3 measures) | -0.100 ± 0.000 ahead": ROWS[:5]
     + ROWS[6:],

@@ -33,6 +33,11 @@ def cell(panel, row, column):
     return round(float(array[row * 9 + 4, column * 9 + 4, 0]) / 255, 2)
 
 
+def legend_of(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
 def offsets(panel, number):
     return np.asarray(panel.collections[number].get_offsets())
 
@@ -96,8 +101,8 @@ def test_points_are_drawn_with_their_path_beside_the_target():
     np.testing.assert_allclose(after, [state[4] for state in path[2:]])
     np.testing.assert_allclose(offsets(right, 0), target)
     assert left.get_xlim() == right.get_xlim()
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "the straight flow takes over" in words
+    assert legend_of(figure) == ["source", "the straight flow takes over", "samples", "target"]
+    assert legend_of(draw_points([start], target, "title")) == ["samples", "target"]
     (panel,) = draw_points([start, start + 3], None, "title").axes
     for number, state in ((1, start), (2, start + 3)):
         np.testing.assert_allclose(offsets(panel, number), state)
@@ -132,7 +137,9 @@ def test_titles_and_labels_are_not_cut_off(tmp_path):
 def test_points_with_other_numbers_of_named_coordinates():
     for dim, *labels in ((5, "age (of 5 coordinates)", "width"), (1, "age", "step")):
         path, target = [torch.randn(9, dim) for _ in range(3)], torch.randn(50, dim)
-        left, right = draw_points(path, target, "t", ("age", "width", *"abc")[:dim]).axes
+        figure = draw_points(path, target, "t", ("age", "width", *"abc")[:dim])
+        left, right = figure.axes
+        assert legend_of(figure) == ["source", "samples", "target"]
         assert left.get_aspect() == "auto"
         assert [left.get_xlabel(), left.get_ylabel()] == labels
         shown = torch.cat([path[2], torch.full((9, 1), 2.0)], 1)[:, :2]
