@@ -353,6 +353,39 @@ def test_table_of_falling_blurs():
         assert cells[3] == f"{mean(differences):+.1f} ± {error:.1f}"
 
 
+NAMES_OF_MOVES = {
+    "not moved": "not moved",
+    "nsgf": "NSGF",
+    "nsgf++h": "NSGF++h",
+    "otcfm": "OT-CFM",
+    "otcfm+": "OT-CFM+",
+    "icfm": "I-CFM",
+    "POT linear": "POT's `LinearTransport`",
+    "POT Sinkhorn": "POT's `SinkhornTransport`",
+    "floor": "other rows of the target",
+}
+
+
+def test_table_of_moved_rows():
+    """Means and deviations over the seeds."""
+    rows = pd.read_csv(ROOT / "docs/results/transport.csv")
+    page = (ROOT / "docs/transport.md").read_text()
+    cells = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    table = {(pair, name): values for pair, name, *values in cells[2:]}
+    groups = rows.groupby(["pair", "method"], sort=False)
+    assert {(pair, NAMES_OF_MOVES[method]) for pair, method in groups.groups} == table.keys()
+    digits = {"energy": 1, "w2": 3, "way": 2, "straightness": 3}
+    for (pair, method), group in groups:
+        shown_cells = table[pair, NAMES_OF_MOVES[method]]
+        for (key, places), cell in zip(digits.items(), shown_cells, strict=False):
+            values = group[key].dropna()
+            text = "" if values.empty else f"{values.mean():.{places}f}"
+            if len(values) > 1:
+                assert len(values) == 5
+                text += f" ± {values.std():.{places}f}"
+            assert cell.strip() == text, (pair, method, key)
+
+
 def test_table_of_solvers():
     """A rival's time is that of its fastest setting that is at least as exact as ours."""
     measures = ROOT / "docs/results/solver_work_precision.csv"
