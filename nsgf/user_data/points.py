@@ -313,7 +313,10 @@ def read_table(config: DataConfig) -> PointTable:
         label_name = None if label is None else [*raw.names, LABELS][label]
         if columns is not None:
             raw = cut_columns(raw, columns)
-        values = finite_values(raw, f"; or {columns_hint()}")
+        remedy = f"; or {columns_hint()}"
+        if config.label is None:
+            remedy += f", or the column of the classes with {suggest('data.label', 'C')}"
+        values = finite_values(raw, remedy)
         rounded = rounded_columns(raw.cells, values)
     except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
         raise wrong_setting("data.path", file, one_line(error)) from error
