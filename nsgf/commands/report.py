@@ -97,12 +97,12 @@ class Drawing:
             album.add(file, "The same, moving", "One picture for each state on the way.")
         if in_plane and (fields := self._velocity_fields()):
             names = self.experiment.target.class_names
-            of_class = f" Class {names[self._field_class]}." if names else ""
+            points = f"points of class {names[self._field_class]}" if names else "points"
             album.draw(
                 "field",
                 draw_fields(fields, data.axes),
                 "The learned velocity on top of the flow's",
-                f"Both at points of a flow that was not trained on, with their true lengths.{of_class}",
+                f"Both at {points} of a flow that was not trained on, with their true lengths.",
             )
         if samples.tau is not None:
             figure = draw_entry_times(samples.tau)
