@@ -225,7 +225,8 @@ def _write_arrays(
             for name in ("tau", "labels"):
                 if (values := getattr(batch, name)) is not None:
                     short[name].append(values)
-            yield states_of(target, batch)
+            # images have paths for a picture even if the file has none
+            yield states_of(target, batch) if has_paths else target.in_units(batch.x)
 
     with ZipFile(stream, "w") as archive:
         name = "trajectory.npy" if has_paths else "x.npy"
