@@ -129,7 +129,7 @@ SMALL = {
     "data.label": "side",
     "sinkhorn.batch_size": 64,
     "pool.num_batches": 8,
-    "model.mlp.width": 32,
+    "model.mlp.width": 64,
     "sampling.num_samples": 6,
     "train.preview": False,
     "device": "cpu",
@@ -163,7 +163,7 @@ def test_points_of_a_class_lie_where_the_class_lies(method, tmp_path):
     for name, centre in SIDES.items():
         samples = run.sample(300, seed=0, label=name)
         torch.testing.assert_close(samples.mean(0), torch.tensor(centre).double(), atol=0.4, rtol=0)
-        assert ((samples[:, 0] < 0) == (centre[0] < 0)).float().mean() > 0.98
+        assert ((samples[:, 0] < 0) == (centre[0] < 0)).float().mean() > 0.99
 
 
 def test_tables_of_samples_have_the_class_in_their_last_column(sides, tmp_path):
