@@ -149,7 +149,7 @@ def inspect_points(config: DataConfig) -> Inspection:
     start = np.zeros(dim)
     start[close] = rows[0, close]
     columns = torch.from_numpy(rows - start)
-    classes = class_names(config, table)
+    classes = classes_of_table(config, table)
     facts = DataFacts(
         samples=count,
         shape=[dim],
@@ -187,7 +187,7 @@ def inspect_source_points(config: DataConfig) -> Inspection:
     label_name = target.label_name if config.conditional else None
     with reading_source(config) as section:
         table = read_matching(section, names, label_name)
-        classes = class_names(section, table)
+        classes = classes_of_table(section, table)
         if label_name and classes != target.class_names:
             raise wrong_setting(
                 "data.path",
@@ -277,7 +277,7 @@ def _notes_of_far_values(table: PointTable, rows: np.ndarray) -> list[str]:
     ]
 
 
-def class_names(config: DataConfig, table: PointTable) -> list[str]:
+def classes_of_table(config: DataConfig, table: PointTable) -> list[str]:
     """Return the sorted names of the classes of the table of ``data.path``; empty: it has no
     classes. Raise UserError if a class has too few rows."""
     if table.labels is None:
@@ -308,7 +308,7 @@ def read_table(config: DataConfig) -> PointTable:
     try:
         raw = open_table(config, file)
         label = find_label(config, raw)
-        labels = None if label is None else read_labels(raw, label)
+        labels = None if label is None else read_classes(raw, label)
         columns = choose_columns(config, raw.names, saved_names, label)
         label_name = None if label is None else [*raw.names, LABELS][label]
         if columns is not None:
@@ -323,7 +323,7 @@ def read_table(config: DataConfig) -> PointTable:
     notes = (raw.note,) if raw.note else ()
     rounded_names = [raw.names[column] for column in rounded]
     table = PointTable(values, raw.names, raw.locate, notes, rounded_names, labels, label_name)
-    class_names(config, table)
+    classes_of_table(config, table)
     if config.found:
         table = leave_out_constants(config, table)
         check_same_data(config, _checksum(table))
@@ -347,7 +347,7 @@ def read_matching(
             )
     except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
         raise wrong_setting("data.path", file, one_line(error)) from error
-    class_names(config, table)
+    classes_of_table(config, table)
     if config.found:
         check_same_data(config, _checksum(table))
     return table
@@ -365,7 +365,7 @@ def match_table(
         label = raw.names.index(label_name)
     elif label_name == LABELS and raw.labels is not None:
         label = len(raw.names)
-    labels = None if label is None else read_labels(raw, label)
+    labels = None if label is None else read_classes(raw, label)
     if label is not None:
         raw = cut_columns(raw, [n for n in range(len(raw.names)) if n != label])
     raw, left_out = match_columns(raw, names)
@@ -401,7 +401,7 @@ def find_label(config: DataConfig, raw: RawTable) -> int | None:
     return numbers[0]
 
 
-def read_labels(raw: RawTable, label: int) -> np.ndarray:
+def read_classes(raw: RawTable, label: int) -> np.ndarray:
     """Return the class of each row.  int64 or text, (N,)
 
     Args:
