@@ -1,6 +1,6 @@
-import pytest
-
 from dataclasses import replace
+
+import pytest
 
 from nsgf.config.files import read_layer
 from nsgf.config.layers import change, find_contradictions, nest, saved_values, values
