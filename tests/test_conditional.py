@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -113,3 +114,107 @@ def test_comparison_tells_what_it_chose_for_each_method():
         "method 2rf: chosen for",
     ]
     assert notes[1].endswith("reflow.pairs 4100")
+
+
+# --- points -------------------------------------------------------------------------------------
+
+SIDES = {"left": [-4.0, 0.0], "right": [4.0, 1.0]}
+KINDS = np.array([*SIDES])[np.arange(400) % 4 // 3]
+"""300 rows left, 100 rows right."""
+TABLE = pd.DataFrame(
+    [SIDES[kind] for kind in KINDS] + np.random.default_rng(0).standard_normal((400, 2)) / 2,
+    columns=["a", "b"],
+).assign(side=KINDS)
+SMALL = {
+    "data.label": "side",
+    "sinkhorn.batch_size": 64,
+    "pool.num_batches": 8,
+    "model.mlp.width": 64,
+    "sampling.num_samples": 6,
+    "train.preview": False,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory):
+    """A short run of a table with two classes."""
+    return nsgf.train(
+        TABLE,
+        iterations=5,
+        out_dir=tmp_path_factory.mktemp("sides"),
+        overrides={**SMALL, "optim.batch_size": 8},
+        quiet=True,
+    )
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("method", ["nsgf", "nsgf++h", "otcfm", "onecall"])
+def test_points_of_a_class_lie_where_the_class_lies(method, tmp_path):
+    updates = {"optim.batch_size": 66 if method == "onecall" else 64}
+    run = nsgf.train(
+        TABLE,
+        method=method,
+        iterations=300,
+        out_dir=tmp_path,
+        overrides={**SMALL, **updates},
+        quiet=True,
+    )
+    for name, centre in SIDES.items():
+        samples = run.sample(300, seed=0, label=name)
+        torch.testing.assert_close(samples.mean(0), torch.tensor(centre).double(), atol=0.4, rtol=0)
+        assert ((samples[:, 0] < 0) == (centre[0] < 0)).float().mean() > 0.99
+
+
+def test_tables_of_samples_have_the_class_in_their_last_column(sides, tmp_path):
+    experiment = Experiment(sides.config)
+    expected = sides.sample(6, seed=sides.config.seed).numpy()
+    for name, read in {
+        "x.csv": pd.read_csv,
+        "x.tsv": lambda file: pd.read_csv(file, sep="\t"),
+        "x.parquet": pd.read_parquet,
+    }.items():
+        sample_run(experiment, sides.folder, out=str(tmp_path / name))
+        table = read(tmp_path / name)
+        assert [*table] == ["a", "b", "side"]
+        assert table["side"].tolist() == ["left", "right"] * 3
+        np.testing.assert_allclose(table[["a", "b"]], expected)
+    sample_run(experiment, sides.folder, out=str(tmp_path / "x.npz"))
+    saved = np.load(tmp_path / "x.npz")
+    assert saved["labels"].tolist() == [0, 1] * 3
+    assert saved["class_names"].tolist() == ["left", "right"]
+    config = sampled(sides.config, label="right", guidance=2.0)
+    sample_run(Experiment(config), sides.folder, out=str(tmp_path / "right.csv"))
+    assert pd.read_csv(tmp_path / "right.csv")["side"].tolist() == ["right"] * 6
+
+
+def test_a_run_of_points_with_classes_is_shared_and_measured(sides, tmp_path):
+    """The densities of the classes differ."""
+    text = sides.export(tmp_path / "out").joinpath("README.md").read_text()
+    assert "one of 2 classes, `left, right`" in text
+    again = nsgf.load(tmp_path / "out")
+    assert torch.equal(again.sample(4, 0, label="left"), sides.sample(4, 0, label="left"))
+    page = sides.report(tmp_path / "page.html").read_text()
+    assert "Classes: left, right" in page
+    assert "points of class left" in page
+    x = torch.zeros(2, 2)
+    left, right = (sides.log_prob(x, labels=name).value for name in SIDES)
+    assert not torch.allclose(left, right)
+    assert torch.allclose(sides.log_prob(x, labels=["left", "right"]).value[1], right[1])
+    moved = sides.transport(TABLE[:4])  # left, left, left, right
+    assert [*moved] == ["a", "b"]
+    for name, part in {"left": slice(3), "right": slice(3, 4)}.items():
+        np.testing.assert_allclose(moved[part], sides.transport(TABLE[:4], label=name)[part])
+
+
+def test_a_label_column_without_classes_is_only_left_out(tmp_path):
+    """With data.conditional false, the run is that of the coordinates."""
+    how = {"iterations": 5, "out_dir": tmp_path, "quiet": True}
+    settings = {**SMALL, "optim.batch_size": 8}
+    plain = {**settings, "data.label": None, "data.columns": "a,b"}
+    one = nsgf.train(TABLE, overrides={**settings, "data.conditional": False}, **how)
+    other = nsgf.train(TABLE, overrides=plain, **how)
+    assert not one.config.data.conditional
+    assert torch.equal(one.sample(9, seed=0), other.sample(9, seed=0))
+    with pytest.raises(UserError, match="label = left: "):
+        one.sample(2, label="left")

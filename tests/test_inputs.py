@@ -277,6 +277,29 @@ def test_labels_make_a_run_conditional(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "how",
+    [
+        {"data": POINTS, "labels": LABELS},
+        {"data": TensorDataset(POINTS, LABELS)},
+        {"data": POINTS, "labels": pd.Series(["b", "a"] * 20, dtype="category")},
+        {"data": FRAME.assign(kind=["b", "a"] * 20), "overrides": {"data.label": "kind"}},
+    ],
+)
+def test_points_have_classes_too(how, tmp_path):
+    run = train(tmp_path, **{"iterations": 2, **how})
+    data = run.config.data
+    names = data.found.class_names
+    assert data.conditional
+    assert names in (["0", "1"], ["a", "b"])
+    one, other = (run.sample(4, 0, label=name) for name in names)
+    assert one.shape == (4, len(data.found.names))
+    assert not torch.equal(one, other)
+    both = run.sample(4, 0)
+    torch.testing.assert_close(both, torch.where(torch.arange(4)[:, None] % 2 == 0, one, other))
+    assert nsgf.train(resume=run, iterations=3, quiet=True).progress == {"nsgf": "3 of 3"}
+
+
+@pytest.mark.parametrize(
     ("how", "key"),
     [
         ({"data": POINTS, "exp": "images"}, "data: "),
@@ -321,7 +344,11 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": NANOSECONDS.numpy().astype("u8")}, "data: coordinate 1: .*round"),
         ({"data": pl.DataFrame({"a": NANOSECONDS[:, 0].numpy()})}, "data: a: .*round"),
         ({"data": torch.ones(20, 2)}, "data: constant .*coordinate 1, coordinate 2"),
-        ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
+        ({"data": TensorDataset(POINTS, POINTS[:, 0])}, "data: row 1, labels: .*whole number"),
+        ({"data": POINTS, "labels": LABELS[:9]}, "data: labels: .*40 points"),
+        ({"data": POINTS, "labels": ["cat", np.nan] * 20}, "labels: .*names"),
+        ({"data": POINTS, "labels": LABELS, "overrides": {"data.label": "1"}}, "labels: .*twice"),
+        ({"data": FRAME, "overrides": {"data.label": "kind"}}, "data: column kind.*one class"),
         (
             {"data": TensorDataset(torch.from_numpy(PIXELS), LABELS), "labels": LABELS},
             "data: .*lab",

@@ -29,7 +29,7 @@ from nsgf.system.errors import UserError, one_line, wrong_setting
 from nsgf.system.files import ensure_writable, replacing, sync_folder
 from nsgf.user_data.files import ARRAYS, MEMORY_FOLDER, check_same_data, load_arrays
 from nsgf.user_data.images import image_bytes
-from nsgf.user_data.points import format_columns
+from nsgf.user_data.points import LABELS, format_columns
 from nsgf.user_data.starts import Starts, starts_of_images, starts_of_table
 from nsgf.user_data.tables import RawTable, column_names, read_array, to_frame, to_records
 
@@ -77,6 +77,8 @@ def request_with_data(
     removed."""
     if labels is not None and isinstance(data, str | PathLike | None):
         raise UserError("labels: belong to samples; the folder or file of data has the classes")
+    if labels is not None and "data.label" in settings:
+        raise UserError("labels: given twice, also as data.label; leave one out")
     base = read_recipe(files["config"]).settings if "config" in files else {}
     resumed = files.get("run")
     layer: Layer = {}
@@ -106,7 +108,11 @@ def request_with_data(
         return resolve(command, {**layer, **settings}, files)
     if content := arrays.get("data.path"):
         layer |= _data_layer(next(iter(content)), files, settings)
-        layer |= {"data.conditional": True} if "labels" in content and not resumed else {}
+        if LABELS in content and not resumed:
+            key, value = (
+                ("data.label", LABELS) if "points" in content else ("data.conditional", True)
+            )
+            layer[key] = value
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
     request = _request_with_arrays(command, arrays, out_dir, files, {**layer, **settings})
     return replace(request, notes=[*notes, *request.notes])
@@ -191,7 +197,7 @@ def _to_frame(argument: str, data: Any) -> tuple[Any, str]:
 
 
 def to_arrays(argument: str, data: Any, labels: ArrayLike | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays ``images``, perhaps with ``labels``, or ``points`` of samples in memory,
+    """Return the arrays ``images`` or ``points``, perhaps with ``labels``, of samples in memory,
     which are the ``argument`` of the caller. They are not checked further."""
     name = argument
     try:
@@ -203,11 +209,7 @@ def to_arrays(argument: str, data: Any, labels: ArrayLike | None = None) -> dict
         # object arrays would need pickles in the file, so store records
         if samples.dtype.hasobject:
             samples = to_records(read_array(samples).cells)
-        if samples.ndim < 3:
-            if labels is not None:
-                raise ValueError("points have no classes; leave labels out")
-            return {"points": samples}
-        arrays = {"images": image_bytes(samples)}
+        arrays = {"points": samples} if samples.ndim < 3 else {"images": image_bytes(samples)}
         if labels is None:
             return arrays
         name = "labels"

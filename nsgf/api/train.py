@@ -86,7 +86,9 @@ def train(
             ``OUT_DIR/.data``.
         source: samples to start from instead of Gaussian noise, in the form of ``data``: points
             with the same columns in the same units, or images. None: ``data.source``.
-        labels: the class of each image, (N,), as numbers from 0 or names. The run then has classes.
+        labels: the class of each image or point, (N,), as numbers from 0 or names. The run then has
+            classes. For points, any whole numbers. For a table with a column of classes, use
+            ``overrides={"data.label": NAME}`` instead.
         columns: columns of points to use, such as ``["height", "weight"]`` or ``[1, 3]``: only
             names, or only numbers from 1; None: all.
         held_out: fraction of the samples that is not trained on, for measures (``data.held_out``).

@@ -102,11 +102,13 @@ class Drawing:
             save_animation(replace(samples, path=path), file, data.axes)
             album.add(file, "The same, moving", "One picture for each state on the way.")
         if in_plane and (fields := self._velocity_fields()):
+            names = self.experiment.target.class_names
+            points = f"points of class {names[self._field_class]}" if names else "points"
             album.draw(
                 "field",
                 draw_fields(fields, data.axes),
                 "The learned velocity on top of the flow's",
-                "Both at points of a flow that was not trained on, with their true lengths.",
+                f"Both at {points} of a flow that was not trained on, with their true lengths.",
             )
         if samples.tau is not None:
             figure = draw_entry_times(samples.tau)
@@ -128,9 +130,16 @@ class Drawing:
             "By the distance of all pixels: equal pairs would be copies.",
         )
 
+    @property
+    def _field_class(self) -> int:
+        """Number of the class of the velocity fields: ``sampling.label``, or the first class."""
+        experiment = self.experiment
+        return experiment.target.class_number(experiment.config.sampling.label) or 0
+
     def _velocity_fields(self) -> list[Field]:
         """Return the velocities of the network and of a new flow, at the first, a middle and the
-        last step. The list is empty if the sampler has no NSGF steps."""
+        last step, for one class if there are classes. The list is empty if the sampler has no NSGF
+        steps."""
         legs = self.sampler.legs
         network = next((leg.network for leg in legs if isinstance(leg, NSGFSteps)), None)
         if network is None:
@@ -139,8 +148,17 @@ class Drawing:
         device = self.experiment.device
         flow = self.experiment.config.flow
         sinkhorn = self.experiment.config.sinkhorn
-        x = data.source("report", "field").sample(sinkhorn.batch_size).to(device)
-        y = data.target("report", "field").sample(sinkhorn.targets).to(device)
+        source = data.source("report", "field")
+        target = data.target("report", "field")
+        labels = []
+        if data.classes:
+            label = self._field_class
+            target = data.of_class(label, "report", "field")
+            if data.source_data:
+                source = data.source_data.of_class(label, "report", "field")
+            labels.append(torch.full((sinkhorn.batch_size,), label, device=device))
+        x = source.sample(sinkhorn.batch_size).to(device)
+        y = target.sample(sinkhorn.targets).to(device)
         etas = step_sizes(flow.steps, flow.step_size)
         positions = run_flow(build_flow(flow.kind, sinkhorn), x[None], y[None], etas)[0]
         in_units = data.in_units(positions.cpu())
@@ -148,7 +166,7 @@ class Drawing:
         for step in sorted({0, flow.steps // 2, flow.steps - 1}):
             states = positions[:, step]
             t = torch.full((len(states),), step / flow.steps, dtype=torch.float32, device=device)
-            end = data.in_units((states + network(states, t)).cpu())
+            end = data.in_units((states + network(states, t, *labels)).cpu())
             start = in_units[:, step]
             velocity = (in_units[:, step + 1] - start) / time_step(flow.steps, flow.step_size)
             fields.append((f"Step {step + 1} of {flow.steps}", start, end - start, velocity))

@@ -156,8 +156,17 @@ def write_animation(target: Target, samples: Samples, path: Path) -> None:
 
 
 def _columns(target: Target) -> list[str]:
-    """Return the names of the coordinates of points."""
-    return [*(target.axes or (f"x{number}" for number in range(1, target.shape[0] + 1)))]
+    """Return the names of the columns of points: the coordinates, and the column of the classes if
+    there are any."""
+    names = [*(target.axes or (f"x{number}" for number in range(1, target.shape[0] + 1)))]
+    return names if target.label_name is None else [*names, target.label_name]
+
+
+def _classes_of(target: Target, batch: Samples) -> list[str]:
+    """Return the name of each sample's class; empty: there are no classes."""
+    if batch.labels is None:
+        return []
+    return [target.class_names[label] for label in batch.labels.tolist()]
 
 
 def _write_text(target: Target, batches: BatchReader, stream: BinaryIO, delimiter: str) -> None:
@@ -170,25 +179,34 @@ def _write_text(target: Target, batches: BatchReader, stream: BinaryIO, delimite
 
     write([_columns(target)])
     for batch in batches:
-        write(target.in_units(batch.x).tolist())
+        rows = target.in_units(batch.x).tolist()
+        classes = _classes_of(target, batch)
+        write([[*row, name] for row, name in zip(rows, classes, strict=True)] if classes else rows)
 
 
 def _write_parquet(target: Target, batches: BatchReader, stream: BinaryIO) -> None:
-    """Write points as a Parquet file, with float64 columns."""
+    """Write points as a Parquet file, with float64 columns and a column of text for the classes."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
-    schema = pyarrow.schema([(name, pyarrow.float64()) for name in _columns(target)])
+    dim = target.shape[0]
+    kinds = [pyarrow.float64()] * dim + [pyarrow.string()] * (target.label_name is not None)
+    schema = pyarrow.schema([*zip(_columns(target), kinds, strict=True)])
     waiting: list[Tensor] = []
+    classes: list[str] = []
 
     def write_group() -> None:
-        columns = torch.cat(waiting).T.contiguous().numpy()
-        writer.write_table(pyarrow.table([*columns], schema=schema))
+        columns: list[Any] = [*torch.cat(waiting).T.contiguous().numpy()]
+        if classes:
+            columns.append(pyarrow.array(classes))
+        writer.write_table(pyarrow.table(columns, schema=schema))
         waiting.clear()
+        classes.clear()
 
     with ParquetWriter(stream, schema) as writer:
         for batch in batches:
             waiting.append(target.in_units(batch.x).double())
+            classes.extend(_classes_of(target, batch))
             if sum(map(len, waiting)) >= GROUP_ROWS:
                 write_group()
         if waiting:
@@ -207,7 +225,8 @@ def _write_arrays(
             for name in ("tau", "labels"):
                 if (values := getattr(batch, name)) is not None:
                     short[name].append(values)
-            yield states_of(target, batch)
+            # images have paths for a picture even if the file has none
+            yield states_of(target, batch) if has_paths else target.in_units(batch.x)
 
     with ZipFile(stream, "w") as archive:
         name = "trajectory.npy" if has_paths else "x.npy"
@@ -239,10 +258,11 @@ def _write_pictures(target: Target, batches: BatchReader, path: Path, names: Seq
     with replacing_folder(path) as folder:
         number = 0
         for batch in batches:
+            classes = _classes_of(target, batch)
             for row, image in enumerate(to_pictures(batch.x)):
                 label = names[number] if names else ""
-                if batch.labels is not None and not names:
-                    label = target.class_names[int(batch.labels[row])]
+                if classes and not names:
+                    label = classes[row]
                 image.save(folder / _image_name(number, label))
                 number += 1
 

@@ -214,6 +214,8 @@ def agrees(key: str, saved: Any, value: Any) -> bool:
         return saved == value
     if saved and isinstance(saved, dict):  # a damaged file may hold any value
         saved = {**DEFAULT_FACTS, **saved}
+        if isinstance(saved["source"], dict):
+            saved["source"] = {**DEFAULT_FACTS, **saved["source"]}
     return (saved or {}) == value
 
 

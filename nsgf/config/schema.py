@@ -108,9 +108,9 @@ class DataFacts:
     shape: list[int]
     """Shape of one sample: (C, H, W), or (D,)."""
     checksum: str
-    """Checksum of all images (names and contents), or of all points."""
+    """Checksum of all images (names and contents), or of all points and their classes."""
     classes: int = 0
-    """Number of classes of images; 0 if a class has too few images."""
+    """Number of classes; 0: the data have no classes, or a class has too few images."""
     names: list[str] | None = None
     """Names of the D coordinates of points."""
     mean: list[float] | None = None
@@ -121,6 +121,8 @@ class DataFacts:
     """Names of the classes."""
     broken: list[str] | None = None
     """Files that ``data.skip_broken`` leaves out."""
+    label_name: str | None = None
+    """Name of the column with the classes of points; None: the points have no classes."""
     source: "DataFacts | None" = None
     """Facts about the samples at ``data.source_path``; None: the source is a distribution."""
 
@@ -153,8 +155,8 @@ class DataConfig:
     flip: bool = False
     """Mirror training images left to right with probability 1/2."""
     conditional: bool = False
-    """Give networks the class of each sample. The data must be images with labels, or your own
-    images in subfolders."""
+    """Give networks the class of each sample. The data must be images with labels, your own images
+    in subfolders, or points with data.label, which makes true the default."""
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
     """Your own data. For images: a folder, a .npz file with images (N, C, H, W) or (N, H, W, C) and
     perhaps labels (N,), or a .npy file. For points: a .csv, .tsv, .txt, .parquet, .xlsx, .npz or
@@ -170,6 +172,10 @@ class DataConfig:
     true if one of its cells is not a number."""
     columns: str | None = None
     """Columns of points to use, as A,B,C: only names, or only numbers (from 1). null: all."""
+    label: str | None = None
+    """Column of points that has the class of each row, text or whole numbers: its name, or its
+    number (from 1). The column is not a coordinate. In a .npz file, labels may also be the array
+    of this name. null: no classes."""
     held_out: Part = 0.0
     """Fraction of your own samples that is kept for measures and not trained on. These samples are
     the same for every seed."""

@@ -77,12 +77,12 @@ class Data:
         self.classes = target.classes
         """Number of classes K; 0: networks take no labels."""
         self.labels: Tensor | None = None
-        """Classes of the images, int64, (N,); None: networks take no labels."""
-        if isinstance(target, ImageSet) and self.count and self.classes:
+        """Classes of the samples, int64, (N,); None: networks take no labels."""
+        if self.count and self.classes:
             self.labels = target.labels(config, self.count)
             if empty := self.classes - len(self.labels.unique()):
                 raise UserError(
-                    f"data.conditional = true: {empty} classes of {config.name} have no images to "
+                    f"data.conditional = true: {empty} classes of {config.name} have no samples to "
                     f"train on with data.held_out = {config.held_out:g}; use false"
                 )
 
@@ -186,7 +186,7 @@ class Data:
             return self
         held_out = copy(self)
         held_out._hold(self.record.load(self.config, self._seed, held_out=True))
-        if isinstance(self.record, ImageSet) and self.labels is not None and held_out.count:
+        if self.labels is not None and held_out.count:
             held_out.labels = self.record.labels(self.config, held_out.count, held_out=True)
         held_out.source_data = self.source_data and self.source_data.measured()
         return held_out

@@ -72,7 +72,6 @@ class ImageSet(Target):
         return samples.clamp(-1, 1)
 
     def labels(self, config: DataConfig, count: int, *, held_out: bool = False) -> Tensor:
-        """Return the classes of the ``count`` samples of :meth:`load`, int64, (count,)."""
         assert self.read_labels is not None
         classes = len(self.class_names)
         with self._in_one_line(config):

@@ -31,6 +31,8 @@ class Target:
     """Settings in ``uses`` that have no effect for this kind of file."""
     class_names: Names = ()
     """Names of the K classes that networks get as labels; empty: no labels."""
+    label_name: str | None = None
+    """Name of the column with the classes of points; None: no classes."""
     is_images: bool = False
     """Whether the samples are images; otherwise they are points."""
     axes: Names | None = None
@@ -58,6 +60,11 @@ class Target:
         *shape). Return None for an unlimited set. ``seed``: for fake images. Raise UserError for
         missing or damaged files."""
         return None
+
+    def labels(self, config: DataConfig, count: int, *, held_out: bool = False) -> Tensor:
+        """Return the classes of the ``count`` samples of :meth:`load`, int64, (count,). Only sets
+        with classes have this method."""
+        raise NotImplementedError
 
     @property
     def log_volume(self) -> float:

@@ -137,9 +137,28 @@ class VelocityMLP(PointNetwork):
 
     features = TIME_FEATURES
 
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """x (B, D), t (B,) in [0, 1] -> velocity (B, D)."""
+    def __init__(self, dim: int, outputs: int, config: MLPConfig, classes: int = 0) -> None:
+        """``classes``: number of classes K; 0: the network takes no labels."""
+        super().__init__(dim, outputs, config)
+        # create the classes last, so that the initial weights above do not depend on classes
+        self.classes = (
+            nn.Embedding(classes + 1, TIME_FEATURES, dtype=torch.float32) if classes else None
+        )
+
+    def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+        """x (B, D), t (B,) in [0, 1] -> velocity (B, D).
+
+        ``label``: integers in [0, K], where K means no class, (B,); only for a network with
+        classes.
+
+        Raises:
+            ValueError: labels are missing, or the network takes no labels.
+        """
+        if (self.classes is None) != (label is None):
+            raise ValueError("label: needed if the network has classes, otherwise must be None")
         features = time_features(t, TIME_FEATURES, fastest=MLP_FASTEST, slowest=MLP_SLOWEST)
+        if self.classes is not None:
+            features = features + self.classes(label)
         return self.layers(torch.cat([x, features.to(x.dtype)], dim=1))
 
 

@@ -85,8 +85,8 @@ class Phase(ABC):
         name = model.network
         if name is None:
             shape = self.target.shape
-            if len(shape) == 1:  # networks for points take no labels
-                return VelocityMLP(shape[0], shape[0], model.mlp)
+            if len(shape) == 1:
+                return VelocityMLP(shape[0], shape[0], model.mlp, self.target.classes)
             from nsgf.models.unet import UNet
 
             return UNet(

@@ -28,6 +28,7 @@ LIMITED = (
     "skip_broken",
     "header",
     "columns",
+    "label",
     "held_out",
     "key",
 )
@@ -245,11 +246,15 @@ class Rules:
             return
         classes = target.classes
         if not classes:
+            need = (
+                f"name their column with {suggest('data.label', 'COLUMN')}"
+                if "label" in target.uses
+                else "labels, or two or more folders of ten or more images, no other images, and "
+                "no folders such as train and test"
+            )
             yield (
                 "data.conditional",
-                f"must be false for {data.name}, which has no classes (labels, or two or more "
-                "folders of ten or more images, no other images, and no folders such as train and "
-                "test)",
+                f"must be false for {data.name}, which has no classes ({need})",
             )
         if data.fake:
             yield "data.conditional", "must be false with data.fake, whose images have no classes"

@@ -318,12 +318,13 @@ class Layers:
             from nsgf.settings.checks import check_values
             from nsgf.settings.choices import choose_settings
 
-            draft = build(layer)
+            classes: Layer = {"data.conditional": True} if layer.get("data.label") else {}
+            draft = build({**classes, **layer})
             check_values(draft)
             data_choices, facts, lines = choose_settings(draft)
             self.arguments |= facts
             self.notes += lines
-            return data_choices
+            return {**classes, **data_choices}
         is_automatic = self.arguments.get("data.size", 0) in ("auto", None)
         if is_automatic and layer.get("data.name") == "images":
             del self.arguments["data.size"]  # the size comes from the inspection, not from the user

@@ -14,7 +14,7 @@ def find_target(config: DataConfig) -> Target:
     """Return the record of the data set that the section ``data`` names. The record has names of
     classes only if networks get labels. Raise UserError if a user's data were not inspected."""
     if config.name == "points":
-        return TableSet(saved_facts(config), config.path)
+        return TableSet(saved_facts(config), config.path, has_classes=config.conditional)
     target = image_set(config) if config.name == "images" else DATA_SETS[config.name]
     if isinstance(target, ImageSet) and not config.conditional:
         return replace(target, class_names=())
@@ -35,7 +35,9 @@ def load_source(config: DataConfig, seed: int) -> Data | None:
     with reading_source(config) as section:
         record: Target
         if config.name == "points":
-            record = SourceTable(saved_facts(config), config.source_path)
+            record = SourceTable(
+                saved_facts(config), config.source_path, has_classes=config.conditional
+            )
         else:
             record = find_target(section)
         return Data(record, section, derive_seed(seed, "source"), place="data.source")

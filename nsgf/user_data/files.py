@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from nsgf.system.seeding import make_generator
 
 LEAST = 16
 """Smallest number of images or points that can be trained on."""
+
+LEAST_OF_CLASS = 10
+"""Smallest number of images or points in each class."""
 
 ARRAYS = (".npz", ".npy")
 """Endings of files of arrays."""
@@ -56,6 +60,7 @@ def saved_facts(config: DataConfig) -> DataFacts:
         min(facts.samples, *facts.shape) > 0
         and len(facts.shape) == (3 if is_images else 1)
         and len(facts.class_names or ()) == facts.classes
+        and (facts.label_name is not None) == (facts.classes > 0 and not is_images)
         and all(len(column or ()) == facts.shape[0] for column in columns)
     ):
         return facts
@@ -149,6 +154,30 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
             return content[keys[0]], content.get(f"{beginning}labels")
         except ValueError as error:
             raise _loading_error(error) from error
+
+
+def number_classes(labels: np.ndarray, kind: str) -> tuple[list[str], np.ndarray]:
+    """Return the sorted names of the K classes, and each sample's class as a number from 0 to
+    K - 1, int64, (N,). Raise ValueError if there is one class only, or if a class has too few
+    samples.
+
+    Args:
+        labels: the class of each sample, whole numbers or texts, (N,).
+        kind: ``images`` or ``points``.
+    """
+    values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if len(values) < 2:
+        raise ValueError("one class only; leave them out")
+    least = counts.min()
+    if least < LEAST_OF_CLASS:
+        rare = values[counts.argmin()]
+        raise ValueError(f"{least} {kind} of class {rare}, must be {LEAST_OF_CLASS} or more")
+    return [*map(name_class, values)], numbers.astype(np.int64)
+
+
+def name_class(label: Any) -> str:
+    """Return the printable name of the class ``label``, a whole number or a text."""
+    return repr(str(label))[1:-1]
 
 
 def _loading_error(error: ValueError) -> ValueError:

@@ -30,10 +30,12 @@ from nsgf.system.output import format_bytes
 from nsgf.user_data.files import (
     ARRAYS,
     LEAST,
+    LEAST_OF_CLASS,
     Inspection,
     check_same_data,
     data_path,
     load_arrays,
+    number_classes,
     reading_source,
     saved_facts,
     split_rows,
@@ -47,8 +49,6 @@ from nsgf.user_data.image_files import (
     open_image,
 )
 
-LEAST_OF_CLASS = 10
-"""Smallest number of images in each class."""
 CHANNELS = range(1, 5)
 """Allowed numbers of channels of images in a file."""
 LEAST_SIDE = 4
@@ -532,7 +532,7 @@ def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray
     K - 1, int64, (N,). Raise ValueError for invalid labels, or if a class has too few images."""
     if labels.shape == (count, 1):  # MedMNIST has labels of this shape
         labels = labels[:, 0]
-    values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    values = np.unique(labels)
     wrong = ""
     if labels.ndim == 2 and len(labels) == count:
         wrong = f"{labels.shape}, perhaps one-hot; use labels.argmax(1)"
@@ -542,11 +542,9 @@ def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray
         wrong = f"{labels.dtype}, must be whole numbers or names"
     elif labels.dtype.kind != "U" and values.tolist() != list(range(len(values))):
         wrong = f"{list_names([*map(str, values)])}, must be whole numbers from 0 on without gaps"
-    elif len(values) < 2:
-        wrong = "one class only; leave them out"
-    elif (least := counts.min()) < LEAST_OF_CLASS:
-        rare = values[counts.argmin()]
-        wrong = f"{least} images of class {rare}, must be {LEAST_OF_CLASS} or more"
     if wrong:
         raise ValueError(f"labels: {wrong}")
-    return [repr(str(name))[1:-1] for name in values], numbers.astype(np.int64)
+    try:
+        return number_classes(labels, "images")
+    except ValueError as error:
+        raise ValueError(f"labels: {error}") from error

@@ -32,6 +32,7 @@ from nsgf.user_data.files import (
     check_same_data,
     data_path,
     load_arrays,
+    number_classes,
     reading_source,
     saved_facts,
     split_rows,
@@ -43,12 +44,16 @@ from nsgf.user_data.tables import (
     read_array,
     read_file,
     reason_of_cell,
+    reason_of_label,
     rounded_columns,
+    to_labels,
     to_numbers,
 )
 
 UNNAMED = re.compile(r"coordinate \d+")
 """Matches the name of a column without a title."""
+LABELS = "labels"
+"""Name of the array of classes in a .npz file."""
 SUFFIXES = (*ARRAYS, ".csv", ".tsv", ".txt", ".parquet", ".xlsx")
 FAR_SCALE = 10.0
 """Ratio of standard deviations of source and target from which on a line asks about the unit."""
@@ -75,20 +80,36 @@ class TableSet(Target):
     """The points of a file. For networks, each coordinate has mean 0 and standard deviation 1."""
 
     name = "points"
-    uses = frozenset({"path", "header", "columns", "held_out", "key"})
+    uses = frozenset({"path", "header", "columns", "label", "held_out", "key"})
     sources = (STANDARD, SOURCE_FILE)
 
-    def __init__(self, facts: DataFacts, file: str | None = None) -> None:
+    def __init__(
+        self, facts: DataFacts, file: str | None = None, *, has_classes: bool = False
+    ) -> None:
+        """``has_classes``: whether networks get the classes in the facts, if there are any."""
         has_first_row = Path(file or "").suffix.lower() not in (*ARRAYS, ".parquet")
         self.unread = frozenset() if has_first_row else frozenset({"header"})
         self.shape = tuple(facts.shape)
         self.axes = tuple(facts.names or ())
+        if has_classes:
+            self.class_names = tuple(facts.class_names or ())
+            self.label_name = facts.label_name
         self._mean = facts.mean
         self._scale = facts.scale
 
+    def read(self, config: DataConfig) -> PointTable:
+        """Return the table of ``data.path``."""
+        return read_table(config)
+
     def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor:
-        values = torch.from_numpy(read_table(config).values)
+        values = torch.from_numpy(self.read(config).values)
         return values[split_rows(config, len(values))[held_out]]
+
+    def labels(self, config: DataConfig, count: int, *, held_out: bool = False) -> Tensor:
+        labels = self.read(config).labels
+        assert labels is not None
+        _, numbers = number_classes(labels, "points")
+        return torch.from_numpy(numbers)[split_rows(config, len(numbers))[held_out]]
 
     @property
     def log_volume(self) -> float:
@@ -108,9 +129,8 @@ class TableSet(Target):
 class SourceTable(TableSet):
     """The points of a source file, in the units of the target."""
 
-    def load(self, config: DataConfig, seed: int, *, held_out: bool = False) -> Tensor:
-        values = torch.from_numpy(read_matching(config, self.axes or ()).values)
-        return values[split_rows(config, len(values))[held_out]]
+    def read(self, config: DataConfig) -> PointTable:
+        return read_matching(config, self.axes or (), self.label_name)
 
 
 def inspect_points(config: DataConfig) -> Inspection:
@@ -129,10 +149,14 @@ def inspect_points(config: DataConfig) -> Inspection:
     start = np.zeros(dim)
     start[close] = rows[0, close]
     columns = torch.from_numpy(rows - start)
+    classes = classes_of_table(config, table)
     facts = DataFacts(
         samples=count,
         shape=[dim],
-        checksum=_checksum(table.values),
+        checksum=_checksum(table),
+        classes=len(classes),
+        class_names=classes or None,
+        label_name=table.label_name,
         names=table.names,
         mean=(columns.mean(0) + torch.from_numpy(start)).tolist(),
         scale=columns.std(0, correction=0).tolist(),
@@ -142,6 +166,8 @@ def inspect_points(config: DataConfig) -> Inspection:
         *table.notes,
         *_notes_of_counters(table, trained),
     ]
+    if classes:
+        notes.append(f"data: {len(classes)} classes of {table.label_name}: {list_names(classes)}")
     if len(close):
         column = close[0]
         notes.append(
@@ -158,8 +184,18 @@ def inspect_source_points(config: DataConfig) -> Inspection:
     ``data`` with the facts about the target. Raise the errors of :func:`read_matching`."""
     target = saved_facts(config)
     names = target.names or []
+    label_name = target.label_name if config.conditional else None
     with reading_source(config) as section:
-        table = read_matching(section, names)
+        table = read_matching(section, names, label_name)
+        classes = classes_of_table(section, table)
+        if label_name and classes != target.class_names:
+            raise wrong_setting(
+                "data.path",
+                section.path,
+                f"classes {list_names(classes)}, must be those of the target "
+                f"({list_names(target.class_names or ())}), or use "
+                f"{suggest('data.conditional', 'false')}",
+            )
         count = len(table.values)
         rows = torch.from_numpy(table.values)[split_rows(section, count)[0]]
     mean = rows.mean(0)
@@ -167,7 +203,10 @@ def inspect_source_points(config: DataConfig) -> Inspection:
     facts = DataFacts(
         samples=count,
         shape=target.shape,
-        checksum=_checksum(table.values),
+        checksum=_checksum(table),
+        classes=len(classes),
+        class_names=classes or None,
+        label_name=label_name,
         names=target.names,
         mean=mean.tolist(),
         scale=scale.tolist(),
@@ -238,55 +277,153 @@ def _notes_of_far_values(table: PointTable, rows: np.ndarray) -> list[str]:
     ]
 
 
-def _checksum(values: np.ndarray) -> str:
-    """Return a checksum of shape and values. The checksum does not depend on the type of the
-    file."""
-    digest = hashlib.sha256(repr(values.shape).encode())
-    digest.update(np.ascontiguousarray(values, "<f8").tobytes())
+def classes_of_table(config: DataConfig, table: PointTable) -> list[str]:
+    """Return the sorted names of the classes of the table of ``data.path``; empty: it has no
+    classes. Raise UserError if a class has too few rows."""
+    if table.labels is None:
+        return []
+    try:
+        return number_classes(table.labels, "points")[0]
+    except ValueError as error:
+        reason = f"column {table.label_name}, the classes: {error}"
+        raise wrong_setting("data.path", config.path, reason) from error
+
+
+def _checksum(table: PointTable) -> str:
+    """Return a checksum of shape and values, and of the classes if there are any. The checksum does
+    not depend on the type of the file."""
+    digest = hashlib.sha256(repr(table.values.shape).encode())
+    digest.update(np.ascontiguousarray(table.values, "<f8").tobytes())
+    if table.labels is not None:
+        digest.update(repr(table.labels.tolist()).encode())
     return digest.hexdigest()[:12]
 
 
 def read_table(config: DataConfig) -> PointTable:
     """Return the chosen columns of the points of ``data.path``, which are all finite. For a run
     that has begun, leave out constant columns. Raise UserError if the file is no table with enough
-    points, or if the points have changed since the run began."""
+    points, if its classes cannot be used, or if the points have changed since the run began."""
     file = data_path(config)
     saved_names = saved_facts(config).names if config.found else None
     try:
         raw = open_table(config, file)
-        columns = choose_columns(config, raw.names, saved_names)
+        label = find_label(config, raw)
+        labels = None if label is None else read_classes(raw, label)
+        columns = choose_columns(config, raw.names, saved_names, label)
+        label_name = None if label is None else [*raw.names, LABELS][label]
         if columns is not None:
-            cells = raw.cells
-            cells = cells[:, columns] if isinstance(cells, np.ndarray) else cells.iloc[:, columns]
-            raw = raw._replace(cells=cells, names=[raw.names[column] for column in columns])
-        values = finite_values(raw, f"; or {columns_hint()}")
+            raw = cut_columns(raw, columns)
+        remedy = f"; or {columns_hint()}"
+        if config.label is None:
+            remedy += f", or the column of the classes with {suggest('data.label', 'C')}"
+        values = finite_values(raw, remedy)
         rounded = rounded_columns(raw.cells, values)
     except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
         raise wrong_setting("data.path", file, one_line(error)) from error
     notes = (raw.note,) if raw.note else ()
-    table = PointTable(
-        values, raw.names, raw.locate, notes, [raw.names[column] for column in rounded]
-    )
+    rounded_names = [raw.names[column] for column in rounded]
+    table = PointTable(values, raw.names, raw.locate, notes, rounded_names, labels, label_name)
+    classes_of_table(config, table)
     if config.found:
         table = leave_out_constants(config, table)
-        check_same_data(config, _checksum(table.values))
+        check_same_data(config, _checksum(table))
     return table
 
 
-def read_matching(config: DataConfig, names: Sequence[str], least: int = LEAST) -> PointTable:
+def read_matching(
+    config: DataConfig, names: Sequence[str], label_name: str | None = None
+) -> PointTable:
     """Return the columns ``names`` of the points of ``data.path``, which are all finite. Raise
-    UserError if the file is no table with ``least`` points or more, if it lacks a column, or if the
-    points have changed since the run began."""
+    UserError if the file is no table with enough points, if it lacks a column, if its classes
+    cannot be used, or if the points have changed since the run began. ``label_name``: name of the
+    column with the classes; None: without classes."""
     file = data_path(config)
     try:
-        raw, left_out = match_columns(open_table(config, file, least), names)
-        values = finite_values(raw)
+        table = match_table(open_table(config, file), names, label_name, file.name)
+        if label_name is not None and table.labels is None:
+            raise ValueError(
+                f"column {label_name}, the classes, is missing; add it, or use "
+                f"{suggest('data.conditional', 'false')}"
+            )
     except Exception as error:  # numpy and pandas raise many types for damaged and foreign files
         raise wrong_setting("data.path", file, one_line(error)) from error
+    classes_of_table(config, table)
     if config.found:
-        check_same_data(config, _checksum(values))
-    notes = [f"{file.name}: columns left out: {list_names(left_out)}"] if left_out else []
-    return PointTable(values, [*names], raw.locate, tuple(notes))
+        check_same_data(config, _checksum(table))
+    return table
+
+
+def match_table(
+    raw: RawTable, names: Sequence[str], label_name: str | None, table_name: str
+) -> PointTable:
+    """Return the columns ``names`` of a table, which are all finite, and the classes in the column
+    ``label_name`` if the table has this column. ``table_name``: name in a line about columns that
+    are left out. Raise ValueError if a column is missing, or a cell cannot be used."""
+    label = None
+    # without names, a table that has only the coordinates may have a column of the same number
+    if label_name in raw.names and len(raw.names) > len(names):
+        label = raw.names.index(label_name)
+    elif label_name == LABELS and raw.labels is not None:
+        label = len(raw.names)
+    labels = None if label is None else read_classes(raw, label)
+    if label is not None:
+        raw = cut_columns(raw, [n for n in range(len(raw.names)) if n != label])
+    raw, left_out = match_columns(raw, names)
+    values = finite_values(raw)
+    notes = [f"{table_name}: columns left out: {list_names(left_out)}"] if left_out else []
+    return PointTable(
+        values, [*names], raw.locate, tuple(notes), labels=labels, label_name=label_name
+    )
+
+
+def cut_columns(raw: RawTable, columns: list[int]) -> RawTable:
+    """Return a table with only these columns, numbered from 0."""
+    cells = raw.cells
+    cells = cells[:, columns] if isinstance(cells, np.ndarray) else cells.iloc[:, columns]
+    return raw._replace(cells=cells, names=[raw.names[column] for column in columns])
+
+
+def find_label(config: DataConfig, raw: RawTable) -> int | None:
+    """Return the number of the column ``data.label``, from 0; None: without classes. The number
+    after the last column stands for the array ``labels``. Raise ValueError if the column does not
+    exist, or has the name of one column and the number of another."""
+    key = config.label
+    if key is None:
+        return None
+    numbers = [n for n, name in enumerate(raw.names) if key in (name, str(n + 1))]
+    if key == LABELS and raw.labels is not None:
+        numbers.append(len(raw.names))
+    if len(numbers) != 1:
+        raise ValueError(
+            f"{name_setting('data.label', key)}: must be one column of {list_names(raw.names)}, by "
+            "name or number, and not the name of one and the number of another"
+        )
+    return numbers[0]
+
+
+def read_classes(raw: RawTable, label: int) -> np.ndarray:
+    """Return the class of each row.  int64 or text, (N,)
+
+    Args:
+        label: number of the column, from :func:`find_label`.
+
+    Raises:
+        ValueError: a cell cannot name a class.
+    """
+    name = [*raw.names, LABELS][label]
+    if label < len(raw.names):
+        cells = cut_columns(raw, [label]).cells
+    else:
+        assert raw.labels is not None
+        count = len(raw.cells)
+        if raw.labels.size != count or len(raw.labels) != count:
+            raise ValueError(f"{name}: {raw.labels.shape}, must be one for each of {count} points")
+        cells = read_array(raw.labels.reshape(count, 1)).cells
+    labels = to_labels(cells)
+    if problem := reason_of_label(labels):
+        row, reason = problem
+        raise ValueError(f"{raw.locate(row + 1)}, {name}: {reason}")
+    return labels
 
 
 def match_columns(raw: RawTable, names: Sequence[str]) -> tuple[RawTable, list[str]]:
@@ -305,11 +442,9 @@ def match_columns(raw: RawTable, names: Sequence[str]) -> tuple[RawTable, list[s
                 f"{list_names(names)}, and has {list_names(raw.names)}"
             )
         columns = [*range(len(names))]
-    cells = raw.cells
-    cells = cells[:, columns] if isinstance(cells, np.ndarray) else cells.iloc[:, columns]
     chosen = {*columns}
     left_out = [name for column, name in enumerate(raw.names) if column not in chosen]
-    return raw._replace(cells=cells, names=[raw.names[column] for column in columns]), left_out
+    return cut_columns(raw, columns), left_out
 
 
 def open_table(config: DataConfig, file: Path, least: int = LEAST) -> RawTable:
@@ -329,7 +464,11 @@ def open_table(config: DataConfig, file: Path, least: int = LEAST) -> RawTable:
             f"the file exists, but its name does not end in {', '.join(SUFFIXES)}; {remedy}"
         )
     is_array = suffix in ARRAYS
-    raw = read_array(load_arrays(config)[0]) if is_array else read_file(file, config.header)
+    if is_array:
+        points, labels = load_arrays(config)
+        raw = read_array(points)._replace(labels=labels)
+    else:
+        raw = read_file(file, config.header)
     shape = raw.cells.shape
     if len(shape) != 2 or shape[0] < least or not shape[1]:
         raise ValueError(
@@ -340,19 +479,26 @@ def open_table(config: DataConfig, file: Path, least: int = LEAST) -> RawTable:
 
 
 def choose_columns(
-    config: DataConfig, names: list[str], saved_names: list[str] | None
+    config: DataConfig,
+    names: list[str],
+    saved_names: list[str] | None,
+    label: int | None = None,
 ) -> list[int] | None:
     """Return the numbers of the columns to use, from 0; None: all. Raise ValueError if
     ``data.columns`` does not fit.
 
-    ``saved_names``: names of the columns with which a run began. They are used if there is no
-    ``data.columns``, because an earlier version of the program may have read fewer columns."""
+    Args:
+        saved_names: names of the columns with which a run began. They are used if there is no
+            ``data.columns``, because an earlier version of the program may have read fewer columns.
+        label: number of the column with the classes, which is not used; None: without classes.
+    """
     if not config.columns:
+        every = None if label is None else [n for n in range(len(names)) if n != label]
         if saved_names is None:
-            return None
+            return every
         saved_set = {*saved_names}
-        same = [number for number, name in enumerate(names) if name in saved_set]
-        return same if [names[number] for number in same] == saved_names else None
+        same = [n for n, name in enumerate(names) if name in saved_set and n != label]
+        return same if [names[number] for number in same] == saved_names else every
     (keys,) = csv.reader([config.columns], skipinitialspace=True)
     numbers: dict[str, list[int]] = {}
     for number, name in enumerate(names):
@@ -365,6 +511,11 @@ def choose_columns(
             f"{name_setting('data.columns', config.columns)}: must be different columns of "
             f"{list_names(names)}, all by name or all by number, and none may be the name of "
             "one and the number of another"
+        )
+    if label in chosen:
+        raise ValueError(
+            f"{name_setting('data.columns', config.columns)}: {names[label]} has the classes "
+            "(data.label); leave it out"
         )
     return chosen
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from nsgf.config.schema import STANDARD, DataConfig, Shape
 from nsgf.data import Sampler, Target
 from nsgf.system.errors import UserError, list_names, one_line, replacing_keys, wrong_setting
-from nsgf.user_data.files import load_arrays, saved_facts
+from nsgf.user_data.files import load_arrays, name_class, saved_facts
 from nsgf.user_data.image_files import image_pixels, open_image
 from nsgf.user_data.images import find_images, image_bytes, is_array
-from nsgf.user_data.points import finite_values, match_columns, read_matching
-from nsgf.user_data.tables import RawTable
+from nsgf.user_data.points import match_table, open_table
+from nsgf.user_data.tables import PointTable, RawTable
 
 FAR_START = 10.0
 """Distance of a row from the mean of the source, in standard deviations, from which on a line says
@@ -62,8 +62,11 @@ def read_starts(config: DataConfig, target: Target, path: Path) -> Starts:
     section = replace(config, path=str(path), found=None, key=key)
     with replacing_keys({"data.path": "start"}):
         if not target.is_images:
-            table = read_matching(section, target.axes or _default_names(target), least=1)
-            return starts_of_points(config, target, table.values, table.notes)
+            try:
+                table = _match_starts(target, open_table(section, path, least=1), path.name)
+            except Exception as error:  # numpy and pandas raise many types for damaged files
+                raise wrong_setting("data.path", path, one_line(error)) from error
+            return starts_of_points(config, target, table)
         if not is_array(section):
             return _starts_of_folder(config, target, path)
         try:
@@ -80,9 +83,11 @@ def read_starts(config: DataConfig, target: Target, path: Path) -> Starts:
         return starts
 
 
-def _default_names(target: Target) -> list[str]:
-    """Return the names of the coordinates of a shipped set."""
-    return [f"x{number}" for number in range(1, target.shape[0] + 1)]
+def _match_starts(target: Target, raw: RawTable, table_name: str) -> PointTable:
+    """Return the columns of the target, and the classes if networks get classes and the table has
+    their column."""
+    names = target.axes or [f"x{number}" for number in range(1, target.shape[0] + 1)]
+    return match_table(raw, names, target.label_name, table_name)
 
 
 def starts_of_table(config: DataConfig, target: Target, raw: RawTable) -> Starts:
@@ -93,16 +98,14 @@ def starts_of_table(config: DataConfig, target: Target, raw: RawTable) -> Starts
         raise ValueError(f"an array of shape {shape}, must be (N, {target.shape[0]})")
     if not shape[0]:
         raise ValueError("has no rows")
-    matched, left_out = match_columns(raw, target.axes or _default_names(target))
-    notes = [f"start: columns left out: {list_names(left_out)}"] if left_out else []
-    return starts_of_points(config, target, finite_values(matched), notes)
+    return starts_of_points(config, target, _match_starts(target, raw, "start"))
 
 
-def starts_of_points(
-    config: DataConfig, target: Target, values: np.ndarray, notes: Sequence[str] = ()
-) -> Starts:
-    """Return points (N, D), float64, as samples, with a line if some are far from the source."""
-    points = torch.from_numpy(values)
+def starts_of_points(config: DataConfig, target: Target, table: PointTable) -> Starts:
+    """Return points as samples, with a line if some are far from the source."""
+    points = torch.from_numpy(table.values)
+    labels = None if table.labels is None else [*map(name_class, table.labels)]
+    notes = table.notes
 
     def read(positions: range) -> Tensor:
         rows = points[positions.start : positions.stop]
@@ -115,13 +118,13 @@ def starts_of_points(
         is_far = way > FAR_START * torch.where(scale > 0, scale, torch.inf)
         if count := int(is_far.any(1).sum()):
             column = (facts.names or [""])[int(is_far.sum(0).argmax())]
-            notes = [
+            notes = (
                 *notes,
                 f"start: {count} of {len(points)} rows are more than {FAR_START:g} standard "
                 f"deviations away from the mean of the source ({column}), where the run has seen "
                 "none",
-            ]
-    return Starts(target.shape, len(points), read, notes)
+            )
+    return Starts(target.shape, len(points), read, notes, labels=labels)
 
 
 def starts_of_images(config: DataConfig, target: Target, images: np.ndarray) -> Starts:

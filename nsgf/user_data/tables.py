@@ -23,6 +23,8 @@ FINE = 1e-6
 """Largest error of rounding to float64, as a fraction of a column's range."""
 TEXT_LENGTH = 64
 """Largest number of characters that are stored of a cell that is no number."""
+MOST_LABEL = 2**53
+"""Limit of the absolute value of a whole number that names a class, so that float64 is exact."""
 ABOVE = re.compile(r"\s*\n|[^\S\n]*#[^\n]*\n")
 """Matches empty lines or a comment."""
 PIECE = re.compile(r'"[^"]*"|[^"\n]+')
@@ -69,6 +71,8 @@ class RawTable(NamedTuple):
     """Line for the user."""
     hint: str = ""
     """Advice for the case that the first row has no numbers."""
+    labels: np.ndarray | None = None
+    """Array ``labels`` beside the points of a .npz file; None: there is none."""
 
 
 class PointTable(NamedTuple):
@@ -84,6 +88,10 @@ class PointTable(NamedTuple):
     """Lines for the user."""
     rounded: Sequence[str] = ()
     """Names of columns whose differences float64 rounds away."""
+    labels: np.ndarray | None = None
+    """Class of each row, (N,), int64 or texts; None: the rows have no classes."""
+    label_name: str | None = None
+    """Name of the column with the classes."""
 
 
 def column_names(titles: Iterable[Any]) -> list[str]:
@@ -340,6 +348,35 @@ def to_numbers(cells: RawCells) -> np.ndarray:
     objects = cells.loc[:, ~is_number].astype(object).to_numpy()
     values[:, ~is_number] = _numbers_of_cells(objects.ravel()).reshape(objects.shape)
     return values
+
+
+def to_labels(cells: RawCells) -> np.ndarray:
+    """Return the class in each cell of one column: whole numbers if all cells are whole numbers,
+    otherwise texts.  (N, 1) -> int64 or text, (N,)"""
+    values = to_numbers(cells)[:, 0]
+    if (np.abs(values) < MOST_LABEL).all() and (values == np.rint(values)).all():
+        return values.astype(np.int64)
+    column = cells[:, 0].tolist() if isinstance(cells, np.ndarray) else [*cells.iloc[:, 0]]
+    return np.array([*map(text_of_cell, column)])
+
+
+def reason_of_label(labels: np.ndarray) -> tuple[int, str] | None:
+    """Return the first row, from 0, whose cell cannot name a class, and the reason; None: all cells
+    can. ``labels``: from :func:`to_labels`."""
+    if labels.dtype.kind == "i":
+        return None
+    names, rows = np.unique(labels, return_index=True)
+    for row, name in sorted(zip(rows.tolist(), names.tolist(), strict=True)):
+        if reason_of_cell(name) == MISSING:
+            return row, MISSING
+        if len(name) >= TEXT_LENGTH:
+            return row, f"a class needs a name of fewer than {TEXT_LENGTH} characters"
+    numbers = _numbers_of_cells(names)
+    if np.isnan(numbers).any():
+        return None
+    is_bad = (numbers != np.rint(numbers)) | (np.abs(numbers) >= MOST_LABEL)
+    row = int(rows[is_bad].min())
+    return row, f"{labels[row]}: a class must be text or a whole number below {MOST_LABEL}"
 
 
 def _number_columns(frame: Any) -> np.ndarray:

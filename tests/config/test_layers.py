@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from nsgf.config.files import read_layer
@@ -46,6 +48,17 @@ def test_facts_must_agree_and_missing_settings_count_as_defaults():
         "model.unet.channels: the checkpoint has 32, this command 64",
         "model.network: the checkpoint has None, this command Mine",
     ]
+
+
+def test_a_source_of_an_earlier_version_may_lack_facts():
+    facts = replace(FACTS, source=FACTS)
+    config = change(shipped("digits"), {"data.found": facts})
+    earlier = facts.plain()
+    del earlier["label_name"], earlier["source"]["label_name"]
+    saved = nest({**saved_values(config), "data.found": earlier})
+    assert find_contradictions(saved, config, FROZEN) == []
+    earlier["source"]["checksum"] = "y"
+    assert len(find_contradictions(saved, config, FROZEN)) == 1
 
 
 @pytest.mark.parametrize(

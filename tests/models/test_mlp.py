@@ -24,6 +24,30 @@ def test_velocity_network_has_the_layers_of_the_paper_and_sees_place_and_time():
     assert learns(model)
 
 
+def test_velocity_network_sees_the_class():
+    """Without classes, the initial weights are the same."""
+    torch.manual_seed(0)
+    plain = VelocityMLP(2, 2, MLPConfig(width=16))
+    torch.manual_seed(0)
+    model = VelocityMLP(2, 2, MLPConfig(width=16), classes=3)
+    assert all(
+        torch.equal(weights, model.state_dict()[name])
+        for name, weights in plain.state_dict().items()
+    )
+    assert model.classes.num_embeddings == 4  # the last label means no class
+    x = torch.randn(1, 2).expand(4, 2)
+    t = torch.full((4,), 0.5)
+    v = model(x, t, torch.arange(4))
+    distances = torch.cdist(v, v) + torch.eye(4)
+    assert distances.min() > 1e-3
+    v.square().sum().backward()
+    assert learns(model)
+    with pytest.raises(ValueError, match="label"):
+        model(x, t)
+    with pytest.raises(ValueError, match="label"):
+        plain(x, t, torch.arange(4))
+
+
 @pytest.mark.parametrize(
     ("shape", "layers", "inputs"),
     [
