@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# ema_pytorch: EMA(model, beta=...) averages equally for .999 and .9999, and unlike torch's EMA.
+# ema_pytorch: EMA(model, beta=...) gives equal averages for .999 and .9999, and differs from torch's EMA.
 #
 # Guess:         EMA(model, beta=0.999).update() after each step is the usual average with decay 0.999, as
 #                torch.optim.swa_utils.get_ema_multi_avg_fn(0.999) computes it.
 # What happens:  the first 100 calls copy the weights, then only every tenth call averages, with a decay that
 #                grows as 1 - (1 + step)^(-2/3) and reaches 0.999 after 32,000 calls, 0.9999 after a million. So
-#                beta 0.999 and 0.9999 give equal averages for 10,000 steps. torch's average has no such start:
-#                of a weight that rises from 0 to 1 in 100 steps it shows 0.06, ema_pytorch 0.91.
-# Why it matters: "EMA 0.9999" of two codes are different methods in short trainings.
+#                beta 0.999 and 0.9999 give equal averages for 10,000 steps. torch's average has no such start.
+#                For a weight that rises from 0 to 1 in 100 steps, torch's average is 0.06, and ema_pytorch's 0.91.
+# Why it matters: in short trainings, "EMA 0.9999" means different methods in two codes.
 # Remedy:        state the warm-up with the decay. EMA(model, beta=b, min_value=b, update_every=1, update_after_step=0)
 #                is near torch's.
 # Versions:      ema-pytorch 0.8.3, torch 2.13.0

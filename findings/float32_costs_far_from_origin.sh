@@ -5,7 +5,8 @@
 #                (1e-3 at an offset of 10,000).
 # What happens:  at 10,000, for clouds of size 1 whose squared W2 is about 2: ot.dist and ot.emd2 return 0;
 #                torchcfm's "optimal" pairs cost nearly as much as random pairs; ott-jax says "converged"
-#                and returns a cost of about -1e26. Squared distances are |x|^2 + |y|^2 - 2 x.y, which cancel.
+#                and returns a cost of about -1e26. Squared distances are computed as |x|^2 + |y|^2 - 2 x.y,
+#                where large terms cancel.
 # Why it matters: raw coordinates (positions in a map, times, counts of 16 bits) have such offsets.
 # Remedy:        subtract one mean from both clouds, or use float64.
 # Versions:      POT 0.9.7.post1, torchcfm 1.0.7, torch 2.13.0, ott-jax 0.6.0, jax 0.10.2

@@ -4,7 +4,7 @@
 # Guess:         a translation of both clouds does not change loss and gradient, up to the rounding of
 #                the points.
 # What happens:  at an offset of 1,000, the gradient of clouds of size 1 is wrong by about 2 %; at
-#                10,000 by about 90 %. Distances are |x|^2 + |y|^2 - 2 x.y, which cancel.
+#                10,000 by about 90 %. Distances are computed as |x|^2 + |y|^2 - 2 x.y, where large terms cancel.
 # Remedy:        subtract the mean of y from x and from y first, as the last column does.
 # Versions:      geomloss 0.3.1, torch 2.13.0
 # Exit code:     0: as described; 1: the behaviour changed; 2: the packages cannot be installed

@@ -2,8 +2,8 @@
 # geomloss.ot.solve: the gradient is twice the derivative of the value.
 #
 # Guess:         for the entropic cost, d value / d C is the transport plan (envelope theorem).
-# What happens:  autograd returns twice the plan, for geomloss.ot.solve; and for solve_sample a gradient
-#                in x that is twice the central difference of the value.
+# What happens:  for geomloss.ot.solve, autograd returns twice the plan. For solve_sample, it returns a
+#                gradient in x that is twice the central difference of the value.
 # Also:          solve_sample has the cost |x - y|^2 without 1/2, and blur means reg = 2 blur^2. So its
 #                value is twice that of geomloss.SamplesLoss("sinkhorn", p=2, blur=blur, debias=False).
 # Versions:      geomloss 0.3.1, torch 2.13.0

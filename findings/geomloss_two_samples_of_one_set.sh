@@ -6,9 +6,9 @@
 #                converged one, and the error of the gradient is as large as the gradient. With scaling=0.9
 #                the value is 66 %. For two samples of one Gaussian, blur 0.1, the value is 71 % of the
 #                converged one, and the error of the gradient 89 %.
-# Why:           one update per blur of the annealing does not move the mass between distant groups, of
-#                which two samples have slightly different shares.
-# Why it matters: the value of two real samples is the floor of a table, and near the end of a training
+# Why:           the annealing makes one update for each blur. This is too few to move mass between distant
+#                groups, which have slightly different shares of the two samples.
+# Why it matters: the value of two real samples is the floor of a table, and near the end of a training,
 #                samples and data are two samples of one set.
 # Remedy:        scaling=0.99 (about 70 times the updates), or a solver with a stopping rule.
 # Versions:      geomloss 0.3.1, torch 2.13.0

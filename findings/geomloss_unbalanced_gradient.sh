@@ -3,7 +3,8 @@
 #
 # Guess:         the gradient of an unbalanced Sinkhorn loss is the derivative of its value.
 # What happens:  the gradient is the derivative times (rho + eps/2) / (rho + eps), with eps = blur^2
-#                and rho = reach^2: three quarters of it if reach = blur. Without reach it is right.
+#                and rho = reach^2: three quarters of the derivative if reach = blur. Without
+#                reach the gradient is right.
 # Why:           UnbalancedWeight has a method `backward` with the factor rho + eps. It is a
 #                torch.nn.Module, whose `backward` autograd never calls.
 # Check:         one point of mass 1 at x and one at y. A plan of mass m costs

@@ -3,8 +3,8 @@
 #
 # Guess:         DataFrame.set_index("time").to_parquet(file) writes the column "time", which pyarrow and
 #                polars read back.
-# What happens:  so it is for 1, 2, 4. Equally spaced whole numbers (1, 2, 3, as years, frames or row
-#                numbers are) become a RangeIndex, and the file has no such column: only pandas, which reads
+# What happens:  this is so for the values 1, 2, 4. Equally spaced whole numbers (1, 2, 3; years, frames,
+#                row numbers) become a RangeIndex, and the file has no such column: only pandas, which reads
 #                its own metadata, has the values. pandas in turn hides the column of 1, 2, 4 in its index.
 # Why it matters: two readers of one file see tables of different width, and a network trains on one
 #                coordinate less.

@@ -6,8 +6,8 @@
 #                - TIFF, grey, MinIsWhite: the stored numbers, so a negative. With 8 bits it is inverted, as
 #                  it should be.
 #                - JPEG 2000, RGB: values round up and wrap, so white (65535) becomes 0.
-# Why it matters: microscopes, satellites and scanners write such files; a data set of them trains without
-#                a word on noise or negatives.
+# Why it matters: microscopes, satellites and scanners write such files. A network then trains on noise or
+#                negatives, and no message says so.
 # Versions:      Pillow 13.0.0, tifffile 2026.3.3, imagecodecs 2026.3.6 (which write the files and read
 #                them right)
 # Exit code:     0: as described; 1: the behaviour changed; 2: the packages cannot be installed

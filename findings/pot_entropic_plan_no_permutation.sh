@@ -8,7 +8,7 @@
 #                the targets are the largest entry of no row. In 784 dimensions: 26 %, 8 %, 5 %.
 # Why it matters: pairs of flow matching that are drawn or rounded from such a plan are not OT pairs, and some
 #                data points never occur.
-# Remedy:        solve the assignment (scipy.optimize.linear_sum_assignment, ot.emd) if pairs are wanted.
+# Remedy:        solve the assignment (scipy.optimize.linear_sum_assignment, ot.emd) if you need pairs.
 # Versions:      POT 0.9.7.post1, numpy 2.4.6
 # Exit code:     0: as described; 1: the behaviour changed; 2: the packages cannot be installed
 set -u

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # scipy.optimize.linear_sum_assignment: constants of rows and columns change no result, but its time.
 #
-# Guess:         the time depends on the size. To subtract a constant from a row or from a column of
-#                the costs, which changes no assignment, does not matter.
+# Guess:         the time depends only on the size. Subtracting a constant from a row or a column of the
+#                costs changes neither the assignment nor the time.
 # What happens:  for squared distances of 1,024 points of noise to eight clusters it takes about 18
 #                times as long as for the same costs minus rough potentials (row and column constants
 #                of a few Sinkhorn updates in float32). The clusters alone cost a factor of about 4

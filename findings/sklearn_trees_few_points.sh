@@ -5,7 +5,7 @@
 #                AUC is near 1.
 # What happens:  the AUC is exactly 0.5. A leaf needs 20 points (min_samples_leaf), so 24 points of a fold
 #                are never split, and there is no warning. With min_samples_leaf=3 it is above 0.9.
-# Why it matters: classifier two-sample tests call 0.5 "cannot be told apart".
+# Why it matters: classifier two-sample tests read 0.5 as "the two samples cannot be told apart".
 # Versions:      scikit-learn 1.9.1
 # Exit code:     0: as described; 1: the behaviour changed; 2: the packages cannot be installed
 set -u

@@ -2,12 +2,13 @@
 # torch.cdist in float32: with a 26th row the distances lose their digits.
 #
 # Guess:         torch.cdist(x, x) has zeros on its diagonal, a point is its nearest neighbour, and a 26th
-#                point does not change the distances of the others.
-# What happens:  from 26 rows on, squared distances are |x|^2 + |y|^2 - 2 x.y, which cancel. For points of
-#                size 0.5 around 100, the diagonal is no longer 0, and with 500 points nine of ten nearest neighbours
-#                are wrong. A copy of a picture of 784 pixels in [0, 1] is up to 0.01 away from the picture.
-# Why it matters: precision and recall, copies of training data, the energy distance and kernels all rest on
-#                small distances.
+#                point does not change the distances between the first 25 points.
+# What happens:  from 26 rows on, squared distances are computed as |x|^2 + |y|^2 - 2 x.y, where large terms
+#                cancel. For points of size 0.5 around 100, the diagonal is no longer 0, and with 500 points
+#                nine of ten nearest neighbours are wrong. A copy of a picture of 784 pixels in [0, 1] is up to
+#                0.01 away from the picture.
+# Why it matters: precision and recall, the search for copies of training data, the energy distance and kernels
+#                all depend on small distances.
 # Remedy:        compute_mode="donot_use_mm_for_euclid_dist", float64, or subtract the mean first.
 # Versions:      torch 2.13.0
 # Exit code:     0: as described; 1: the behaviour changed; 2: the packages cannot be installed

@@ -5,9 +5,9 @@
 #                and torch.rand(n).bfloat16() stays below 1, as the documentation of rand says.
 # What happens:  0.2 % of the draws are exactly 0 (float16: 0.02 %), and 0.2 % of the converted draws are exactly 1.
 #                Every fourth or fifth batch of 128 has such a draw. 1,000 time steps that are drawn as
-#                (1000 * torch.rand(n, dtype=torch.bfloat16)).long() are only 500 different ones.
-# Why it matters: times of flows and diffusions are drawn so in 16-bit training; 1 / t, 1 / (1 - t), log t and
-#                logit t are infinite there.
+#                (1000 * torch.rand(n, dtype=torch.bfloat16)).long() have only 500 different values.
+# Why it matters: 16-bit training draws times of flows and diffusions in this way. At 0 or 1, terms such as 1 / t,
+#                1 / (1 - t), log t and logit t are infinite.
 # Remedy:        draw times in float32, and keep them in float32.
 # Versions:      torch 2.13.0
 # Exit code:     0: as described; 1: the behaviour changed; 2: the packages cannot be installed

@@ -4,9 +4,9 @@
 # Guess:         torch.manual_seed fixes the pairs of a batch, and an exact plan between n and n points
 #                pairs each point once.
 # What happens:  n pairs are drawn from the plan with replacement, by numpy.random. So equal torch seeds
-#                give different pairs, and about 1 - 1/e of the points occur in a batch; the others are
-#                drawn, and paid for in the plan, but not trained on.
-# Remedy:        seed numpy too; for each point once, take the permutation of the plan itself
+#                give different pairs, and about 1 - 1/e of the points occur in a batch; the remaining
+#                points are drawn, and cost time in the plan, but are not trained on.
+# Remedy:        seed numpy too. To use each point once, take the permutation of the plan
 #                (scipy.optimize.linear_sum_assignment).
 # Versions:      torchcfm 1.0.7, POT 0.9.6, torch 2.13.0
 # Exit code:     0: as described; 1: the behaviour changed; 2: the packages cannot be installed

@@ -4,11 +4,11 @@
 # Guess:         OTPlanSampler("sinkhorn", reg=2 sigma^2), the plan of SB-CFM, comes closer to the exact plan as
 #                sigma falls; OTPlanSampler("unbalanced") at its defaults pairs near points.
 # What happens:  for noise and 8gaussians the pairs are near the exact ones at sigma = 1 and 0.5. At 0.2 all pairs have the
-#                same source point. From 0.1 on, and for "unbalanced", the plan is uniform: the pairs are
+#                same source point. At 0.1 and below, and for "unbalanced", the plan is uniform: the pairs are
 #                independent, so the training is I-CFM. In 784 dimensions this happens at sigma = 1 already.
 # Why:           POT's kernel exp(-C / reg) underflows. A plan of mass below 1e-8 is replaced by the uniform one,
 #                with a warning. A plan of a little more mass is scaled to 1.
-# Why it matters: training runs, and a comparison of SB-CFM with OT-CFM compares I-CFM with OT-CFM.
+# Why it matters: training runs without an error, but a comparison of SB-CFM with OT-CFM then compares I-CFM with OT-CFM.
 # Remedy:        compare the cost of the pairs with the exact plan's, or take the exact plan.
 # Versions:      torchcfm 1.0.7, POT 0.9.7.post1, torch 2.13.0
 # Exit code:     0: as described; 1: the behaviour changed; 2: the packages cannot be installed

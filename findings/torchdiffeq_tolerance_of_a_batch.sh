@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # torchdiffeq, adaptive solvers: one tolerance for the batch, so the error of a sample grows with the batch.
 #
-# Guess:         rtol and atol bound the error of each row, as if it were solved by itself. A batch takes the
+# Guess:         rtol and atol bound the error of each row, as if each row were solved separately. A batch takes the
 #                steps that its hardest row needs.
 # What happens:  the error that is compared with the tolerance is the root mean square over the batch. A hard
-#                row beside n - 1 easy rows may have an error that is the root of n times as large. For one hard row the
+#                row beside n - 1 easy rows may have an error that is sqrt(n) times as large. For one hard row the
 #                error is 3e-5 by itself, 3e-4 in a batch of 10, and 3e-3 in a batch of 1,000 (rtol = atol =
 #                1e-5), and the number of network calls falls from 404 to 224.
 # Why it matters: samples, likelihoods and "NFE of dopri5" depend on the batch size of the evaluation.

@@ -4,8 +4,8 @@
 # Guess:         floats in [0, 1] become the nearest of 256 levels, and a picture that was normalised to
 #                [-1, 1] and back has the bytes of its file.
 # What happens:  to_pil_image truncates, as x.mul(255).byte() does: generated pictures are half a level darker
-#                than with save_image, and a quarter of the levels of a real picture lose one on the way through
-#                [-1, 1]. save_image and v2.ToDtype(torch.uint8, scale=True) are right.
+#                than with save_image, and a quarter of the levels of a real picture become one lower if the
+#                picture is converted to [-1, 1] and back. save_image and v2.ToDtype(torch.uint8, scale=True) are right.
 # Why it matters: FID and precision compare saved samples with real files; a shift of half a level on one side
 #                only is a property of the writer, not of the model.
 # Remedy:        save_image, or to_pil_image(v2.functional.to_dtype(x, torch.uint8, scale=True)).

@@ -39,8 +39,8 @@ class Experiment:
 
     @cached_property
     def methods(self) -> list[Method]:
-        """The methods that apply: first the method that trains all phases, then methods that train
-        fewer phases."""
+        """The methods that this configuration allows: first the method that trains all phases, then
+        methods that train fewer phases."""
         return find_methods(self.config)
 
     @property

@@ -76,8 +76,8 @@ def flow_pairs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Algorithm 1: return pairs x = X^t and v = (X^{t+1} - X^t) / h, and the times t/T in [0, 1).
 
-    Positions (F, T+1, *shape) of F particles; particle and step of each pair, int64 (B,); h from
-    :func:`time_step` -> x and v (B, *shape), times (B,), float32.
+    ``positions`` (F, T+1, *shape) of F particles; ``particle`` and ``step`` of each pair, int64
+    (B,); ``h``: :func:`time_step`. Return x and v (B, *shape) and times (B,), float32.
     """
     steps = positions.shape[1] - 1
     rows = positions.flatten(0, 1)  # (F (T+1), *shape), a view
@@ -178,9 +178,9 @@ class SinkhornFlowMatcher:
         self, x0: Array, x1: Array
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw one step of each particle.
-        Return t (N,), 0 to 1 - 1/T, xt and ut (N, *shape). Integrating ut from 0 to 1 gives the
-        flow. Raise UserError unless x0 and x1 are finite, have the same shape of a sample, and have
-        a floating-point type."""
+        Return times t (N,) from 0 to 1 - 1/T, points xt and velocities ut, each (N, *shape).
+        Integrating ut from 0 to 1 gives the flow. Raise UserError unless x0 and x1 are finite, have
+        the same shape of a sample, and have a floating-point type."""
         start = to_tensor("x0", x0)
         end = to_tensor("x1", x1)
         for name, points in (("x0", start), ("x1", end)):

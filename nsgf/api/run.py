@@ -169,11 +169,11 @@ class Run:
             trajectory: whether to return the start and the state after each of S steps.
 
         Returns:
-            An object of the type of ``x``: points in the units of the data, with the index of a
-            DataFrame, as float64; images in [-1, 1], or uint8. Floats of tensors and arrays keep
-            their dtype. With ``trajectory``,
-            (N, S + 1, *shape): a tensor if ``x`` is a tensor, otherwise an array; floats of images
-            are not clamped.
+            An object of the type of ``x``. Points have the units of the data. A DataFrame keeps its
+            index and has float64 columns. Images are floats in [-1, 1], or uint8 if ``x`` is uint8.
+            Floats of tensors and arrays keep their dtype. With ``trajectory``, the result has the
+            shape (N, S + 1, *shape): a tensor if ``x`` is a tensor, otherwise an array. Floats of
+            images are then not clamped.
 
         Raises:
             UserError: an argument is wrong or out of range, or the card's memory is full.
@@ -225,8 +225,8 @@ class Run:
         Args:
             x: samples, (N, *shape), in the units of `sample`: images are floats in [-1, 1],
                 and the user's points have the units of their file.
-            labels: classes of the samples, (N,), as integers or names, or one class of all samples;
-                None: ``sampling.label``, or no classes.
+            labels: classes of the samples, (N,), as integers or names; or one class for all
+                samples; None: ``sampling.label``, or no classes.
             steps: number of Runge-Kutta steps along each ODE, with 4 network calls each. More steps
                 make the error of the ODE smaller.
             probes: number of estimates of the divergence if a sample has more than 16 values.
@@ -429,8 +429,8 @@ def check_network(
     network: UserNetwork, target: Target, device: torch.device, *, trains: bool = True
 ) -> None:
     """Raise UserError unless a caller's network can be used. A call must return x's shape, and must
-    change neither the inputs nor the state. The state must be finite. A network that is made again
-    must compute the same. With ``trains``, the network must also have gradients."""
+    change neither the inputs nor the state. The state must be finite. A second network with the
+    same weights must compute the same. With ``trains``, the network must also have gradients."""
     classes = target.classes
     x = torch.randn(2, *target.shape, generator=make_generator(0), dtype=torch.float32)
     inputs = [x.to(device), torch.tensor([0.25, 0.5], dtype=torch.float32, device=device)]
@@ -471,7 +471,7 @@ def _check_calls(model: torch.nn.Module, inputs: list[Tensor], trains: bool) -> 
 
 def _check_state(model: torch.nn.Module, before: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless the state of a network is finite and the same as ``before`` the
-    calls. The state is the state that a checkpoint and an export hold."""
+    calls. Checkpoints and exports hold this state."""
     for name, part in model.state_dict().items():
         if not part.isfinite().all():
             raise ValueError(f"{name} is not finite; register it with persistent=False")
@@ -486,7 +486,7 @@ def _check_copy(
     inputs: list[Tensor],
 ) -> None:
     """Raise ValueError unless a second network computes the same as ``model`` with the same
-    weights. Later sessions make the network again."""
+    weights. A later session makes such a second network."""
     # change the weights first: a last layer may begin with zeros, which would hide a difference
     moved = {name: part + part.is_floating_point() / 8 for name, part in state.items()}
     torch.clear_autocast_cache()  # the cache keeps 16-bit copies of the old weights

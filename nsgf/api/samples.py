@@ -36,7 +36,7 @@ from nsgf.user_data.tables import RawTable, column_names, read_array, to_frame, 
 UserSamples = Tensor | ArrayLike | Dataset[Any] | Place
 """Points or images, or the path of a file or folder with them."""
 _ARGUMENTS = {"data.path": "data", "data.source": "source"}
-"""Arguments of Python functions for samples, by the setting that names their file."""
+"""Names of the arguments that take samples, by the setting for the file of the samples."""
 
 
 def columns_text(columns: Any) -> str | None:
@@ -125,8 +125,8 @@ def _request_with_arrays(
     files: dict[str, Path],
     settings: Layer,
 ) -> Request:
-    """Write the samples ``arrays``, by the setting that names their file, into files of
-    ``OUT_DIR/.data``, and return the request of a command with these files."""
+    """Write samples into files in ``OUT_DIR/.data``, and return the request of a command that uses
+    these files. ``arrays``: the arrays of each file, by the setting that names the file."""
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / MEMORY_FOLDER)
     places = {
         key: folder / f"{next(iter(content))}-{_checksum(content)}.npz"
@@ -168,8 +168,8 @@ def _checksum(arrays: dict[str, np.ndarray]) -> str:
 
 
 def _data_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
-    """Return the settings for a caller's data, ``images`` or ``points``. Raise UserError if the
-    caller also names an experiment or a data set that does not fit."""
+    """Return the settings for a caller's data. ``name``: ``images`` or ``points``. Raise UserError
+    if the caller also names an experiment or a data set that does not fit."""
     if settings.get("exp", name) != name or name not in INSPECTORS or "data.name" in settings:
         raise UserError("data: cannot be given beside another exp or dataset; leave one out")
     return {"data.name": name} | ({} if files else {"exp": name})
@@ -189,7 +189,7 @@ def _kind_of_data(path: Path, key: str | None) -> str:
 
 def _to_frame(argument: str, data: Any) -> tuple[Any, str]:
     """Return a table in memory as a DataFrame of pandas, and a line for the user. Raise UserError
-    if the ``argument`` of the caller is no table."""
+    if the data are no table. ``argument``: name of the caller's argument, for messages."""
     try:
         return to_frame(data)
     except Exception as error:  # libraries of tables raise many types
@@ -197,8 +197,8 @@ def _to_frame(argument: str, data: Any) -> tuple[Any, str]:
 
 
 def to_arrays(argument: str, data: Any, labels: ArrayLike | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays ``images`` or ``points``, perhaps with ``labels``, of samples in memory,
-    which are the ``argument`` of the caller. They are not checked further."""
+    """Return samples in memory as the arrays ``images`` or ``points``, perhaps with ``labels``. The
+    arrays are not checked further. ``argument``: name of the caller's argument, for messages."""
     name = argument
     try:
         if isinstance(data, Dataset):
@@ -243,8 +243,8 @@ def _read_items(data: Dataset[Any], labels: ArrayLike | None) -> tuple[Any, Any]
 
 
 def to_starts(config: DataConfig, target: Target, x: Any) -> Starts:
-    """Return the argument ``x`` of a caller, points or images, as samples to move. Raise UserError
-    if they do not have the target's columns or shape."""
+    """Return a caller's points or images ``x`` as samples to move. Raise UserError if the samples
+    do not have the target's columns or shape."""
     try:
         if target.is_images:
             return starts_of_images(config, target, to_array(x))

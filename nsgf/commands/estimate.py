@@ -103,7 +103,7 @@ def estimate_phases(
 
 @dataclass
 class PhaseEstimator:
-    """A phase that is trained for a few updates, to measure them. Points in time come from
+    """A phase that is trained for a few updates, to measure their time. Points in time come from
     ``time.perf_counter``."""
 
     experiment: Experiment
@@ -115,8 +115,8 @@ class PhaseEstimator:
     """Time after which only the indispensable work is done."""
 
     def estimate(self, seconds: float) -> tuple[Estimate, float, float]:
-        """Return the estimate without extra seconds, the seconds of one update, and the seconds
-        that all preparations and updates took. ``seconds``: see :func:`estimate_phases`."""
+        """Return the estimate for this phase, the seconds of one update, and the seconds that the
+        measured preparations and updates took. ``seconds``: see :func:`estimate_phases`."""
         name = self.phase.name
         device = self.experiment.device
         layer, times = self.phase.shortened(device)

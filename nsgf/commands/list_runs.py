@@ -13,7 +13,8 @@ from nsgf.system.output import format_bytes, format_hours
 
 
 def run_table(folder: Path) -> list[str]:
-    """Return lines about runs and comparisons, newest first. Raise UserError if there are none."""
+    """Return lines about runs and comparisons, newest first. Raise UserError if the folder has
+    none."""
     files = [file for name in ("config.yaml", COMPARISON_FILE) for file in folder.glob(f"*/{name}")]
     runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
     if not runs:

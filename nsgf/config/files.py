@@ -141,8 +141,8 @@ def _to_facts(facts: Plain) -> DataFacts:
 
 
 def method_title(method: str) -> str:
-    """Return the title of a shipped method, or the name of a user's method. ``: SETTINGS`` may
-    follow."""
+    """Return the title of a shipped method, or the name of a user's method. The name may be
+    followed by ``: SETTINGS``."""
     name, colon, settings = method.partition(":")
     return TITLES.get(name, name) + colon + settings
 

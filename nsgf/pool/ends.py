@@ -1,7 +1,7 @@
 """How far the ends of a pool's flows are from their targets.
 
 A flow cannot resolve details of the data that are smaller than its blur: there its particles end
-too far apart. A network trained on the pool learns the same.
+too far apart. A network that is trained on the pool learns this error.
 """
 
 import math
@@ -68,8 +68,8 @@ def pool_ends(
     further: Sampler,
     count: int | None,
 ) -> Ends | None:
-    """Measure the ends of the first flows in a pool; None if they should not arrive at the data, or
-    if ends or different targets are too few.
+    """Measure the ends of the first flows in a pool. Return None if the settings do not let flows
+    end at the data, or if there are too few ends or different targets.
 
     ``target``: the sampler of the pool; ``further``: a sampler of the same classes; ``count``:
     number of different targets, None: unlimited."""

@@ -135,7 +135,7 @@ def is_finite(payload: Mapping[str, Any]) -> bool:
 def load_good(file: Path, *, only_header: bool = False) -> tuple[Plain, str]:
     """Return the result of :func:`load`, and a remark. Load the newest checkpoint, with an empty
     remark. If it is damaged or missing, load the previous checkpoint. Change no file. If neither
-    checkpoint can be read, raise the error of the newest one."""
+    checkpoint can be read, raise the error of the newest checkpoint."""
     before = previous_file(file)
     is_gone = not file.exists()
     try:

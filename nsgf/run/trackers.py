@@ -92,7 +92,7 @@ class TensorBoardTracker:
         self._writer(phase, step).add_image(what, pixels, step, dataformats="HWC")
 
     def close(self, failed: bool) -> None:
-        """Close the files. They cannot store ``failed``."""
+        """Close the files. These files cannot store ``failed``."""
         for writer in self._writers.values():
             writer.close()
 

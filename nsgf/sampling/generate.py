@@ -181,7 +181,7 @@ def batch_folder(
     samples: Path, settings: Layer, n: int, device: torch.device, keep: int | None
 ) -> Path:
     """Return the folder for the batches of an evaluation, ``.drawn-DIGEST`` in a run's folder of
-    samples. DIGEST depends on the ``settings`` of SAMPLE_SECTIONS, as plain values, and on the
-    remaining arguments. :func:`generate` explains these arguments."""
+    samples. DIGEST is a checksum of ``settings`` (the sections SAMPLE_SECTIONS, as plain values)
+    and of the remaining arguments, which :func:`generate` explains."""
     digest = hashlib.sha256(json.dumps([settings, n, keep, device.type], sort_keys=True).encode())
     return samples / f".drawn-{digest.hexdigest()[:16]}"

@@ -3,12 +3,13 @@
     log p(x) = log p0(z) - log |det A| - sum over the ODEs of int div u(x(t), t) dt
 
 The ODEs are followed from x at time 1 back to a sample z of mu0, whose density p0 is known (Chen et
-al. 2018). A is the matrix of an affine start; there is no such term without an affine start. The
+al. 2018). A is the matrix of an affine start; without an affine start there is no such term. The
 divergence is exact in few dimensions. Otherwise it is estimated by e^T (du/dx) e with random signs
 e (Hutchinson 1990, Grathwohl et al. 2019).
 
-This is the density of the exact ODEs. Samples in few steps have another density. The gap shows how
-far the two are apart: it compares x with the sample that the sampler draws from z in few steps.
+This is the density of the exact ODEs. Samples that are drawn in few steps have another density. The
+gap shows how much the samples differ: it is the distance between x and the sample that the sampler
+draws from z in few steps.
 
 Shapes: N samples, B batch, K probes, D values of a sample, *shape one sample.
 """
@@ -42,10 +43,11 @@ PROBES = 8
 BITS_STEPS = 40
 """Number of Runge-Kutta steps for bits per dimension."""
 LEVELS = 127.5
-"""Number of levels of a byte for a unit of an image in [-1, 1]."""
+"""Number of levels of a byte in a unit of images, whose values lie in [-1, 1]."""
 METHODS_WITH_DENSITY = "nsgf, nsgf++h, affine, icfm, otcfm, otcfm+, sbcfm, 1rf or 2rf"
 SINGULAR = 1e-6
-"""Ratio of the smallest and largest singular value from which on an affine start is invertible."""
+"""An affine start is invertible if its smallest singular value, divided by the largest, is at least
+this number."""
 
 
 class LogProb(NamedTuple):
@@ -57,7 +59,7 @@ class LogProb(NamedTuple):
     """Standard error of each value from the random probes, (N,); 0 if the divergence is exact. The
     error of the ODE solver is not included."""
     gap: Tensor
-    """Difference between each sample and the sample that the run draws from the same z with its
+    """Distance between each sample and the sample that the run draws from the same z with the
     settings of sampling: root mean square over the D values, in units of networks, (N,). If it is
     not small, samples of the run do not have this density."""
 
@@ -79,11 +81,12 @@ def log_prob(
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return logarithms of densities in the units of networks, with one column for each probe, and
-    gaps as in LogProb.  float64, on the CPU, (N, K) and (N,)
+    """Return logarithms of densities in the units of networks, and the gaps that :class:`LogProb`
+    describes.  float64, on the CPU, (N, K) and (N,)
 
-    The mean over the columns estimates the logarithm of the density without bias. If D <=
-    EXACT_DIM, the divergence is exact and there is one column.
+    Each of the K columns of logarithms comes from one probe. The mean over the columns estimates
+    the logarithm of the density without bias. If D <= EXACT_DIM, the divergence is exact and there
+    is one column.
 
     Args:
         sampler: networks in float32.
@@ -121,8 +124,8 @@ def log_prob(
 
 
 def summarise(values: Tensor, gap: Tensor) -> LogProb:
-    """Return the mean over K probes (N, K), its standard error, and the gap. The error is 0 for a
-    single column."""
+    """Return the mean over K probes (N, K), its standard error, and the gap. With a single column,
+    the error is 0."""
     count = values.shape[1]
     error = values.std(1) / math.sqrt(count) if count > 1 else torch.zeros_like(values[:, 0])
     return LogProb(values.mean(1), error, gap)
@@ -136,13 +139,13 @@ def bits_per_dim(
     device: torch.device,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the bits per dimension of images (N, C, H, W), uint8, and gaps as in LogProb.
-    float64, on the CPU, each (N,)
+    """Return the bits per dimension of images (N, C, H, W), uint8, and the gaps of
+    :class:`LogProb`. float64, on the CPU, each (N,)
 
-    With uniform noise u in [0, 1), a byte b becomes y = b + u - 1/2, in units of one of the 256
-    levels. The network sees x = y / 127.5 - 1, so bytes lie where training has them. The result is
-    -log2 p(y) / D = log2 127.5 - log p(x) / (D log 2). Its mean is an upper bound of the bits per
-    dimension of the discrete images (Theis et al. 2016).
+    With uniform noise u in [0, 1), a byte b becomes y = b + u - 1/2. The unit of b and y is one of
+    the 256 levels. The network sees x = y / 127.5 - 1, so each byte has the same position as in
+    training. The result is -log2 p(y) / D = log2 127.5 - log p(x) / (D log 2). Its mean is an upper
+    bound of the bits per dimension of the discrete images (Theis et al. 2016).
     """
     generator = make_generator(seed, "dequantise")
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float64) - 0.5

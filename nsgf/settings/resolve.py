@@ -118,7 +118,7 @@ def resolve(
     """Return the request of a command.
 
     Args:
-        command: its name.
+        command: name of the command.
         arguments: settings from flags or arguments, and facts that the caller knows.
         options: options that are not settings. The options ``run``, ``config``, ``pretrained``,
             ``compare``, ``resume`` and ``resume-phase`` determine the source of the remaining
@@ -424,7 +424,7 @@ class Layers:
 
 def _unused_of_method(config: Config, layer: Layer) -> Layer:
     """Return null for the settings in ``layer`` that must be null in the configuration of this
-    method. A further method of the comparison may use them."""
+    method. A further method of the comparison may use these settings."""
     return {
         key: None
         for key, item in SETTINGS.items()
@@ -436,7 +436,7 @@ def _unused_of_method(config: Config, layer: Layer) -> Layer:
 
 def _put_on_top(shipped: Recipe, settings: Layer, methods: dict[str, Layer]) -> Recipe:
     """Add settings, and sections for methods, to a shipped experiment. The settings also override
-    the experiment's sections for methods."""
+    values in the experiment's sections for methods."""
     sections = dict(methods)
     for name, section in shipped.methods.items():
         sections[name] = {**section, **settings, **sections.get(name, {})}

@@ -72,10 +72,10 @@ class Solution:
 
 @dataclass(eq=False)
 class BatchedSolver(BlurredFlow):
-    """The Sinkhorn flow, solved for many flows at once. A call leaves only the report behind.
+    """The Sinkhorn flow, solved for many flows at once. A call changes only the report.
 
-    The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is below 1, it
-    multiplies the tolerance, because a plan's error changes each v by the same amount.
+    The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is below 1, the
+    tolerance is multiplied by it, because a plan's error changes each v by the same amount.
     """
 
     title = "Sinkhorn gradient flow"
@@ -254,8 +254,8 @@ class WarmParticles(Particles):
         """Express clouds and guess in units of another blur.
 
         The potential has the unit blur^2. Its limit, the potential of the targets against
-        themselves, depends on the blur and is computed again. What the offset describes is the way
-        that is left, which hardly depends on the blur, so it is only converted.
+        themselves, depends on the blur and is computed again. The offset describes the remaining
+        way. This way hardly depends on the blur, so the offset is only converted.
         """
         ratio = self.blur / blur
         self.blur = blur

@@ -152,7 +152,7 @@ def squared_distances(x: Tensor, y: Tensor, *, by_product: bool) -> Tensor:
     """Return |x_i - y_j|^2 (N, M) of points x (N, *shape) and y (M, *shape), float64.
 
     ``by_product``: use a matrix product, which for images is 2 to 7 times as fast. Its errors are
-    relative to the largest distance. Otherwise each distance is exact.
+    relative to the largest distance. Without the product, each distance is exact.
     """
     x = x.flatten(1).double()
     y = y.flatten(1).double()

@@ -108,7 +108,8 @@ class Clouds:
         return potential, error
 
     def plan(self, h: Tensor, live: list[int], scale: float = 1.0) -> "Plan":
-        """Return the plans of the flows `live`: the softmax of scale (x . y + h)."""
+        """Return the plans of the flows with the indices `live`: the softmax of scale (x . y +
+        h)."""
         if self._inner is None:
             self._inner = self._left[:, :, self._products]
             if not self._is_wide:
@@ -139,9 +140,9 @@ class Clouds:
         return kernel.mul_(w).div_(row.mT), w.log().squeeze(1) + 0.5 * math.log(n), error
 
     def velocity(self, plan: "Plan", ready: list[int], at: list[int]) -> tuple[Tensor, list[float]]:
-        """Compute v = P y - Q x of the flows `at`. The plan has these flows at the indices `ready`.
-        Return v of all flows, with all columns, and the root mean square of |v_i| of each flow in
-        `at`."""
+        """Compute v = P y - Q x for the flows with the indices `at`. These flows have the indices
+        `ready` in the plan. Return v of all flows, with all columns, and the root mean square of
+        |v_i| of each flow in `at`."""
         v = self.memory.get("velocity", *self.own.shape)
         matrix = plan.normalized(ready)
         _subtract(matrix, self._right, self.own, at, v)
@@ -187,7 +188,8 @@ def with_some(values: Tensor, at: list[int], new: Tensor) -> Tensor:
 
 
 def _subtract(plan: Tensor, y: Tensor, x: Tensor, at: list[int], out: Tensor) -> None:
-    """Write plan @ y - x of the flows `at` to `out`. `plan` has only the flows `at`."""
+    """Write plan @ y - x of the flows with the indices `at` to `out`. `plan` has only the flows
+    `at`."""
     if plan.device.type == "cpu" and y.shape[2] > y.shape[1]:
         for matrix, k in zip(plan, at, strict=True):
             is_kept = matrix > NEGLIGIBLE
@@ -201,8 +203,9 @@ def _subtract(plan: Tensor, y: Tensor, x: Tensor, at: list[int], out: Tensor) ->
 
 
 class Plan:
-    """Plans of the flows `live` whose rows sum to 1, the softmax of scale (x . y + h), with factors
-    u for the rows and v for the columns. At the optimum, all columns also have the same sum."""
+    """Plans of the flows with the indices `live`: the softmax of scale (x . y + h), whose rows sum
+    to 1, with factors u for the rows and v for the columns. At the optimum, all columns also have
+    the same sum."""
 
     per_flow: tuple[str, ...] = ("_kernel", "_row", "_h", "_u", "_v")
     """Names of the tensors that have a row for each flow."""
@@ -280,7 +283,7 @@ class Plan:
         return torch.mul(kernel, some_of(self._v, at), out=out).div_(some_of(self._row, at).mT)
 
     def keep(self, at: list[int]) -> None:
-        """Keep only the flows `at`."""
+        """Keep only the flows with the indices `at`."""
         if 0 < len(at) < len(self._live):
             self._live = [self._live[k] for k in at]
             self.error = [self.error[k] for k in at]

@@ -42,8 +42,8 @@ class SharedSetting:
         write: Callable[[Any], None],
         holds: Callable[[Any], bool],
     ) -> None:
-        """``read`` returns the state, and ``write`` sets a state or a choice. ``holds``: whether a
-        choice already holds. Then nothing is written."""
+        """``read`` returns the state, and ``write`` sets a state or a choice. ``holds`` returns
+        whether a choice is already in effect; if so, nothing is written."""
         self._choices = choices
         self._read = read
         self._write = write

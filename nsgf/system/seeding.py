@@ -1,7 +1,7 @@
 """Seeds of random streams, and torch's default settings inside of public Python functions.
 
-Random streams have names. The run's seed and the name of a stream determine all its random numbers.
-Results of public Python functions do not depend on the caller's settings of torch.
+Random streams have names. The run's seed and the name of a stream determine all random numbers of
+this stream. Results of public Python functions do not depend on the caller's settings of torch.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ def keep_random_numbers(cards: Sequence[int | torch.device] = ()) -> Iterator[No
     """Context that restores the global generators of NumPy, and of torch for CPU and ``cards``.
 
     Use it only around short work that draws from the global generators, such as making a network.
-    It holds the lock of the process. A thread that draws without this lock gets numbers of this
-    thread."""
+    It holds the lock of the process. If another thread draws without this lock, it takes numbers
+    from the same generators."""
     with GENERATORS:
         state = np.random.get_state()  # noqa: NPY002
         try:

@@ -1,4 +1,4 @@
-"""Given samples of the source, which a run moves in their order.
+"""Samples of the source that the user passes. A run moves them in their order.
 
 Shapes: N samples, *shape one sample.
 """
@@ -21,13 +21,13 @@ from nsgf.user_data.points import match_table, open_table
 from nsgf.user_data.tables import PointTable, RawTable
 
 FAR_START = 10.0
-"""Distance of a row from the mean of the source, in standard deviations, from which on a line says
-so."""
+"""A line says how many rows are more than this number of standard deviations away from the mean of
+the source."""
 
 
 @dataclass
 class Starts(Sampler):
-    """Given samples in their order. Sample i is row i."""
+    """Samples that the user passes, in their order. Sample i is row i."""
 
     shape: Shape
     count: int
@@ -129,8 +129,8 @@ def starts_of_points(config: DataConfig, target: Target, table: PointTable) -> S
 
 def starts_of_images(config: DataConfig, target: Target, images: np.ndarray) -> Starts:
     """Return images (N, C, H, W), (N, H, W, C) or (N, H, W) as samples: bytes, or floats in [-1,
-    1]. For a Gaussian source, return noise (N, C, H, W). Raise ValueError for another shape or
-    range."""
+    1]. For a Gaussian source, the images must be noise (N, C, H, W). Raise ValueError for another
+    shape or range."""
     if config.source == STANDARD:
         if images.dtype.kind != "f" or not np.isfinite(images).all():
             raise ValueError(f"{images.dtype}; a run from noise needs finite floats")
@@ -154,8 +154,9 @@ def starts_of_images(config: DataConfig, target: Target, images: np.ndarray) -> 
 
 
 def _starts_of_folder(config: DataConfig, target: Target, root: Path) -> Starts:
-    """Return the images of a folder as samples. They are decoded here, to find broken images before
-    the first is moved, and again when they are used. ``data.skip_broken`` leaves out broken images.
+    """Return the images of a folder as samples. All images are decoded here, so that broken images
+    are found before any image is moved. They are decoded again when they are used.
+    ``data.skip_broken`` leaves out broken images.
     """
     if config.source == STANDARD:
         raise wrong_setting("data.path", root, "a run from noise needs noise, in a file .npy")
@@ -191,8 +192,9 @@ def _starts_of_folder(config: DataConfig, target: Target, root: Path) -> Starts:
 
 
 def labels_of(starts: Starts, target: Target, label: str | int | None) -> Tensor | None:
-    """Return the classes of the samples, int64, (N,), which are ``label`` if it is not None. Return
-    None if the networks take no classes. Raise UserError if a class is not known."""
+    """Return the classes of the samples, int64, (N,). If ``label`` is not None, all samples have
+    this class. Return None if the networks take no classes. Raise UserError if a class is not
+    known."""
     if not target.classes:
         return None
     names = [label] * starts.count if label is not None else starts.labels
