@@ -353,6 +353,39 @@ def test_table_of_falling_blurs():
         assert cells[3] == f"{mean(differences):+.1f} ± {error:.1f}"
 
 
+def test_sentences_about_the_falling_blur():
+    names = dict.fromkeys(line["target"] for line in lines_of("points_blur"))
+
+    def means(method, measure="energy", nfe="10", file="points_blur"):
+        return [
+            mean(found(file, method, measure, {"target": name, "nfe": nfe}).values())
+            for name in names
+        ]
+
+    def ahead(pairs):
+        return sum(first < second for first, second in zip(*pairs, strict=True))
+
+    blurs = ("falling", "constant")
+    assert [ahead([means(blur, nfe=nfe) for blur in blurs]) for nfe in ("3", "10", "100")] == [
+        3,
+        6,
+        4,
+    ]
+    assert ahead([means(blur, "auc") for blur in blurs]) == 4
+    assert f"{sum(means('falling')) / sum(means('constant')):.2f}" == "0.79"
+    assert ahead([means("falling"), means("otcfm+", file="points_searched")]) == 5
+    tests = {"constant": {}, "otcfm+": {}}
+    for name in names:
+        where = {"target": name, "nfe": "10"}
+        falling = found("points_blur", "falling", "energy", where)
+        for rival, file in (("constant", "points_blur"), ("otcfm+", "points_searched")):
+            values = found(file, rival, "energy", where)
+            differences = [falling[key] - values[key] for key in falling]
+            tests[rival][name] = ttest_1samp(differences, 0).pvalue
+    assert f"{min(correct_by_holm(tests['constant']).values()):.2f}" == "0.11"
+    assert sum(p < 0.05 for p in correct_by_holm(tests["otcfm+"]).values()) == 1
+
+
 NAMES_OF_MOVES = {
     "not moved": "not moved",
     "nsgf": "NSGF",
