@@ -90,7 +90,7 @@ def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run
     assert torch.equal(reopened.sample(4, seed=0), run.sample(4, seed=0))
 
 
-TEXTS = {"exp", "method", "device", "data.columns", "data.source", "data.key"}
+TEXTS = {"exp", "method", "device", "data.columns", "data.label", "data.source", "data.key"}
 """Settings that are texts and no paths."""
 
 
