@@ -342,9 +342,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".jsonl": lambda file: file.read_bytes() if file.name == "metrics.jsonl" else None,
     ".partial": lambda file: "left behind",
 }
-BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.|^config\.yaml\..*\.partial$")
-"""Older checkpoints. Which of them exist depends on the moment of the kill. First file of a run. If
-a run is killed before this file is written, it is not resumed, and the folder stays."""
+BESIDE = re.compile(
+    r"\.(earlier|previous\d+|damaged\d+)\.|^(facts\.json|config\.yaml)\..*\.partial$"
+)
+"""Older checkpoints. Which of them exist depends on the moment of the kill. First files of a run.
+If a run is killed before these files are written, it is not resumed, and the folder stays."""
 
 
 def _differences(one: dict[Path, Any], other: dict[Path, Any]) -> list[str]:
