@@ -19,6 +19,7 @@ from nsgf.metrics.distances import squared_way, straightness
 from nsgf.models import AffineStartNetwork
 from nsgf.settings.choices import SOURCE_INSPECTORS
 from nsgf.user_data import load_data, load_source
+from nsgf.user_data.files import split_rows
 from nsgf.user_data.starts import labels_of, read_starts
 from tests.user_data.user_files import inspected, write_images
 
@@ -129,7 +130,7 @@ def test_columns_are_matched_by_name_or_without_names_by_number(tmp_path, column
 
 def test_a_line_asks_about_units_that_differ_by_more_than_ten(tmp_path):
     _, notes = written(tmp_path, source=SOURCE * [1, 20])
-    assert re.search(r"b: the standard deviation is [12]\d times that of the target", notes[-1])
+    assert re.search(r"b: the source spreads [12]\d times as widely as the target", notes[-1])
 
 
 def test_constant_columns_of_the_source_stay(tmp_path):
@@ -186,13 +187,14 @@ def test_an_interrupted_run_with_a_source_ends_as_the_undisturbed_one(tmp_path):
 # --- images and classes -------------------------------------------------------------------------
 
 
-def shades(folder, low, count=24, classes=2):
-    """Plain images of side 8 whose grey is ``low`` and more, in folders of classes."""
+def shades(folder, low, count=24, classes=2, step=60):
+    """Plain images of side 8 in folders of classes. The grey of class 0 is ``low`` and more; each
+    class is brighter by ``step``."""
     for number in range(count):
         place = folder / f"class{number % classes}"
         place.mkdir(parents=True, exist_ok=True)
         noise = np.random.default_rng(number).integers(20, size=(8, 8))
-        Image.fromarray((low + 60 * (number % classes) + noise).astype(np.uint8)).save(
+        Image.fromarray((low + step * (number % classes) + noise).astype(np.uint8)).save(
             place / f"{number:03}.png"
         )
     return folder
@@ -432,7 +434,15 @@ def test_the_way_is_one_for_optimal_pairs_and_the_straightness_that_of_the_path(
 def test_evaluate_measures_held_out_sources_once_each(run):
     metrics = run.evaluate()
     assert metrics["num_samples"] == 60
-    assert 0 < metrics["way"] < 2
+    # all held-out rows in any order, so the starts must belong to the samples
+    held = SOURCE.iloc[split_rows(run.config.data, len(SOURCE))[1].numpy()]
+    real = TARGET.iloc[split_rows(run.config.data, len(TARGET))[1].numpy()]
+    record = Experiment(run.config).target
+    x, y, z = (
+        record.from_units(torch.tensor(rows.to_numpy()))
+        for rows in (held, run.transport(held), real)
+    )
+    assert metrics["way"] == pytest.approx(squared_way(x, y, z), rel=0.2)
     assert 0.5 < metrics["straightness"] <= 1
 
 
@@ -607,3 +617,29 @@ def test_every_method_brightens_dark_images(tmp_path, method):
     bright = run.transport(dark[:, None])
     assert bright.dtype == np.uint8
     assert 100 < bright.mean() - dark.mean() < 140
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("method", ["nsgf", "otcfm"])
+def test_each_class_moves_to_the_class_of_its_name(tmp_path, method):
+    """Although it is farther away than the second class."""
+    source = shades(tmp_path / "source", 20, count=40)
+    target = shades(tmp_path / "target", 200, count=40, step=-60)
+    settings = {
+        "data.conditional": True,
+        "flow.schedule": "harmonic",
+        "optim.iterations": 80,
+        "optim.batch_size": 16,
+        "optim.lr": 2e-3,
+        "optim.warmup_steps": 0,
+        "pool.num_batches": 4,
+        "sinkhorn.batch_size": 16,
+        "model.unet.channels": 32,
+        "model.unet.mult": [1],
+    }
+    run = train(tmp_path / "runs", target, source, settings, method=method)
+    for number, expected in enumerate((210, 150)):
+        files = sorted((source / f"class{number}").iterdir())
+        images = np.stack([np.asarray(Image.open(file)) for file in files])
+        moved = run.transport(images[:, None], label=f"class{number}")
+        assert moved.mean() == pytest.approx(expected, abs=20)

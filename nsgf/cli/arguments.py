@@ -48,7 +48,7 @@ SHORT_FLAGS: Flags = {
 """Short flags with a value, without dashes, and the settings that each flag changes. They override
 ``--optim.KEY``."""
 USUAL_VALUES = {"smoke": True, "help": True, "bits-per-dim": "256"}
-"""Values of flags that stand alone. All further flags need a value, or take none."""
+"""Values of flags that may be given without a value."""
 FLAG_NAMES = {keys[0]: f"--{flag}" for flag, keys in SHORT_FLAGS.items()}
 """Short flag of each setting by the setting's key, for messages."""
 OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}

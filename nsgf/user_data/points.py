@@ -223,8 +223,8 @@ def inspect_source_points(config: DataConfig) -> Inspection:
     for column, spread in enumerate(spreads.tolist()):
         if not 1 / FAR_SCALE <= spread <= FAR_SCALE:
             notes.append(
-                f"source: {names[column]}: the standard deviation is {spread:.2g} times that of "
-                "the target; do both have the same unit?"
+                f"source: {names[column]}: the source spreads {spread:.2g} times as widely as the "
+                "target; do both have the same unit?"
             )
             break
     return facts, tuple(notes)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import STANDARD, DataConfig, Shape
+from nsgf.config.schema import SOURCE_FILE, STANDARD, DataConfig, Shape
 from nsgf.data import Sampler, Target
 from nsgf.system.errors import UserError, list_names, one_line, replacing_keys, wrong_setting
 from nsgf.user_data.files import load_arrays, name_class, saved_facts
@@ -109,7 +109,7 @@ def starts_of_points(config: DataConfig, target: Target, table: PointTable) -> S
 
     def read(positions: range) -> Tensor:
         rows = points[positions.start : positions.stop]
-        return rows.float() if config.source == STANDARD else target.from_units(rows)
+        return target.from_units(rows) if config.source == SOURCE_FILE else rows.float()
 
     facts = saved_facts(config).source if config.found else None
     if facts is not None and facts.scale and facts.mean:
