@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--damage", type=float, default=0.1, help="share of kills that also damage")
     options, flags = parser.parse_known_args()
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # data in memory survive a kill
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # files in memory survive a kill
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         _get_ready_to_fork()
         if options.exp:

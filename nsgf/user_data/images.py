@@ -377,7 +377,7 @@ def _find_classes(root: Path, files: list[Path]) -> tuple[list[str], list[str]]:
 
 def _common_side(sizes: set[tuple[int, int]]) -> int | None:
     """Return the side of images that are all squares of one size. The side is rounded down, so that
-    halving it once or twice gives a whole number of at most 16. Return None if sizes differ, or if
+    at most two halvings give a whole number of at most 16. Return None if sizes differ, or if
     images are large or tiny."""
     side, height = min(sizes)
     if len(sizes) > 1 or side != height or not LEAST_SIDE <= side <= MOST_SIDE:
