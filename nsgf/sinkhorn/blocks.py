@@ -14,7 +14,8 @@ from torch import Tensor
 from nsgf.sinkhorn.plans import SELF_POWERS, Clouds, Plan
 
 LARGEST_PLAN = 2**28
-"""A plan (N, M) or (N, N) with more entries is computed in blocks. This many entries need 1 GB."""
+"""A plan (N, M) or (N, N) with more entries than this number is computed in blocks. This many
+entries need 1 GB."""
 PLAN_BLOCK = 2**20
 """Number of entries of a block. They need 4 MB, so a block stays in the cache."""
 STEEPEST = 2.3

@@ -244,8 +244,7 @@ class Plan:
         return torch.add(self._scale * self._h, inner, alpha=self._scale, out=self._kernel)
 
     def _filled(self) -> Tensor:
-        """Compute the plans, and return the sums of their columns. At the optimum, they are 1.  (B,
-        1, M)"""
+        """Compute the plans, and return the column sums, which are 1 at the optimum.  (B, 1, M)"""
         torch.softmax(self._logits(), 2, out=self._kernel)
         column = torch.bmm(self._u, self._kernel)
         self._kernel.clamp_min_(LOWEST_ENTRY)

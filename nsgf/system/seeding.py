@@ -65,7 +65,7 @@ def torch_defaults() -> Iterator[None]:
     switches gradients on. The default dtype belongs to the process and does not change. Every
     tensor of the package states its dtype."""
     with ExitStack() as held:
-        if torch.empty(0).device.type != "cpu":  # skip it if not needed: it slows down torch
+        if torch.empty(0).device.type != "cpu":  # only then, because it slows down torch
             held.enter_context(torch.device("cpu"))
         for kind in ("cpu", "cuda"):
             held.enter_context(torch.autocast(kind, enabled=False))

@@ -136,7 +136,7 @@ def load_batches(
         for step in count(start):
             yield task.batch(*load(step)[0])
     thread = ThreadPoolExecutor(1, "batches")
-    context = copy_context()  # with the names for messages, and the silence
+    context = copy_context()  # keeps the names for messages, and the silence
     ahead: deque[Future[Loaded]] = deque()
     if stream:
         thread.submit(torch.cuda.set_device, device)
