@@ -1,11 +1,11 @@
-"""Benchmarks: tables of docs/performance.md, and joint tables of several comparisons.
+"""Make the tables of docs/performance.md, and joint tables of several comparisons.
 
     python scripts/bench.py train --exp digits --vary precision=fp32,bf16
     python scripts/bench.py tables docs/results/2d.csv --nfe 10
 
-train also takes any flag of `nsgf train`. MNIST and CIFAR-10 are random images
+The sub-command train also takes any flag of `nsgf train`. MNIST and CIFAR-10 are random images
 unless --data-root names a folder with the real images. One process times the rows of a table in
-turn. Times are medians of --repeats. Brackets hold the smallest and the largest time.
+turn. Each time is a median of --repeats. The smallest and the largest time follow in brackets.
 """
 
 import argparse
@@ -120,8 +120,8 @@ class Variant(NamedTuple):
 
 
 def variants(options: Options, flags: Sequence[str]) -> list[Variant]:
-    """Return all combinations of the values of --vary. Their flags follow the flags of the command
-    line."""
+    """Return all combinations of the values of --vary. The flags of a combination follow the flags
+    of the command line."""
     axes = [text.partition("=") for text in options.vary]
     found = []
     for values in itertools.product(*(values.split(",") for _, _, values in axes)):
@@ -134,7 +134,7 @@ def variants(options: Options, flags: Sequence[str]) -> list[Variant]:
 
 def trained(options: Options, variant: Variant) -> dict[str, dict[str, Any]]:
     """Return the speed and memory of the last --steps updates of each phase, from the records of
-    `nsgf train`. The same number of updates comes before them as a warm-up."""
+    `nsgf train`. As a warm-up, the phase runs another --steps updates first."""
     with tempfile.TemporaryDirectory() as folder:
         words = [*words_of(options.exp, variant.flags), "--out-dir", folder]
         words += ["--train.preview=false", f"--train-iters={2 * options.steps}"]
@@ -157,9 +157,9 @@ def trained(options: Options, variant: Variant) -> dict[str, dict[str, Any]]:
 
 
 def train_table(options: Options, flags: Sequence[str]) -> Iterator[str]:
-    """Return a table with the milliseconds of an update, the samples per second, the ratio to the
-    first row, and the peak memory. It is the peak on the card, or the peak of the process so far,
-    which includes libraries and earlier phases."""
+    """Return a table with the milliseconds of an update, the samples per second, the speed divided
+    by the first row's speed, and the peak memory. On a card, this is the peak of the card's memory.
+    On a CPU, it is the peak of the process so far, which includes libraries and earlier phases."""
     own = variants(options, flags)
     turns = [[trained(options, variant) for variant in own] for _ in range(options.repeats)]
     yield f"| {options.exp}: phase | settings | batch | ms | samples/s | speed | peak memory |"
@@ -180,7 +180,7 @@ def train_table(options: Options, flags: Sequence[str]) -> Iterator[str]:
 
 
 def merged_tables(options: Options) -> str:
-    """Return the tables of the measures in several table.csv of `nsgf compare`."""
+    """Return joint tables of the measures in several files table.csv of `nsgf compare`."""
     found = [(file, row) for file in options.files for row in read_rows(file)]
     check_agreement(found)
     rows = [row for _, row in found]
@@ -200,7 +200,8 @@ def merged_tables(options: Options) -> str:
 
 
 def chosen(flag: str, wanted: Sequence[Any] | None, known: Sequence[Any]) -> list[Any]:
-    """Return the requested values, or all known values, without repetition."""
+    """Return the requested values without repetition. If no values are requested, return all known
+    values."""
     for value in wanted or []:
         if value not in known:
             names = ", ".join(map(str, dict.fromkeys(known)))
@@ -209,9 +210,9 @@ def chosen(flag: str, wanted: Sequence[Any] | None, known: Sequence[Any]) -> lis
 
 
 def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
-    """Raise UserError if rows do not belong in one table. Reasons are a measure that occurs twice,
-    different measures, different numbers of updates of a method, or different floors, which mean
-    different data or another network."""
+    """Raise UserError if rows do not belong in one table. The reasons are a measure that occurs
+    twice, different kinds of measures, different numbers of updates of a method, or different
+    floors. Floors differ if the data differ, or if the network for features differs."""
     facts: dict[str, tuple[Path, object]] = {}
     for file, row in found:
         label, values = row.target, row.values
@@ -233,8 +234,8 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
 
 
 def _floor_place(row: Row) -> tuple[str, ...]:
-    """Return the key of a floor: the target for features of a network, otherwise seed and draw
-    too."""
+    """Return the key of a floor. For features of a network, it is the target. For other measures,
+    it is target, seed and draw."""
     is_split = any("imagenet_" in name for name in row.values)
     return (row.target,) if is_split else (row.target, f"seed {row.seed}", f"draw {row.draw}")
 

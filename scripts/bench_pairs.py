@@ -1,13 +1,14 @@
-"""Benchmark of exact pairs: the table of docs/performance.md.
+"""Time exact pairs, for the table of docs/performance.md.
 
     OMP_NUM_THREADS=1 python scripts/bench_pairs.py --sizes 256 1024 2048 --data-root FOLDER
     OMP_NUM_THREADS=1 python scripts/bench_pairs.py --w2 --sizes 4096 --repeats 1 --data-root FOLDER
 
-Each row alternates the solvers in one process: medians of processor seconds, with the time to
-compute the costs, which stands in a column. "simplex" is ot.emd on the same costs, which the
-package used before; the last column has its time divided by that of nsgf, both without the costs.
-With --w2, both compute W2, and the simplex gets exact distances. Peers that are not installed are
-named and left out. MNIST and CIFAR-10 are random images without --data-root.
+For each row, one process runs the solvers in turn. The cells are medians of processor seconds. They
+include the time to compute the costs, which also has a column. "simplex" is ot.emd on the same
+costs. The package used ot.emd before. The last column is the time of simplex divided by the time of
+nsgf. These two times do not include the costs. With --w2, simplex and nsgf compute W2, and simplex
+gets exact distances. Solvers that are not installed are named and left out. Without --data-root,
+MNIST and CIFAR-10 are random images.
 """
 
 import argparse
@@ -43,7 +44,7 @@ Solver = Callable[[Tensor, Tensor], np.ndarray]
 
 def clouds(name: Any, n: int, root: str | None) -> tuple[Tensor, Tensor]:
     """Return noise and data, each (n, *shape)."""
-    if name in SETS:  # standardised, as networks see them
+    if name in SETS:  # networks see standardised points
         points = torch.tensor(SETS[name](n, np.random.default_rng(0))[0])
         y = ((points - points.mean(0)) / points.std(0)).float()
         return torch.randn(y.shape, generator=torch.Generator().manual_seed(0)), y
@@ -91,8 +92,9 @@ def solvers() -> dict[str, Solver]:
 
 
 def entropic_solver() -> Callable[[np.ndarray], np.ndarray]:
-    """Return ott-jax's Sinkhorn solver, at eps = 0.1 % of the mean cost. Its plan is rounded to the
-    largest entry of each row, so it is neither exact nor always a permutation."""
+    """Return ott-jax's Sinkhorn solver, at eps = 0.1 % of the mean cost. The result is the column
+    of the largest entry in each row of the plan. So it is not exact, and not always a
+    permutation."""
     jax = import_module("jax")
     geometry = import_module("ott.geometry.geometry")
     linear = import_module("ott.solvers.linear")
@@ -106,7 +108,8 @@ def entropic_solver() -> Callable[[np.ndarray], np.ndarray]:
 
 
 def row(name: str, n: int, options: argparse.Namespace) -> str:
-    """Return the row of a set: seconds of each solver, and the factor of the simplex."""
+    """Return a table's row for a set, with the seconds of each solver, and the times of simplex
+    divided by the times of nsgf."""
     x, y = clouds(name, n, options.data_root)
     known = {solver: solve for solver, solve in solvers().items() if solver in options.solvers}
     seconds: dict[str, list[float]] = {solver: [] for solver in known}
@@ -129,7 +132,7 @@ def row(name: str, n: int, options: argparse.Namespace) -> str:
 
 
 def seconds_of(call: Callable[[], object], repeats: int) -> list[float]:
-    """Return the processor seconds of each of some calls."""
+    """Call a function repeatedly, and return the processor seconds of each call."""
     seconds = []
     for _ in range(repeats):
         start = time.process_time()
@@ -139,7 +142,8 @@ def seconds_of(call: Callable[[], object], repeats: int) -> list[float]:
 
 
 def row_of_w2(name: str, n: int, options: argparse.Namespace) -> str:
-    """Return the row of a set: seconds of W2 by nsgf, and by the simplex with exact distances."""
+    """Return a table's row for a set, with the seconds of W2 by nsgf, and of W2 by the simplex with
+    exact distances."""
     x, y = clouds(name, n, options.data_root)
 
     def simplex() -> None:

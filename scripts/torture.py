@@ -1,12 +1,12 @@
-"""Kill commands, resume them, and compare the results with the results of undisturbed commands.
+"""Kill commands, resume them, and compare their results with the results of undisturbed commands.
 
     python scripts/torture.py [--scenario NAME ...] [--every 1]
     python scripts/torture.py --exp 2d --kills 100 [--damage 0.1] [any training flag]
 
-The first command kills small commands with SIGKILL, before each file operation and after each file
-is opened. The second command kills training at random moments. Sometimes it also damages the newest
-checkpoint. Prints a table. The exit code is 1 if a result differs from the result of an undisturbed
-command.
+The first form kills small commands with SIGKILL, before each file operation and after each opening
+of a file. The second form kills training at random moments, and sometimes also damages the newest
+checkpoint. The script prints a table. The exit code is 1 if a result differs from the result of an
+undisturbed command.
 """
 
 import argparse
@@ -45,11 +45,12 @@ SETTINGS = {
     "--pool.storage=disk --train-iters=300 --nsf.starts=256 --nsf.coupling_batch=64 "
     "--train.checkpoint_every=5",
 }
-"""Commands for random moments: runs of about a minute with many checkpoints. 2d trains all three
-phases and has its pool in memory. digits uses the hand-over and has its pool on disk."""
+"""Settings of runs that are killed at random moments. A run takes about a minute and has many
+checkpoints. 2d trains all three phases and has its pool in memory. digits uses the hand-over and
+has its pool on disk."""
 SHARED = "--device=cpu --train.log_every=7 --num-samples=32"
 LIVES = 5
-"""Approximate number of kills in such a run."""
+"""Approximate number of kills in a run that is killed at random moments."""
 TINY = (
     *("--exp=2d", "--device=cpu", "--steps=2", "--flow.schedule=constant", "--flow.eta=0.5"),
     *("--train-iters=4", "--batch-size=8", "--pool-batches=2", "--sinkhorn-batch=8"),
@@ -58,16 +59,17 @@ TINY = (
     *("--compare.methods=[nsgf]", "--compare.targets=[moons]", "--compare.seeds=1"),
     *("--compare.draws=1", "--compare.nfe=[2]"),
 )
-"""Scenarios for every file operation: runs of a second."""
+"""Flags of the scenarios in which each file operation is a moment for a kill. A run takes a
+second."""
 
 
 class Scenario(NamedTuple):
-    """A command that is killed and then repeated. RUN in the command stands for a finished run,
-    FILES in the flags for a folder with points."""
+    """A command that is killed and then repeated. RUN in the command stands for a finished run.
+    FILES in the flags stands for a folder with points."""
 
     command: str
     flags: tuple[str, ...] = (*TINY, PLUS_PLUS)
-    """Flags of the command, or of the run if the command names one."""
+    """Flags of the command. If the command names a run, flags of the command that made the run."""
     again: str = ""
     """The command after a kill, if it differs from the first command."""
     damaged: str = "none"
@@ -108,7 +110,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--damage", type=float, default=0.1, help="share of kills that also damage")
     options, flags = parser.parse_known_args()
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # written lines survive a kill
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # files in memory survive a kill
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         _get_ready_to_fork()
         if options.exp:
@@ -135,7 +137,7 @@ def _at_every_operation(names: list[str], every: int, folder: Path) -> int:
 
 def _get_ready_to_fork() -> None:
     """Import modules whose import takes most of a small command's time. Nothing here may start a
-    thread or train, because torch cannot train in a child of a process that did so."""
+    thread or train. After that, torch could not train in a child process."""
     for module in (
         *(
             "nsgf.commands.train",
@@ -151,12 +153,13 @@ def _get_ready_to_fork() -> None:
     parse(["train", *TINY])
     gc.collect()
     gc.freeze()
-    # without this, libraries that count their objects would report leaks
+    # without this line, libraries that count their objects would report leaks
     atexit.register(gc.unfreeze)
 
 
 def _killed_everywhere(scenario: Scenario, every: int, home: Path) -> tuple[int, int, list[str]]:
-    """Return the numbers of file operations and of kills, and the differences after each kill."""
+    """Return the number of file operations, the number of kills, and the differences after each
+    kill."""
     before, whole, killed = home / "before", home / "whole", home / "killed"
     before.mkdir(parents=True)
     files = home / "files"
@@ -195,9 +198,9 @@ def _finish(command: str, scenario: Scenario, out: Path) -> None:
 def _forked(
     command: str, scenario: Scenario, out: Path, moment: int | None = None, seconds: float = 0
 ) -> int:
-    """Run a command in a child process. Return the exit code, or minus the signal that killed the
-    process: SIGKILL at a moment of :class:`Operations`, or SIGALRM after the given seconds (0: no
-    limit)."""
+    """Run a command in a child process. Return the exit code, or minus the number of the signal
+    that killed the process. SIGKILL comes at a moment of :class:`Operations`. SIGALRM comes after
+    ``seconds``; 0: never."""
     runs, words = [file.parent for file in out.glob("*/config.yaml")], command.split()
     if "RUN" in words:
         words[words.index("RUN")] = str(runs[0])
@@ -206,7 +209,7 @@ def _forked(
         words += [flag.replace("FILES", files) for flag in scenario.flags]
         words.append(f"--out-dir={out}")
         if not runs and "--resume" in words:
-            words.remove("--resume")  # the run had not begun yet
+            words.remove("--resume")  # there is no run yet
     sys.stdout.flush()
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -224,8 +227,8 @@ def _forked(
 
 
 class Operations:
-    """Counts the file operations of this process below a folder, and kills it at one moment. The
-    moments are before each operation, and after each opening of a file."""
+    """Counts the file operations of this process below a folder, and kills the process at one
+    moment. Possible moments are before each operation, and after each opening of a file."""
 
     AUDITED = ("open", "os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.truncate")
     """Audit events of file operations. os.replace raises the event os.rename."""
@@ -248,8 +251,8 @@ class Operations:
             sys.setprofile(self._after if opens else None)
 
     def _after(self, frame: FrameType, *_: object) -> None:
-        """Kill at the first event of the profiler after the operation, but not at the end of the
-        hook."""
+        """Kill the process at the first event of the profiler after the operation. The end of the
+        audit hook is also an event of the profiler, and is ignored."""
         if frame.f_code is not Operations._audit.__code__:
             sys.setprofile(None)
             self._pass(0)
@@ -266,7 +269,7 @@ class Operations:
 def _at_random_moments(options: argparse.Namespace, flags: list[str], folder: Path) -> int:
     chance = random.Random(0)
     given = f"--exp={options.exp} {SETTINGS[options.exp]} {SHARED}".split()
-    settings = {flag.partition("=")[0]: flag for flag in (*given, *flags)}  # the last flag holds
+    settings = {flag.partition("=")[0]: flag for flag in (*given, *flags)}  # the last flag counts
     scenario, sample = Scenario("train --resume", tuple(settings.values())), "sample --run RUN"
     start = time.monotonic()
     _finish(scenario.command, scenario, folder)
@@ -294,8 +297,8 @@ def _at_random_moments(options: argparse.Namespace, flags: list[str], folder: Pa
 
 
 def _damage(out: Path, chance: random.Random) -> int:
-    """Cut, empty, or flip a bit of the newest checkpoint that has an older checkpoint. Return the
-    number of damaged files."""
+    """Damage the newest checkpoint for which an earlier checkpoint exists: cut it, empty it, or
+    flip a bit. Return the number of damaged files."""
     found = out.glob("*/checkpoints/phase*.pt")
     files = [file for file in found if file.stat().st_size and previous_file(file).exists()]
     if not files:
@@ -318,8 +321,8 @@ def _replace(file: Path, content: bytes) -> None:
 
 
 def _contents(out: Path) -> dict[Path, Any]:
-    """Return everything that must be equal, by path. Paths do not contain the time in a run
-    folder's name. The content of an unreadable file is the exception."""
+    """Return the contents of all files that must be equal, by path. The time in the name of a run
+    folder is removed from the paths. If a file cannot be read, its content is the exception."""
     found: dict[Path, Any] = {}
     for file in out.rglob("*"):
         if file.suffix in READERS and not BESIDE.search(file.name):
@@ -345,8 +348,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
 BESIDE = re.compile(
     r"\.(earlier|previous\d+|damaged\d+)\.|^(facts\.json|config\.yaml)\..*\.partial$"
 )
-"""Older checkpoints. Which of them exist depends on the moment of the kill. First files of a run.
-If a run is killed before these files are written, it is not resumed, and the folder stays."""
+"""Matches names of files that are not compared. The moment of the kill determines which older
+checkpoints exist. If a run is killed while its first files are written, it is not resumed, and its
+folder keeps temporary files."""
 
 
 def _differences(one: dict[Path, Any], other: dict[Path, Any]) -> list[str]:

@@ -48,7 +48,7 @@ def _on_resume(key: str) -> str:
     """Return whether a setting may change when a run is resumed."""
     section, _, name = key.partition(".")
     fixed = {name for phase in PHASES.values() for name in phase.follows}
-    # samples or a network depend on the setting
+    # the samples or a network of a phase depend on this setting
     if not KEYS[key].is_free and {section, key} & fixed:
         return "no"
     if section in ("optim", *OF_PHASES) and name != "iterations":

@@ -1,6 +1,6 @@
 """Plan the trajectory pool, and fill it with independent flows (Algorithm 1).
 
-``trajectories`` stores the flows, in memory or on disk, and returns pairs.
+The module ``trajectories`` stores the flows in memory or on disk, and returns pairs for training.
 """
 
 import time
@@ -34,9 +34,10 @@ from nsgf.training.loop import Diverged
 from nsgf.training.task import Session
 
 MEMORY_SHARE = 0.85
-"""Fraction of the free memory for pool and solver. The rest is for networks and batches."""
+"""Largest fraction of the free memory that pool and solver may take. Networks and batches need the
+rest."""
 DISK_SHARE = 0.95
-"""Fraction of the free disk space for a pool. The rest is for checkpoints."""
+"""Largest fraction of the free disk space that a pool may take. Checkpoints need the rest."""
 
 
 class PoolPlan(NamedTuple):
@@ -61,13 +62,15 @@ def plan_pool(
     run: RunFolder | None = None,
     world: World = ALONE,
 ) -> PoolPlan:
-    """Choose the pool's type, and check that pool and solver fit. On a graphics card the solver is
-    not checked, because the program halves the number of flows at a time when the memory is full.
+    """Choose the pool's type, and check that pool and solver fit into memory or on the disk. For a
+    graphics card, this function does not check the solver. If the card's memory is full, the
+    program simulates half as many flows at a time.
 
     Without ``run``, plan for a new run in ``out_dir``.
 
     Raises:
-        UserError: pool or solver do not fit, or the run has a pool with different settings.
+        UserError: the pool or the solver does not fit, or the run has a pool with different
+            settings.
     """
     memory = available_bytes()
     solver = 0
@@ -90,7 +93,7 @@ def plan_pool(
     else:
         free = memory
         budget = int(MEMORY_SHARE * memory) - solver
-        # images and networks need half of the memory
+        # for images, the networks need half of the memory
         generous = min(budget, memory // 2) if len(settings.shape) > 1 else budget
     dtype: str = settings.pool.dtype
     header = matching_header(pool_folder(run, world), settings) if run else None
@@ -122,16 +125,16 @@ def plan_pool(
 def build_pool(
     session: Session, settings: PoolSettings, source: Sampler, target: Sampler
 ) -> TrajectoryPool:
-    """Build the pool. If an interrupted run left a part of the pool on the disk, complete this
-    part.
+    """Build the pool. If an interrupted run has left an incomplete pool on the disk, complete it.
 
-    Flows from mu0 to mu* are computed on the session's device. The pool is in main memory or on the
+    The session's device computes the flows from mu0 to mu*. The pool is in main memory or on the
     disk. With several processes, each process builds a part. With ``pool.storage: memory``, the run
     folder stores only the header.
 
     Raises:
         Stopped: a stop was requested. A pool on disk keeps the finished flows.
-        UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
+        UserError: the pool or the solver does not fit, the folder cannot be used, or a flow
+            diverges.
     """
     build = PoolBuild(session, settings, source, target)
     world = session.world
@@ -155,7 +158,7 @@ class PoolBuild:
     target: Sampler
 
     def __post_init__(self) -> None:
-        """Open the part that an earlier session left, and make room for all positions. Raise
+        """Open the flows that an earlier session has saved, and make room for all positions. Raise
         UserError if the pool does not fit, or the folder cannot be used."""
         session = self.session
         settings = self.settings
@@ -197,8 +200,8 @@ class PoolBuild:
         self.solver = build_flow(settings.flow.kind, settings.sinkhorn)
 
     def run(self) -> None:
-        """Simulate group after group until all flows are finished or a stop is requested. If the
-        card is full, halve the number of flows at a time. Log the result."""
+        """Simulate the flows, many at a time, until all flows are finished or a stop is requested.
+        If the card's memory is full, simulate half as many flows at a time. Log the result."""
         session = self.session
         log = session.log
         first = self.finished
@@ -235,8 +238,8 @@ class PoolBuild:
 
     def _add_flows(self, together: int) -> int:
         """Simulate the next flows, and return their number. If the card has too little memory,
-        return 0; the next call tries fewer flows. Raise UserError if the memory is too small for a
-        single flow."""
+        return 0. The next call then tries fewer flows. Raise UserError if the memory is too small
+        for a single flow."""
         session = self.session
         numbers = self.share[self.finished : self.finished + together]
         size = len(numbers)
@@ -259,14 +262,14 @@ class PoolBuild:
                     "with a single flow of the pool; use a smaller one, or a smaller "
                     f"{suggest('sinkhorn.target_batch')}",
                 ) from error
-        # after the except block, the flows are freed
+        # leaving the except block has freed the flows
         self.solver.report = before
         release_memory(session.device)
         half = size // 2
         session.log.write(f"pool: the card has no memory for {size} flows, trying {half}")
-        # a resumed or rebuilt pool must use the same limit, because it affects rounding
+        # a resumed or rebuilt pool must use the same limit, because the limit affects rounding
         self.header.limits.append([self.finished, half])
-        if not self.file:  # otherwise the header is written with the next flows
+        if not self.file:  # a pool on disk writes the header with the next flows
             write_header(self.folder, self.header)
         return 0
 

@@ -1,7 +1,7 @@
 """How far the ends of a pool's flows are from their targets.
 
-A flow cannot resolve details of the data that are smaller than its blur: there its particles end
-too far apart. A network that is trained on the pool learns this error.
+A flow cannot resolve details of the data that are smaller than the flow's blur. In such a detail,
+particles end too far apart. A network that is trained on the pool learns this error.
 """
 
 import math
@@ -18,13 +18,14 @@ from nsgf.sinkhorn.energy import energy_distance
 from nsgf.system.errors import suggest
 
 MEASURED = 2048
-"""Largest number of ends that are compared with targets, of as many flows as needed."""
+"""Largest number of ends that are compared with targets. They come from as many flows as needed."""
 WIDE = 64
-"""Number of coordinates above which a quarter of MEASURED must do, to save time."""
+"""If a sample has more coordinates than this number, a quarter of MEASURED is used, to save
+time."""
 LEAST_MEASURED = 200
-"""Smallest number of ends that are compared: fewer show mostly noise."""
+"""Smallest number of ends that are compared. The result of fewer ends is mostly noise."""
 ENDS = "ends.txt"
-"""Name of the file in the folder of the pool with the line about the ends."""
+"""Name of the file with the line about the ends. The file lies in the pool's folder."""
 NEIGHBOUR = 10
 """The spread around a point is the squared distance to its neighbour of this rank."""
 TOO_WIDE = 1.5
@@ -35,13 +36,13 @@ class Ends(NamedTuple):
     """Distances between the ends of flows and the data, and the spread around an end."""
 
     energy: float
-    """Energy distance between the ends and targets of further flows."""
+    """Energy distance between the ends of the flows and independent samples of the data."""
     floor: float
-    """Energy distance between the flows' own targets and targets of further flows."""
+    """Energy distance between the targets of the flows and independent samples of the data."""
     width: float
     """Spread around an end, divided by the spread around a target. The spread is the mean squared
-    distance to the NEIGHBOUR-th neighbour. The ratio is about that of the variances of a detail of
-    the data. NaN: most targets are equal."""
+    distance to the NEIGHBOUR-th neighbour. The ratio is about the variance of a detail among the
+    ends, divided by the variance of this detail among the targets. NaN: most targets are equal."""
 
     def describe(self, blur: float) -> str:
         """Return one line. If the ends are too wide, the line suggests a smaller blur.
@@ -56,7 +57,8 @@ class Ends(NamedTuple):
         text += f" and {self.width:.2g} times the spread around a point"
         if self.width < TOO_WIDE:
             return text
-        # details at the end are about half as wide as the blur, and sqrt(width) times too wide
+        # details at the end are about half as wide as the blur, which is sqrt(width) times their
+        # true width
         smaller = suggest("sinkhorn.blur", f"{blur / (2 * math.sqrt(self.width)):.2g}")
         return f"{text}: the blur hides details; try {smaller}"
 
@@ -69,10 +71,10 @@ def pool_ends(
     count: int | None,
 ) -> Ends | None:
     """Measure the ends of the first flows in a pool. Return None if the settings do not let flows
-    end at the data, or if there are too few ends or different targets.
+    end at the data, if the pool has too few ends, or if there are too few different targets.
 
-    ``target``: the sampler of the pool; ``further``: a sampler of the same classes; ``count``:
-    number of different targets, None: unlimited."""
+    ``target`` is the sampler of the pool. ``further`` draws independent samples of the same
+    classes. ``count`` is the number of different targets, or None if it is unlimited."""
     if not ends_at_targets(settings.flow):
         return None
     n = settings.sinkhorn.batch_size
@@ -93,7 +95,7 @@ def pool_ends(
 
 
 def measure_ends(ends: Tensor, targets: Tensor, further: Tensor) -> Ends:
-    """Measure ends of flows, their targets and targets of further flows, all (N, *shape)."""
+    """Compare ends of flows with their targets and with independent samples, all (N, *shape)."""
     spreads = [_spread(ends), _spread(targets)]
     width = spreads[0] / spreads[1] if spreads[1] else math.nan
     return Ends(energy_distance(ends, further), energy_distance(targets, further), width)
@@ -103,6 +105,6 @@ def _spread(x: Tensor) -> float:
     """Return the mean squared distance of a point to its NEIGHBOUR-th neighbour.  x (N, *shape)"""
     points = x.flatten(1).double()
     points = points - points.mean(0)
-    # a product would leave rounding errors between equal points
+    # with a matrix product, equal points would have a distance above 0, by rounding
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    return float(distances.kthvalue(NEIGHBOUR + 1).values.square().mean())  # rank 1: the point
+    return float(distances.kthvalue(NEIGHBOUR + 1).values.square().mean())  # rank 1 is the point

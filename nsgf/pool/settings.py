@@ -11,7 +11,7 @@ from nsgf.sinkhorn import FLOWS
 from nsgf.system.distributed import World
 
 BUILD_BYTES = 80_000_000
-"""Memory in bytes for flows simulated together on a CPU: about the size of its caches."""
+"""Memory in bytes for flows simulated together on a CPU, about the size of the CPU's caches."""
 BUILD_BYTES_CUDA = 4_000_000_000
 """Memory in bytes for flows simulated together on a graphics card."""
 BUILD_SHARE_CUDA = 0.25
@@ -20,8 +20,8 @@ SHARED_BY = 12
 """On a CPU, the number of groups of flows is a multiple of this number. So 2, 3, 4, 6 or 12
 processes get whole groups."""
 ALLOCATED = 10
-"""Assumed number of clouds, and of matrices, that a flow allocates. The estimate is 1.4 to 2 times
-the measured peak."""
+"""Assumed number of point clouds that a flow allocates, and assumed number of matrices. The
+resulting estimate is 1.4 to 2 times the measured peak."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ class PoolSettings:
         return [World(number, count).share(flows) for number in range(count)]
 
     def group_size(self, device: torch.device) -> int:
-        """Return the largest number of flows in a group. The number affects rounding. So it depends
-        on settings and device, but not on the free memory or the number of processes."""
+        """Return the largest number of flows in a group. The number affects rounding, so it must
+        not depend on the free memory or the number of processes. It depends on settings and device
+        only."""
         if self.pool.build_batch != "auto":
             return min(self.pool.build_batch, self.pool.num_batches)
         budget: float = BUILD_BYTES

@@ -1,14 +1,14 @@
-"""The pool, in memory or on disk: allocated once and filled in place.
+"""The pool, in memory or on disk. It is allocated once and filled in place.
 
 The pool stores positions only. The paper's pair (x, v) is X^t and (X^{t+1} - X^t) / h, so T + 1
-positions give T pairs, in about half the memory. h is the length of a step on the velocity
-network's clock (:func:`nsgf.method.time_step`): eta for constant steps.
+positions give T pairs. They need about half the memory of the pairs. h is the length of a step on
+the velocity network's clock (:func:`nsgf.method.time_step`). For constant steps, h is eta.
 
     pool/positions.bin   (flow, particle, time, *shape), the bytes of the tensor (storage: disk)
     pool/header.json     format, settings that determine the values, one checksum per flow
 
-The header is replaced atomically, after the flows that it lists are on the disk. So the listed
-flows are complete even if the process is killed.
+The header lists the flows that are complete. It is replaced atomically, after these flows are on
+the disk. So the listed flows are complete even if the process is killed.
 
 Shapes: F trajectories (n of each flow), T flow steps, B pairs.
 """
@@ -53,16 +53,15 @@ class Header:
     settings: Layer
     """All settings that determine the values, by dotted key."""
     limits: list[Any] = field(default_factory=list)
-    """Pairs (k, n), which say that from flow k on, the card had memory for at most n flows at a
-    time."""
+    """Pairs (k, n). From flow k on, the card had memory for at most n flows at a time."""
     checksums: list[str] = field(default_factory=list)
-    """Checksums of the finished flows; always empty for a pool in memory."""
+    """Checksums of the finished flows. The list is always empty for a pool in memory."""
     format: int = POOL_FORMAT
 
 
 def read_pool_header(folder: Path) -> Header | None:
-    """Return the header in ``folder``; None if the file is missing. Raise UserError if it is
-    damaged."""
+    """Return the header in ``folder``; None if the file is missing. Raise UserError if the header
+    is damaged."""
     file = folder / "header.json"
     if not file.is_file():
         return None
@@ -86,7 +85,8 @@ def write_header(folder: Path, header: Header) -> None:
 def matching_header(
     folder: Path, settings: PoolSettings, dtype: str | None = None
 ) -> Header | None:
-    """Return the header in ``folder`` if it has these settings (and ``dtype``, unless None).
+    """Return the header in ``folder`` if it has these settings, else None. If ``dtype`` is not
+    None, the header must also have this ``dtype``.
 
     Raises:
         UserError: the header is damaged, or the folder has flows on disk with different settings.
@@ -135,7 +135,7 @@ class PoolFile:
         nbytes = flows * math.prod(shape) * dtype.itemsize
         if not header.checksums:
             with file.open("wb") as stream:
-                # reserve the space: a full disk would later kill the process
+                # reserve the space now, because a full disk would later kill the process
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(stream.fileno(), 0, nbytes)
                 stream.truncate(nbytes)
@@ -151,7 +151,7 @@ class PoolFile:
                 )
 
     def commit(self, finished: int) -> None:
-        """Add the checksums of flows before ``finished``, and save from time to time."""
+        """Add the checksums of the first ``finished`` flows, and save from time to time."""
         checksums = self._header.checksums
         checksums += map(self._checksum, range(len(checksums), finished))
         if time.monotonic() - self._saved_at >= SAVE_SECONDS:
@@ -195,7 +195,7 @@ class TrajectoryPool:
     """The trajectories of F particles on the CPU, in memory or in a mapped file."""
 
     def __init__(self, positions: Tensor, time_step: float, filled: int = 0) -> None:
-        """Use ``positions``, (F, T+1, *shape), whose first ``filled`` trajectories are complete."""
+        """Use ``positions``, (F, T+1, *shape). The first ``filled`` trajectories are complete."""
         self._positions = positions
         self.time_step = time_step
         self.steps = positions.shape[1] - 1
@@ -213,7 +213,7 @@ class TrajectoryPool:
         """
         end = self.filled + len(positions)
         stored = self._positions[self.filled : end].copy_(positions)
-        low, high = stored.aminmax()  # both are nan if any value is nan
+        low, high = stored.aminmax()  # low and high are nan if any value is nan
         if not (low.isfinite() & high.isfinite()):
             remedy = f"{suggest('pool.dtype', 'float32')} or a smaller {suggest('flow.eta')}"
             raise UserError(f"values of a flow are not finite in {stored.dtype}; try {remedy}")
@@ -224,8 +224,7 @@ class TrajectoryPool:
         return torch.cat([self._positions[part.start : part.stop, -1].float() for part in parts])
 
     def particles(self, indices: Tensor) -> Tensor:
-        """Return the number of the trajectory to which each pair at these indices belongs, int64,
-        (B,)."""
+        """Return the number of the trajectory of each pair at these indices, int64, (B,)."""
         return indices % len(self) // self.steps
 
     def pairs(self, indices: Tensor) -> PoolBatch:

@@ -1,4 +1,4 @@
-"""HTML pages. Functions for pages and for ``nsgf list``, which need no torch."""
+"""HTML pages, and functions for pages and for ``nsgf list``. These functions need no torch."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +19,8 @@ Curves = dict[str, list[tuple[int, float, float]]]
 
 
 def curves(run: RunFolder) -> Curves:
-    """Return (step, loss, gradient norm) of each line of ``metrics.jsonl``, by phase in order."""
+    """Return (step, loss, gradient norm) of each line of ``metrics.jsonl``, by phase, in the order
+    of the phases."""
     lines = defaultdict(list)
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **RECORD):
         lines[phase].append((step, loss, norm))
@@ -27,7 +28,8 @@ def curves(run: RunFolder) -> Curves:
 
 
 def progress_of(run: RunFolder, phases: list[PhaseName], updates: list[int]) -> str:
-    """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run and their numbers of updates."""
+    """Return a text such as ``nsgf 150/150, nsf 20/400``: finished and configured updates of each
+    phase."""
     return ", ".join(
         f"{phase} {trained_updates(run, phase)}/{count}"
         for phase, count in zip(phases, updates, strict=True)
@@ -42,8 +44,8 @@ def trained_updates(run: RunFolder, phase: PhaseName) -> int:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the text of a template, given by its path in the package, with these values. Paths are
-    shortened; in HTML all values are escaped."""
+    """Fill a template with these values, and return the text. ``template`` is the path in the
+    package. Paths are shortened. In HTML, all values are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = Path(__file__).parent

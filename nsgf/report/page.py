@@ -62,7 +62,7 @@ class Album:
     def write_page(self, template: str, **values: Any) -> list[str]:
         """Write the page from a template, with escaped values and shortened paths. Return all
         files: the copy if there is one, then the page."""
-        # only below the user's home folder, since other paths may have somebody's name
+        # show only a folder below the user's home, because other paths may contain a person's name
         folder = os.path.relpath(os.curdir, os.path.expanduser("~"))
         folder = "" if folder.startswith(os.pardir) else shlex.quote(folder)
         date = f"{datetime.now():%Y-%m-%d %H:%M}"

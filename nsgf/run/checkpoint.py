@@ -38,9 +38,9 @@ def unused_file(file: Path, name: str) -> Path:
 def save(file: Path, payload: Plain) -> None:
     """Write a checkpoint, and keep the previous one (:func:`previous_file`).
 
-    At any time, one of the two files is a complete checkpoint. ``payload`` has nested dictionaries
-    of tensors and plain values. If the file cannot be written, raise UserError and change
-    nothing."""
+    At any time, at least one of the two files is a complete checkpoint. ``payload`` consists of
+    nested dictionaries of tensors and plain values. If the file cannot be written, raise UserError,
+    and change neither file."""
     header = {key: payload[key] for key in HEADER_KEYS if key in payload}
     content = {key: value for key, value in payload.items() if key not in header}
     try:
@@ -118,7 +118,8 @@ def newer_format_error(file: str, stored: int, newest: int) -> UserError:
 
 
 def is_finite(payload: Mapping[str, Any]) -> bool:
-    """Whether all tensors in the states of networks (the dictionaries of a payload) are finite."""
+    """Whether all tensors in the dictionaries of a payload are finite. These are states of
+    networks."""
     import torch
 
     finite = [
@@ -133,9 +134,9 @@ def is_finite(payload: Mapping[str, Any]) -> bool:
 
 
 def load_good(file: Path, *, only_header: bool = False) -> tuple[Plain, str]:
-    """Return the result of :func:`load`, and a remark. Load the newest checkpoint, with an empty
-    remark. If it is damaged or missing, load the previous checkpoint. Change no file. If neither
-    checkpoint can be read, raise the error of the newest checkpoint."""
+    """Load the newest checkpoint, or the previous one if the newest is damaged or missing. Return
+    the result of :func:`load`, and a remark about the newest checkpoint, which is empty if it was
+    loaded. Change no file. If neither checkpoint can be read, raise the error of the newest one."""
     before = previous_file(file)
     is_gone = not file.exists()
     try:
@@ -157,9 +158,9 @@ def read_good_header(file: Path) -> Plain:
 
 
 def restore_previous(file: Path, log: Log) -> None:
-    """If a checkpoint is damaged or missing, replace it by the previous checkpoint if that is
-    valid, and log a line. Raise UserError if the newest checkpoint has a newer format, or if the
-    system cannot read it."""
+    """If a checkpoint is damaged or missing, and the previous checkpoint is valid, put the previous
+    one in its place, and log a line. Raise UserError if the newest checkpoint has a format of a
+    later version, or if the system cannot read it."""
     try:
         remark = load_good(file)[1]
     except UserError as error:

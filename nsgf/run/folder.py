@@ -2,8 +2,8 @@
 
 A run folder holds ``config.yaml``, ``facts.json`` (facts about data and network),
 ``versions.json``, ``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt`` and
-``samples/``. ``evaluate`` adds ``metrics.json``. While phases start again, there is also
-``restart.json``.
+``samples/``. ``evaluate`` adds ``metrics.json``. ``restart.json`` exists while a command resets
+trained phases.
 """
 
 import json
@@ -63,7 +63,7 @@ class Weights(NamedTuple):
     state: Plain
     """Tensors by name."""
     config: Plain
-    """Settings that the weights were trained with, by section."""
+    """Settings of the training, by section."""
     progress: str
     """Finished and configured updates at the time of saving, e.g. ``300 of 100000``."""
     precision: object = None
@@ -72,8 +72,8 @@ class Weights(NamedTuple):
 
 class Restart(NamedTuple):
     """Phases that start again, and the new settings of the run. ``restart.json`` holds both until
-    the settings are written and the checkpoints are set aside. So a single write starts the whole
-    change."""
+    the settings are saved and the old checkpoints are renamed. If the process is killed before
+    that, the next training of this run completes the restart."""
 
     phases: list[str]
     settings: Plain
@@ -124,8 +124,8 @@ class RunFolder:
             raise UserError(f"{self.config_file}, written by nsgf {version}: {error}") from error
 
     def read_restart(self) -> Restart | None:
-        """Return the restart that a killed process has not completed; None without a restart. Raise
-        UserError if the file is damaged."""
+        """Return the restart that a killed process has left incomplete; None if there is no such
+        restart. Raise UserError if the file is damaged."""
         file = self.restart_file
         try:
             return Restart(*fields(parse_object(file.read_bytes()), phases=[str], settings=dict))
@@ -174,7 +174,7 @@ class RunFolder:
         stem = f"{folder_stem(config.exp, config.smoke)}-{max(times)}"
         for number in count(1):
             path = base / (stem if number == 1 else f"{stem}_{number}")
-            with suppress(FileExistsError):  # only one of several processes can make it
+            with suppress(FileExistsError):  # another process may have made this folder
                 path.mkdir()
                 break
         run = cls.prepare(path)
@@ -224,8 +224,8 @@ def phase_stem(phase: PhaseName) -> str:
 
 
 def results_folder(out: Path, run: RunFolder) -> Path:
-    """Return the folder for a run's results: the run folder, or ``OUT_DIR/RUN`` if the run does not
-    lie in the folder ``out``. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
+    """Return the folder for a run's results. This is the run folder if it lies in the folder
+    ``out``, else ``OUT_DIR/RUN``. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
     home = run.path.resolve()
     if run.results_name:
         return out / run.results_name
@@ -256,11 +256,12 @@ def dated_folders(out_dir: Path, exp: str, smoke: bool) -> list[tuple[str, int, 
 def newest_run(
     out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None, resume: bool = False
 ) -> tuple[RunFolder, str]:
-    """Return the newest run of an experiment with a readable checkpoint, and a line. The line names
-    the run and says why newer runs are skipped.
+    """Find the newest run of an experiment that has a readable checkpoint. Return the run, and a
+    line that names the run and says why newer runs are skipped.
 
-    With ``resume``, a run that has only a pool also counts. If there is no such run, a run that has
-    only settings counts. ``method`` None: any method. Raise UserError if no run is found."""
+    With ``resume``, a run that has a pool but no checkpoint also counts. If there is no such run, a
+    run that has only settings counts. ``method`` None: any method. Raise UserError if no run is
+    found."""
     begun = []
     skipped = ""
     for _, _, path in reversed(dated_folders(out_dir, exp, smoke)):
@@ -291,8 +292,9 @@ def newest_run(
 
 
 def check_links(folder: Path, home: Path | None = None) -> None:
-    """Raise UserError if a folder has a pipe, or a link out of ``home`` (default: the folder
-    itself). A pipe would block reading. Through a link, files could be written elsewhere."""
+    """Raise UserError if a folder has a pipe, or a link that leads out of ``home``. Without
+    ``home``, links must not lead out of the folder. A pipe would block a reader. A link could make
+    the program write files elsewhere."""
     home = home or folder.resolve()
     for path in folder.rglob("*"):
         name = path.relative_to(folder)
@@ -305,9 +307,9 @@ def check_links(folder: Path, home: Path | None = None) -> None:
 
 
 def drop_unsafe_settings(saved: Layer, by_user: Container[str]) -> Layer:
-    """Return the saved settings of a run without unsafe settings. The folder may come from someone
-    else. So only settings ``by_user`` can turn on a tracking service, or allow downloads into a
-    folder outside of the working directory."""
+    """Return the saved settings of a run, with unsafe values replaced. The folder may come from
+    another person. So it must not turn on a tracking service, or allow downloads into a folder
+    outside of the working directory. Only the user's settings (``by_user``) may do this."""
     safe = dict(saved)
     if saved.get("tracking.tracker") not in (None, *IN_FOLDER):
         safe["tracking.tracker"] = "none"
@@ -321,7 +323,8 @@ def drop_unsafe_settings(saved: Layer, by_user: Container[str]) -> Layer:
 
 def provenance() -> dict[str, object]:
     """Return versions, machine, and git commit, for ``versions.json``. The commit ends in
-    ``-dirty`` if files have changed, and is None outside of a checkout."""
+    ``-dirty`` if files differ from the commit. It is None if the package does not run from a git
+    checkout."""
     import torch
 
     from nsgf.system.hardware import available_cores
@@ -330,7 +333,7 @@ def provenance() -> dict[str, object]:
     if (CHECKOUT / ".git").exists():
         command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40"]
         command.append("--exclude=*")
-        # git is missing, or the folder is not this user's checkout
+        # git may be missing, or the folder may belong to another user
         with suppress(OSError, subprocess.SubprocessError):
             said = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=10)
             commit = said.decode().strip()

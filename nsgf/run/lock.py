@@ -30,7 +30,7 @@ class Busy(UserError):
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a run folder.
+    """Context in which a run folder is locked.
 
     The operating system releases the lock when the process ends, even if it is killed. If the file
     system has no locks, print a warning and continue.
@@ -74,7 +74,7 @@ def is_locked(folder: Path) -> bool:
 
 @contextmanager
 def wait_for_lock(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Make a folder if needed, wait until no process has locked it, then lock it.
+    """Make a folder if needed, wait until no other process locks it, then lock it in the context.
 
     ``waiting`` is called about once a second during the wait. An exception ends the wait.
     """
@@ -91,8 +91,9 @@ def wait_for_lock(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(file: Path) -> FileLock:
-    """Return a lock of the operating system. (A lock file would remain after a killed process.)"""
+    """Return a lock of the operating system, which ends with the process. A lock file without such
+    a lock would remain if the process is killed."""
     try:
         return FileLock(file, timeout=0, fallback_to_soft=False)
-    except TypeError:  # older versions of filelock have only this kind
+    except TypeError:  # older versions of filelock lack the argument fallback_to_soft
         return FileLock(file, timeout=0)

@@ -46,8 +46,8 @@ class RunLog(AbstractContextManager["RunLog"]):
 
     @property
     def progress(self) -> Callable[..., Progress]:
-        """Function that makes a Progress. The Progress logs lines, and prints them if there is no
-        bar."""
+        """Function that makes a Progress. The Progress writes lines to the log. If there is no bar,
+        the lines are also printed."""
         return partial(
             Progress,
             line=lambda text: self.write(text, prints=not is_terminal()),
@@ -55,8 +55,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         )
 
     def record(self, name: str = "metrics", /, **values: Any) -> None:
-        """Append a line to NAME.jsonl. ``metrics`` has the values that the seed determines.
-        ``costs`` has time and memory, which differ from run to run."""
+        """Append a line to NAME.jsonl. The file ``metrics`` has values that the seed determines.
+        The file ``costs`` has time and memory, which differ from run to run."""
         if self.quiet:
             return
         append_text(self.folder / f"{name}.jsonl", json.dumps(values, allow_nan=False) + "\n")
@@ -67,8 +67,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         self._send(lambda tracker: tracker.picture(name, file))
 
     def tidy(self, phases: Sequence[str], phase: str = "", step: int = 0) -> None:
-        """Sort the records by phase, as in an uninterrupted run. Remove incomplete lines, and
-        records of ``phase`` after ``step``. A resumed run writes these records again."""
+        """Sort the records by phase, as in an uninterrupted run. Remove incomplete lines. Also
+        remove the records of ``phase`` after ``step``, because a resumed run writes them again."""
         for name in ("metrics", "costs"):
             file = self.folder / f"{name}.jsonl"
             if self.quiet or not file.exists():
@@ -110,7 +110,7 @@ class Cost(NamedTuple):
 
 
 def read_costs(folder: Path) -> dict[str, Cost]:
-    """Return the costs by phase. Each line of the file has the speed since the previous line."""
+    """Return the costs by phase. The speed in a line of the file holds since the previous line."""
     costs: dict[str, Cost] = {}
     lines = read_lines(
         folder / "costs.jsonl",

@@ -29,8 +29,8 @@ def is_terminal() -> bool:
 
 @dataclass
 class Progress(AbstractContextManager["Progress"]):
-    """Context manager that counts units of work and shows the progress. At the end it prints the
-    last line."""
+    """Context manager that counts units of work and shows the progress. Leaving the context writes
+    the last line."""
 
     title: str
     """Name of the work."""
@@ -40,8 +40,8 @@ class Progress(AbstractContextManager["Progress"]):
     done: int = 0
     """Number of finished units."""
     line: Log | None = None
-    """Function that takes a line every LINE_SECONDS, and after the first and last unit. None: if
-    there is no bar, print lines to stderr, except for short work."""
+    """Function that is called with a line every LINE_SECONDS, after the first unit and after the
+    last unit. None: if there is no bar, print the lines to stderr; short work prints none."""
     has_bar: bool = True
     """Whether to show a bar."""
 
@@ -84,7 +84,8 @@ class Progress(AbstractContextManager["Progress"]):
             self._write_line(now)
 
     def _write_line(self, now: float) -> None:
-        """Write a line: finished units, loss, units per second since the last line, time left."""
+        """Write a line with finished units, loss, units per second since the last line, and time
+        left."""
         text = f"{self.title}: {self.unit} {self.done} of {self.total}{self._loss}"
         seconds = now - self._last_at
         if seconds > 0 and (self._is_begun or not self.line):  # the first unit is slow

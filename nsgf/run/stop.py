@@ -14,8 +14,9 @@ from nsgf.system.errors import UserError
 from nsgf.system.output import STARTED_BY, is_launched
 
 ECHO_SECONDS = 2.0
-"""Within this time, a second signal is ignored. A job's scheduler may send a signal to all
-processes, and torchrun or ``timeout`` may then send it again."""
+"""A second signal within this time is ignored, because it may be a copy of the first. A scheduler
+sends a signal to all processes, and torchrun or ``timeout`` may pass it on to the same
+processes."""
 CALLBACK = "the callback returned False"
 """Reason to stop that leaves time for a picture."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -61,15 +62,16 @@ class StopRequest:
     @contextmanager
     def listening(self, signals: Sequence[int] = SIGNALS) -> Iterator[None]:
         """Let these signals request a stop inside the context. A repeated signal interrupts at
-        once. Signals that the process ignores stay ignored, such as SIGHUP (nohup) or SIGINT (a job
-        in the background). Call this in the main thread."""
+        once. Signals that the process ignores stay ignored. For example, nohup ignores SIGHUP, and
+        a job in the background ignores SIGINT. Enter the context in the main thread."""
         with ExitStack() as held:
             for number in signals:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     held.callback(signal.signal, number, signal.signal(number, self._take))
             if self._launcher is not None:
-                # a repeated signal must also end the process while the main thread waits in torch
-                # for a silent process. Python then calls no handler, but writes to this socket
+                # the main thread may wait in torch for a process that does not answer. Then Python
+                # calls no handler for a signal, but writes the signal's number to this socket. So a
+                # thread that reads the socket ends the process when a signal is repeated
                 received, written = socketpair()
                 written.setblocking(False)
                 threading.Thread(target=self._watch, args=[received], daemon=True).start()
@@ -82,7 +84,7 @@ class StopRequest:
             raise KeyboardInterrupt
         name = signal.Signals(number).name
         self._signal = name
-        # print is not reentrant: the signal may have interrupted a print
+        # print must not be called here, because the signal may have interrupted a print
         line = f"\nnsgf: {name}: saving and ending after this step; repeat it to end at once\n"
         with suppress(OSError):  # stderr is closed
             os.write(2, line.encode())
@@ -103,11 +105,11 @@ class StopRequest:
 def stop_of_caller(
     max_hours: float | None, remedy: Callable[[Path | None], str]
 ) -> Iterator[StopRequest]:
-    """Let Ctrl-C and a time limit end a Python function after a checkpoint. Outside of the main
-    thread, or if the caller handles Ctrl-C, Ctrl-C works as before.
+    """Let Ctrl-C and a time limit end a Python function after a checkpoint. Ctrl-C works as before
+    in a thread that is not the main thread, or if the caller handles Ctrl-C.
 
-    ``remedy``: function of the run folder that returns how to continue. The text goes into the
-    message of the KeyboardInterrupt or UserError.
+    ``remedy`` takes the run folder, and returns a text that says how to continue. The text goes
+    into the message of the KeyboardInterrupt or UserError.
     """
     stop = StopRequest(max_hours)
     is_main = threading.current_thread() is threading.main_thread()

@@ -1,6 +1,6 @@
 """Store tensors and plain values in a file of ``torch.save``. The file is a zip archive, which can
-also hold a header in JSON. The checksums of the archive detect damage. torch itself does not
-compare them."""
+also hold a header in JSON. The checksums in the archive detect damage. This module compares them,
+because torch does not."""
 
 import hashlib
 import json
@@ -32,8 +32,8 @@ def fingerprint(tensor: "Tensor") -> str:
 
 
 def write(stream: Any, content: Any, header: Plain | None = None) -> None:
-    """Write tensors and plain values, and a header that can be read without them. If the disk is
-    full, torch raises RuntimeError."""
+    """Write tensors and plain values, and a header, which can be read without the tensors. If the
+    disk is full, torch raises RuntimeError."""
     import torch
 
     torch.save(content, stream)
@@ -50,8 +50,8 @@ def read_header(stream: BinaryIO) -> Plain:
 
 
 def read(stream: BinaryIO) -> Any:
-    """Return the content of a file on the CPU. A file that is damaged, or that holds other objects
-    than tensors and plain values, may raise any type of error."""
+    """Return the content of a file on the CPU. A damaged file may raise any type of error. So may a
+    file with objects that are neither tensors nor plain values."""
     import torch
 
     with zipfile.ZipFile(stream) as archive:
@@ -75,8 +75,8 @@ def find(file: Path, check: Callable[[Any], Stored], log: Log = show) -> Stored 
 
 
 def keep(file: Path, content: Any, log: Log = show) -> bool:
-    """Save tensors and plain values, and return True. If this fails, log a line and return
-    False."""
+    """Save tensors and plain values, and return True. If the file cannot be written, log a line and
+    return False."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:

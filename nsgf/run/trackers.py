@@ -28,7 +28,8 @@ from nsgf.system.process import TRACKERS
 INIT_SECONDS = 15.0
 """Longest wait for the W&B server."""
 FINISH_SECONDS = 60.0
-"""Longest wait for uploads at the end. Records that are not uploaded stay in the run folder."""
+"""Longest wait for uploads at the end. Records that are not uploaded by then stay in the run
+folder."""
 WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
 """Files in the working directory that override the user's settings of wandb."""
 SERVICE = "WANDB_SERVICE"
@@ -36,9 +37,9 @@ SERVICE = "WANDB_SERVICE"
 
 
 def open_tracker(name: str, settings: Plain, run: RunFolder, log: Log) -> "Tracker | None":
-    """Return the tracker ``tracking.tracker``, and log a line. The tracker continues the earlier
-    records of the run folder. Return None if the tracker failed. ``settings``: all settings by
-    section, for the user."""
+    """Return the tracker that ``tracking.tracker`` selects, and log a line. The tracker continues
+    the run folder's earlier records. Return None if the tracker fails. ``settings`` has all
+    settings by section. The tracker shows them to the user."""
     try:
         tracker: Tracker
         if name == "tensorboard":
@@ -56,8 +57,8 @@ class TensorBoardTracker:
     """Write files into ``tensorboard/`` of the run folder, in one folder per phase, because the
     steps of a phase start at 0.
 
-    A resumed phase starts a new file at its first step. TensorBoard then hides the later steps of
-    the interrupted session.
+    A resumed phase starts a new file at the step of its first record. From this step on,
+    TensorBoard hides the records of the interrupted session.
     """
 
     def __init__(self, settings: Plain, run: RunFolder) -> None:
@@ -73,7 +74,7 @@ class TensorBoardTracker:
         self._steps: dict[str, int] = {}
 
     def record(self, values: Plain) -> None:
-        """Write the numbers of a record of metrics.jsonl or costs.jsonl to the disk at once."""
+        """Write the numbers of one record of metrics.jsonl or costs.jsonl to the disk at once."""
         phase = values["phase"]
         step = values["step"]
         writer = self._writer(phase, step)
@@ -81,7 +82,7 @@ class TensorBoardTracker:
         for key, value in values.items():
             if key not in ("phase", "step") and isinstance(value, int | float):
                 writer.add_scalar(key, value, step)
-        writer.flush()  # write at once: the resumed run repeats all records that a killed run lacks
+        writer.flush()  # a killed run must keep the records before its checkpoint
 
     def picture(self, name: str, file: Path) -> None:
         """Write an image file; ``name`` is ``PHASE/WHAT``."""
@@ -109,10 +110,10 @@ class WandbTracker:
     """A W&B run in which each phase has a separate step axis: ``nsgf/step`` for ``nsgf/*``."""
 
     def __init__(self, settings: Plain, run: RunFolder, is_offline: bool) -> None:
-        """Raise an exception of any type if wandb cannot begin or continue its run.
+        """Raise an exception of any type if wandb cannot start or continue the W&B run.
 
-        W&B is not used if the working directory has a settings file, because a foreign file could
-        send the user's key to another server.
+        W&B is not used if the working directory has a settings file of W&B. A file from another
+        person could send the user's key to another server.
         """
         import wandb
 
@@ -125,7 +126,7 @@ class WandbTracker:
         mode: Any = env.get("WANDB_MODE", "online")
         if is_offline:
             mode = "offline"
-        # a run of a comparison, such as moons/nsgf-seed0
+        # the last two folders name a run of a comparison, such as moons/nsgf-seed0
         name = "/".join(run.path.resolve().parts[-2:])
         with _unchanged_process(wandb):
             self._run = wandb.init(
@@ -174,14 +175,14 @@ class WandbTracker:
 
 @contextmanager
 def _unchanged_process(wandb: Any) -> Iterator[None]:
-    """Context for the start of a W&B run, which asks for no key and prints nothing. At the end, it
-    restores the settings of the process that W&B changes: W&B's output, ``sys.exit``,
-    ``sys.excepthook``, and the variable with the address of W&B's service, which child processes
-    would use."""
+    """Context for the start of a W&B run. W&B then asks for no key and prints nothing. At its end,
+    the context restores the settings of the process that W&B changes: the output of W&B,
+    ``sys.exit``, ``sys.excepthook``, and an environment variable. The variable has the address of
+    W&B's service, and child processes would use it."""
     with TRACKERS:
         exits = sys.exit, sys.excepthook
         address = os.environ.get(SERVICE)
-        # reads the user's settings, unless the caller's script has read them
+        # setup reads the user's settings of W&B, unless the caller's script has called it before
         service = wandb.setup()
         wandb.termsetup(wandb.Settings(silent=True), None)
         try:
@@ -198,8 +199,8 @@ Tracker = TensorBoardTracker | WandbTracker
 
 
 def run_id(run: RunFolder) -> str:
-    """Return the id of the W&B run. It is created once, and stored in ``wandb_id.txt``. Raise
-    UserError if the file holds something else."""
+    """Return the id of the W&B run. The id is created once, and stored in ``wandb_id.txt``. Raise
+    UserError if the file does not hold an id."""
     file = run.path / "wandb_id.txt"
     if not file.exists():
         write_text(file, uuid.uuid4().hex + "\n")

@@ -24,10 +24,11 @@ from nsgf.version import versions
 SAMPLE_SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
 """Sections of the configuration that determine the samples, besides the weights."""
 FAR = 1e6
-"""Larger values count as not finite, because the energy distance hardly shows a few such values."""
+"""Larger values count as not finite, because a few large values hardly change the energy
+distance."""
 
 SavedBatch = dict[str, Tensor]
-"""The samples of a batch, tensors by name."""
+"""The samples of a batch, as tensors by name."""
 
 
 def batch_positions(sampler: FlowSampler, n: int) -> list[range]:
@@ -50,7 +51,7 @@ def stream_batches(
     one batch is in memory.
 
     Args:
-        labels: classes of the samples, int64, (n,); None: those of ``sampler.labels``.
+        labels: classes of the samples, int64, (n,); None: the classes from ``sampler.labels``.
         keep_path: whether to yield all intermediate states.
     """
     cuts = batch_positions(sampler, n)
@@ -76,16 +77,18 @@ def generate(
     folder: Path | None = None,
     progress: bool = True,
 ) -> Samples:
-    """Draw ``n`` samples in batches of ``sampling.batch_size``, and gather them on the CPU. Results
-    do not depend on the number of processes.
+    """Draw ``n`` samples in batches of ``sampling.batch_size``, and gather them on the CPU. The
+    samples do not depend on the number of processes.
 
     Args:
-        source: stream of mu0, of which the first ``n`` samples are used.
-        keep: for images: return all samples as bytes, and only the first ``keep`` samples as
-            floats; None: return all samples as floats.
-        path: number of samples, in the first batch, whose paths are returned; not with ``folder``.
+        source: sampler of mu0. Its first ``n`` samples are used.
+        keep: number of images that are also returned as floats, while all images are returned as
+            bytes. None: all samples are returned as floats.
+        path: number of samples whose paths are returned. They are the first samples of the first
+            batch. Do not use it with ``folder``.
         world: processes that divide the batches.
-        folder: folder for a file of each finished batch. Existing files are reused. None: no files.
+        folder: folder with one file for each finished batch. Existing files are reused. None: no
+            files.
     Returns:
         All samples in the first process; no samples in other processes.
     Raises:
@@ -94,7 +97,7 @@ def generate(
     stop = StopRequest()
     cuts = batch_positions(sampler, n)
     numbers = range(len(cuts))
-    # reuse batches of an earlier command with the same weights, settings and noise
+    # reuse the batches of an earlier command that had equal weights, settings and noise
     origin = _origin(folder, sampler) if folder else ""
     done = _saved_batches(folder, origin, numbers) if folder and world.is_main else {}
     if done:
@@ -126,8 +129,8 @@ def generate(
 
 
 def _origin(folder: Path, sampler: FlowSampler) -> str:
-    """Return a text that identifies the weights of a sampler, the versions of packages and the
-    folder of batches."""
+    """Return a text that identifies the sampler's weights, the versions of packages, and the folder
+    of batches."""
     digest = hashlib.sha256(json.dumps(versions()).encode())
     for leg in sampler.legs:
         if isinstance(leg.network, InferenceNetwork):
@@ -148,8 +151,8 @@ def _saved_batches(folder: Path, origin: str, numbers: range) -> dict[int, Saved
 
 
 def _pack(part: Samples, keep: int | None) -> SavedBatch:
-    """Return the tensors of a batch on the CPU. ``keep``: number of samples to keep as floats,
-    beside the bytes of all samples; None: keep all samples as floats only."""
+    """Return the tensors of a batch on the CPU. With a number ``keep``, keep this many samples as
+    floats, and all samples as bytes. With ``keep`` None, keep all samples as floats only."""
     tensors = {
         "x": part.x,
         "tau": part.tau,
@@ -181,7 +184,8 @@ def batch_folder(
     samples: Path, settings: Layer, n: int, device: torch.device, keep: int | None
 ) -> Path:
     """Return the folder for the batches of an evaluation, ``.drawn-DIGEST`` in a run's folder of
-    samples. DIGEST is a checksum of ``settings`` (the sections SAMPLE_SECTIONS, as plain values)
-    and of the remaining arguments, which :func:`generate` explains."""
+    samples. DIGEST is a checksum of ``settings`` and of the remaining arguments. ``settings`` has
+    the sections SAMPLE_SECTIONS as plain values. :func:`generate` explains the remaining
+    arguments."""
     digest = hashlib.sha256(json.dumps([settings, n, keep, device.type], sort_keys=True).encode())
     return samples / f".drawn-{digest.hexdigest()[:16]}"

@@ -2,14 +2,14 @@
 
     log p(x) = log p0(z) - log |det A| - sum over the ODEs of int div u(x(t), t) dt
 
-The ODEs are followed from x at time 1 back to a sample z of mu0, whose density p0 is known (Chen et
-al. 2018). A is the matrix of an affine start; without an affine start there is no such term. The
-divergence is exact in few dimensions. Otherwise it is estimated by e^T (du/dx) e with random signs
-e (Hutchinson 1990, Grathwohl et al. 2019).
+The program follows the ODEs from x at time 1 back to a sample z of mu0. The density p0 of mu0 is
+known (Chen et al. 2018). A is the matrix of an affine start. Without an affine start, the term with
+A is absent. In few dimensions, the divergence is exact. In many dimensions, it is estimated by e^T
+(du/dx) e with random signs e (Hutchinson 1990, Grathwohl et al. 2019).
 
-This is the density of the exact ODEs. Samples that are drawn in few steps have another density. The
-gap shows how much the samples differ: it is the distance between x and the sample that the sampler
-draws from z in few steps.
+p is the density for exact solutions of the ODEs. Samples that are drawn in few steps have another
+density. The gap measures this difference. It is the distance between x and the sample that the
+sampler draws from z in few steps.
 
 Shapes: N samples, B batch, K probes, D values of a sample, *shape one sample.
 """
@@ -43,7 +43,7 @@ PROBES = 8
 BITS_STEPS = 40
 """Number of Runge-Kutta steps for bits per dimension."""
 LEVELS = 127.5
-"""Number of levels of a byte in a unit of images, whose values lie in [-1, 1]."""
+"""Number of levels of a byte per unit of an image. The values of images lie in [-1, 1]."""
 METHODS_WITH_DENSITY = "nsgf, nsgf++h, affine, icfm, otcfm, otcfm+, sbcfm, 1rf or 2rf"
 SINGULAR = 1e-6
 """An affine start is invertible if its smallest singular value, divided by the largest, is at least
@@ -56,16 +56,16 @@ class LogProb(NamedTuple):
     value: Tensor
     """Natural logarithm of the density of each sample, (N,)."""
     error: Tensor
-    """Standard error of each value from the random probes, (N,); 0 if the divergence is exact. The
-    error of the ODE solver is not included."""
+    """Standard error of each value that comes from the random probes, (N,); 0 if the divergence is
+    exact. It does not include the error of the ODE solver."""
     gap: Tensor
     """Distance between each sample and the sample that the run draws from the same z with the
-    settings of sampling: root mean square over the D values, in units of networks, (N,). If it is
-    not small, samples of the run do not have this density."""
+    settings of sampling, (N,). The distance is the root mean square over the D values, in units of
+    networks. If it is not small, samples of the run do not have this density."""
 
 
 def has_density(legs: Sequence[type[Leg]]) -> bool:
-    """Whether samples of these legs have a density that can be computed."""
+    """Whether the program can compute a density for samples of these legs."""
     return all(issubclass(leg, ODELeg | AffineStart) for leg in legs)
 
 
@@ -124,8 +124,8 @@ def log_prob(
 
 
 def summarise(values: Tensor, gap: Tensor) -> LogProb:
-    """Return the mean over K probes (N, K), its standard error, and the gap. With a single column,
-    the error is 0."""
+    """Return the mean of ``values`` (N, K) over the K probes, its standard error, and the gap. With
+    a single column, the error is 0."""
     count = values.shape[1]
     error = values.std(1) / math.sqrt(count) if count > 1 else torch.zeros_like(values[:, 0])
     return LogProb(values.mean(1), error, gap)
@@ -142,15 +142,15 @@ def bits_per_dim(
     """Return the bits per dimension of images (N, C, H, W), uint8, and the gaps of
     :class:`LogProb`. float64, on the CPU, each (N,)
 
-    With uniform noise u in [0, 1), a byte b becomes y = b + u - 1/2. The unit of b and y is one of
-    the 256 levels. The network sees x = y / 127.5 - 1, so each byte has the same position as in
-    training. The result is -log2 p(y) / D = log2 127.5 - log p(x) / (D log 2). Its mean is an upper
-    bound of the bits per dimension of the discrete images (Theis et al. 2016).
+    With uniform noise u in [0, 1), a byte b becomes y = b + u - 1/2. The unit of b and y is one
+    level of the 256 levels. The network sees x = y / 127.5 - 1, so each byte has the same position
+    as in training. The result is -log2 p(y) / D = log2 127.5 - log p(x) / (D log 2). Its mean is an
+    upper bound of the bits per dimension of the discrete images (Theis et al. 2016).
     """
     generator = make_generator(seed, "dequantise")
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float64) - 0.5
     x = to_unit_range(images).double() + noise / LEVELS
-    # one probe is enough, because the spread over the images includes the spread of the probe
+    # one probe per image is enough, because the spread over the images includes the probe's error
     values, gaps = log_prob(
         sampler, law, x, labels, device, steps=BITS_STEPS, probes=1, seed=seed, progress=True
     )
@@ -175,7 +175,8 @@ class Divergence:
         vectors = self._vectors(x)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            # the last term gives a velocity that does not depend on x a gradient, which is 0
+            # some velocities do not depend on x, and have no gradient. With the last term, the
+            # gradient is 0
             answer = velocity(x, t) + 0 * x
             values = []
             for number, vector in enumerate(vectors, 1):
@@ -227,8 +228,9 @@ def follow_back(
     Return the states, and the integrals of the divergence over time.  float64, (B, *shape) and
     (B, K)
 
-    The solver follows states and integrals together, over the share s of the way back: t = 1 - s (1
-    - start). Each evaluation has new probes, so their errors average out along the way.
+    The solver follows states and integrals together. Its variable is s from 0 to 1, with t = 1 - s
+    (1 - start). Each evaluation draws new probes, so the errors of the probes average out over the
+    steps.
     """
     dim = x[0].numel()
     length = 1 - start
@@ -246,8 +248,8 @@ def follow_back(
 
 
 def undo_affine(model: AffineStartNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the noise z of starts x = z A + b (B, *shape), and log |det A|. Raise UserError if the
-    map is not invertible."""
+    """Return the noise z (B, *shape) for which the starts are x = z A + b, and return log |det A|.
+    Raise UserError if the map is not invertible."""
     matrix = model.matrix.double()
     sizes = torch.linalg.svdvals(matrix)
     if sizes[-1] < SINGULAR * sizes[0]:

@@ -33,8 +33,8 @@ from nsgf.training.precision import DTYPES, Precision, precision_context
 class InferenceNetwork(nn.Module):
     """A network in eval mode that computes in a given precision, with float32 inputs and outputs.
 
-    If a batch does not fit into the card's memory, this class splits the batch. The solver dopri5
-    still chooses steps for the whole batch, so it takes the same steps on any card.
+    If a batch does not fit into the card's memory, the class computes it in parts. The solver
+    dopri5 still chooses its steps for the whole batch, so it takes the same steps on any card.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class InferenceNetwork(nn.Module):
         precision: Precision,
         log: Log = show,
     ) -> None:
-        """Wrap ``model``, and cast the weights of its layers in place. Autocast would cast them in
-        each call. ``log`` gets a line when a batch is split."""
+        """Wrap ``model``, and cast the weights of its layers in place, because autocast would cast
+        them in each call. ``log`` is called with a line when a batch does not fit."""
         super().__init__()
         self.model = model
         self._log = log
@@ -72,7 +72,7 @@ class InferenceNetwork(nn.Module):
                     raise UserError(
                         f"card memory is full, even with one sample; use {suggest('device', 'cpu')}"
                     ) from error
-            # after the except block, its tensors are freed
+            # leaving the except block has freed its tensors
             size = -(-min(size, len(inputs[0])) // 2)
             self._most = size
             torch.cuda.empty_cache()
@@ -91,21 +91,21 @@ class Samples:
     x: Tensor
     """Samples, (B, *shape)."""
     nfe: float
-    """Network calls per sample, averaged over the batch."""
+    """Mean number of network calls per sample."""
     tau: Tensor | None = None
-    """Times at which the samples entered the straight flow, in [0, 1), (B,); None: at 0."""
+    """Times at which the samples entered the straight flow, in [0, 1), (B,); None: time 0."""
     path: list[Tensor] = field(default_factory=list)
-    """With ``keep_path``: the start and the state after each step, each (B, *shape)."""
+    """The start and the state after each step, each (B, *shape); empty without ``keep_path``."""
     marks: list[str] = field(default_factory=list)
-    """Name of each state of the path: ``start``; ``NSGF 1/2`` after the first of two NSGF steps;
-    ``straight flow 3/10`` after three of ten straight steps."""
+    """Name of each state of the path. Examples: ``start``, ``NSGF 1/2`` after the first of two NSGF
+    steps, ``straight flow 3/10`` after three of ten straight steps."""
     pixels: Tensor | None = None
-    """All samples as uint8 images, (N, C, H, W), if requested. Then x has only the first
-    samples."""
+    """All samples as uint8 images, (N, C, H, W), if the caller requests bytes. In this case, x has
+    only the first samples."""
     labels: Tensor | None = None
     """Classes of the samples, int64, (B,); None if the networks take no classes."""
     finite: bool = True
-    """Whether all values of all samples are finite, and no sample is far from all data."""
+    """Whether all values of all samples are finite and not extremely large."""
 
 
 @dataclass(eq=False)
@@ -119,7 +119,7 @@ class Leg(ABC):
     calls: ClassVar[int] = 1
     """Number of network calls per step. Subclasses may override :meth:`calls_per_step` instead."""
     reads: ClassVar[Names] = ()
-    """Settings of ``sampling`` that only this kind of leg reads."""
+    """Settings of ``sampling`` that no other kind of leg reads."""
 
     network: Network
     sampling: SamplingConfig
@@ -131,19 +131,19 @@ class Leg(ABC):
 
     @abstractmethod
     def carry(self, samples: Samples, observe: Observer) -> None:
-        """Move the states ``samples.x`` along this leg; call ``observe`` after each step.
+        """Move the states ``samples.x`` along this leg, and call ``observe`` after each step.
 
-        ``samples.tau``: times at which the samples enter the straight flow; None: 0."""
+        ``samples.tau`` has the times at which the samples enter the straight flow; None: time 0."""
 
     @classmethod
     def calls_per_step(cls, solver: str) -> int | None:
-        """Return the number of network calls per step with this ``sampling.solver``, without
-        guidance; None for an adaptive solver."""
+        """Return the number of network calls per step with this ``sampling.solver``. The number is
+        for sampling without guidance. Return None for an adaptive solver."""
         return cls.calls
 
     @property
     def count(self) -> int:
-        """Number of steps of this leg. The default for NSGF steps is T."""
+        """Number of steps of this leg. The default number of NSGF steps is T."""
         if not self.steps:
             return 1
         return getattr(self.sampling, self.steps) or self.flow.steps
@@ -159,9 +159,9 @@ class Leg(ABC):
     def velocity(self, labels: Tensor | None) -> Velocity:
         """Return the network as a function of x and t, for samples with these labels (B,).
 
-        With classes, the velocity is a + w (b - a), where a is the network's output without the
-        class, b the output with the class, and w ``sampling.guidance`` (Ho and Salimans 2022). w =
-        1 needs only one call."""
+        With classes, the velocity is a + w (b - a) (Ho and Salimans 2022). Here a is the network's
+        output without the class, b is its output with the class, and w is ``sampling.guidance``. If
+        w = 1, one call is enough."""
         if labels is None:
             return self._call
         weight = self.sampling.guidance
@@ -195,8 +195,9 @@ class ODELeg(Leg):
 
 
 class NSGFSteps(ODELeg):
-    """NSGF steps: Algorithm 2 with v_theta. With more and more steps, they follow the ODE dx/ds =
-    L v_theta(x, s), where L is the length of the flow on the network's clock."""
+    """NSGF steps: Algorithm 2 with v_theta. If the number of steps grows, the result approaches the
+    solution of the ODE dx/ds = L v_theta(x, s). L is the length of the flow on the network's
+    clock."""
 
     title = "NSGF"
     steps = "nsgf_steps"
@@ -224,7 +225,7 @@ class AffineStart(Leg):
     calls = 0
 
     def __init__(self, network: Network, *settings: Any) -> None:
-        """``network``: the network of the straight flow, which holds the map."""
+        """``network`` is the network of the straight flow, which contains the affine map."""
         self.model: AffineStartNetwork = network.model  # type: ignore[attr-defined]
         super().__init__(self.model.start, *settings)
 
@@ -244,8 +245,9 @@ class EntryTimes(Leg):
 
 
 class StraightFlow(ODELeg):
-    """Follow u_delta to time 1. The start is ``sampling.tau`` if it is set, else the tau of each
-    sample, else 0."""
+    """Follow u_delta to time 1. The start time is ``sampling.tau``. If ``sampling.tau`` is not set,
+    each sample starts at the tau from the predictor. Without a predictor, all samples start at
+    0."""
 
     title = "straight flow"
     steps = "straight_steps"
@@ -285,7 +287,7 @@ class OneCall(Leg):
 
 
 class ResidualCall(OneCall):
-    """G(x) = x + g(x, 0), where g started as a velocity network."""
+    """G(x) = x + g(x, 0). The training of g starts from a velocity network."""
 
     def velocity(self, labels: Tensor | None) -> Velocity:
         network = super().velocity(labels)
@@ -293,7 +295,7 @@ class ResidualCall(OneCall):
 
 
 SAMPLING_SETTINGS = {*NSGFSteps.reads, *StraightFlow.reads}
-"""Settings of ``sampling`` that not every leg reads."""
+"""Settings of ``sampling`` that only some legs read."""
 
 
 class FlowSampler:
@@ -302,7 +304,7 @@ class FlowSampler:
     def __init__(self, legs: Sequence[Leg], target: Target) -> None:
         self.legs = list(legs)
         self.sampling = self.legs[0].sampling
-        """Settings of sampling, the same for all legs."""
+        """Settings of sampling. They are equal for all legs."""
         self.target = target
 
     @torch_defaults()
@@ -331,7 +333,7 @@ class FlowSampler:
         if keep_path:
             samples.path = [x]
             samples.marks = ["start"]
-        # copies count the calls, because several threads may sample
+        # count the calls in copies of the legs, because several threads may sample at once
         for leg in map(copy, self.legs):
             leg.evaluations = 0
             leg.carry(samples, samples.path.append if keep_path else None)
@@ -342,8 +344,8 @@ class FlowSampler:
         return samples
 
     def read_samples(self, x: Array) -> Tensor:
-        """Return samples as a tensor. Raise UserError unless x is (B, *shape), B > 0, of real
-        numbers."""
+        """Return samples as a tensor. Raise UserError unless x has the shape (B, *shape) with B >
+        0, and real numbers."""
         x = to_tensor("x", x)
         shape = self.target.shape
         if x.shape[1:] != shape or not x.numel() or x.is_complex():
@@ -354,9 +356,9 @@ class FlowSampler:
         return x
 
     def read_labels(self, labels: ArrayLike | None, count: int) -> Tensor | None:
-        """Return the classes of ``count`` samples, int64, (count,). ``labels`` None: :meth:`labels`
-        of the first positions. Return None if the networks take no classes. Raise UserError if
-        labels are not valid, or have no effect."""
+        """Return the classes of ``count`` samples, int64, (count,). If ``labels`` is None, take
+        :meth:`labels` of the first positions. Return None if the networks take no classes. Raise
+        UserError if labels are not valid, or have no effect."""
         usual = self.labels(range(count))
         if usual is None:
             if labels is not None:
@@ -390,8 +392,8 @@ class FlowSampler:
 
     def labels(self, positions: range) -> Tensor | None:
         """Return the classes of the samples at these positions, int64, (n,). All samples have the
-        class ``sampling.label``; if it is null, the classes take turns. Return None if the networks
-        take no classes."""
+        class ``sampling.label``. If ``sampling.label`` is null, the classes take turns. Return None
+        if the networks take no classes."""
         classes = self.target.classes
         label = self.target.class_number(self.sampling.label)
         if not classes:
@@ -409,8 +411,8 @@ class FlowSampler:
 
     @property
     def expected_nfe(self) -> int | None:
-        """Number of network calls per sample; None if the number varies (for dopri5 and
-        ``omega``)."""
+        """Number of network calls per sample. With dopri5 or ``omega``, the number varies, and the
+        result is None."""
         calls = [leg.expected_calls for leg in self.legs]
         return None if None in calls else sum(calls)  # type: ignore[arg-type]
 
@@ -421,5 +423,5 @@ def start_times(x: Tensor) -> Tensor:
 
 
 def calls_per_velocity(sampling: SamplingConfig, classes: int) -> int:
-    """Return the number of network calls for one velocity, which is two with guidance."""
+    """Return the number of network calls for one velocity: two with guidance, else one."""
     return 2 if classes and sampling.guidance != 1 else 1

@@ -1,7 +1,7 @@
 """ODE solvers for the straight flow.
 
-Shapes: B batch, *shape one sample. A velocity is dx/dt = u(x, t) with x (B, *shape) and t (B,):
-samples start at different times, and all end at time 1.
+Shapes: B batch, *shape one sample. A velocity is dx/dt = u(x, t) with x (B, *shape) and t (B,).
+Each sample has its own time, because samples start at different times. All samples end at time 1.
 """
 
 from typing import Any, NamedTuple
@@ -83,17 +83,18 @@ def integrate(
 ) -> Tensor:
     """Integrate dx/dt = velocity(x, t) from each sample's start time to 1, without gradients.
 
-    euler and heun take ``straight_steps`` steps for each sample, spaced by ``spacing``. With
-    ``omega``, euler takes steps of this size until each sample reaches 1; the last step is shorter.
-    dopri5 (Dormand and Prince 1980) chooses steps for the whole batch. In each step, the root mean
-    square of error / (tolerance (1 + |x|)) over all values of all samples stays below 1. dopri5
-    calls the velocity twice to find the first step, and 6 times for each accepted or rejected step.
+    euler and heun take ``straight_steps`` steps for each sample. ``spacing`` determines the lengths
+    of the steps. With ``omega``, euler takes steps of this size until each sample reaches time 1,
+    so the last step is shorter. dopri5 (Dormand and Prince 1980) chooses its steps for the whole
+    batch. It computes error / (tolerance (1 + |x|)) for all values of all samples. In each step,
+    the root mean square of these ratios stays below 1. dopri5 calls the velocity twice to find the
+    first step, and 6 times for each accepted or rejected step.
 
     Args:
-        x: states at the times ``start``, (B, *shape); the result has the same dtype.
+        x: states at the times ``start``, (B, *shape). The result has the dtype of x.
         start: start time of each sample, in [0, 1], (B,).
-        observe: called with the states after each step; for dopri5, with states interpolated at
-            ``straight_steps`` equally spaced times.
+        observe: function that is called with the states after each step. For dopri5, it is called
+            with states at ``straight_steps`` equally spaced times, which are interpolated.
 
     Raises:
         UserError: torchdiffeq is not installed, or dopri5 cannot reach the tolerance.
@@ -110,13 +111,13 @@ def integrate(
 def _solve_in_fixed_steps(
     velocity: Velocity, x: Tensor, start: Tensor, omega: float, observe: Observer
 ) -> Tensor:
-    """Take Euler steps of size omega until each sample reaches time 1; the last step is shorter."""
+    """Take Euler steps of size omega until each sample reaches time 1. The last step is shorter."""
     size = torch.full_like(start, omega)
     needed = ((1 - start) / omega - 1e-6).ceil()  # rounding must not add a step
     for count in range(int(needed.max())):
         t = start + count * size
         h = torch.minimum(size, 1 - t)
-        active = (needed > count).nonzero()[:, 0]  # this line waits for the card
+        active = (needed > count).nonzero()[:, 0]  # here the CPU waits for the card
         moved = euler_step(velocity, x[active], t[active], pad_t_like_x(h[active], x))
         x = x.index_copy(0, active, moved)
         if observe:
@@ -137,9 +138,9 @@ def _solve_adaptively(
         return factor * velocity(state, start + s.clamp(max=1) * span)
 
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)
-    # take all states only if they are observed: they need memory
+    # states between start and end need memory, so take them only if they are observed
     times = grid if observe else grid[[0, -1]]
-    # step_t makes the last step end at 1, and not beyond
+    # with step_t, the last step ends at 1, and not beyond
     options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": torch.float64}
     try:
         limit = config.tolerance

@@ -1,1 +1,1 @@
-"""The rules of settings: layers, choices for a user's data, effects and checks."""
+"""Rules for settings: their layers, choices for a user's data, their effects, and checks."""

@@ -32,7 +32,7 @@ LIMITED = (
     "held_out",
     "key",
 )
-"""Settings of ``data`` that must keep the default value if the data set does not use them."""
+"""Settings of ``data`` that must keep their default values if the data set does not use them."""
 Rule = tuple[str, str]
 """Key of a wrong setting, and the part of the message after ``KEY = VALUE:``."""
 
@@ -97,7 +97,8 @@ def _refuse(config: Config, wrong: list[Rule]) -> NoReturn:
     lines = []
     for key, must in wrong:
         section, _, name = key.partition(".")
-        # --lr sets every phase, so do not repeat an error for phases that are not trained
+        # --lr sets the value of every phase, so do not repeat an error for phases that are not
+        # trained
         if section not in OF_PHASES or section in config.phases or name not in trained:
             lines.append(f"{name_setting(key, format_value(SETTINGS[key].get(config)))}: {must}")
     raise UserError("; ".join(lines))
@@ -230,7 +231,7 @@ class Rules:
         sides = {height >> level: unet.channels * mult for level, mult in enumerate(unet.mult)}
         if not set(unet.attention) <= set(sides):
             yield "model.unet.attention", f"must be out of {list(sides)} (pixels of height)"
-        # the middle block, on the lowest level, always has attention
+        # the middle block, which has the smallest images, always has attention
         widths = {sides[side] for side in (*unet.attention, *list(sides)[-1:]) if side in sides}
         if any(width % unet.heads for width in widths):
             yield "model.unet.heads", f"must divide the attention widths {sorted(widths)}"
@@ -276,8 +277,8 @@ class Rules:
 
 
 def fit_to_classes(config: Config, classes: int) -> Layer:
-    """Return the nearest allowed values of settings that would mix the ``classes`` classes, or
-    would make classes unequally frequent."""
+    """Find settings that would mix the ``classes`` classes, or would make some classes more
+    frequent than others. Return the nearest allowed values of these settings."""
     phases = config.phases if classes else []
     nsf = config.nsf
     layer: Layer = {}

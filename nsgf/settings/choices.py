@@ -1,6 +1,6 @@
 """Choose settings for a user's data when a run begins.
 
-The choice depends on number and shape of the samples. docs/own-data.md describes the rules.
+The choice depends on the number and the shape of the samples. docs/own-data.md describes the rules.
 Settings in files and flags override the choice.
 """
 
@@ -18,32 +18,35 @@ from nsgf.user_data.points import inspect_points, inspect_source_points
 INSPECTORS = {"images": inspect_images, "points": inspect_points}
 """Functions that inspect a user's data and return ``data.found``, by ``data.name``."""
 SOURCE_INSPECTORS = {"images": inspect_source_images, "points": inspect_source_points}
-"""Functions that do the same for the source."""
+"""Functions that inspect a user's source and return its description, by ``data.name``."""
 POOL_VALUES = 2**29
 """Largest number of values in a pool: 2 GiB in float32."""
 START_VALUES = 2**28
 """Largest number of values in cached starts: 1 GiB."""
 MANY_IMAGES = 10_000
-"""Number of images from which on a network is as large as for a shipped set of this image size."""
+"""With this number of images or more, the network is as large as for a shipped set of this image
+size."""
 LARGEST_END = 16
-"""Largest side in pixels of a UNet's last level, for squares. The cost of attention grows with
-side^4."""
+"""Largest side in pixels of a square image in the UNet's last level. The cost of attention grows
+with side^4."""
 CHEAP = 8
-"""Largest height in pixels of a level with attention, on a machine without a card."""
+"""On a machine without a card, the program chooses attention only for levels of at most this height
+in pixels."""
 
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
-"""Settings that only some methods use. They are chosen only if the method sets them."""
+"""Settings that only some methods use. The program chooses a value only if the method sets the
+setting."""
 
 
 def choose_settings(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     """Inspect a user's data for a new run, and choose settings for the run.
 
-    ``config``: checked values of all layers. For the second and further methods of a comparison,
-    ``config`` contains the facts of the first method.
+    ``config`` has the checked values of all layers. In a comparison, only the first call inspects
+    the data. Later calls find the facts in ``config``.
 
     Returns:
-        The chosen settings, which files and flags override; the facts about the data, which nothing
-        overrides; and lines about both.
+        The chosen settings, the facts about the data, and lines about both for the user. Files and
+        flags override the chosen settings. Nothing overrides the facts.
     """
     data = config.data
     facts, notes = (saved_facts(data), ()) if data.found else INSPECTORS[data.name](data)
@@ -78,7 +81,8 @@ def for_points(samples: int, dim: int) -> Layer:
     return {
         "optim.batch_size": min(256, samples),
         "sinkhorn.batch_size": n,
-        # distances grow with sqrt(dim); 0.1 in standardised units is 0.25 in the shipped 2D sets
+        # distances grow with sqrt(dim). For dim 2, the blur is 0.1 in standardised units, which is
+        # 0.25 in the units of the shipped 2D sets
         "sinkhorn.blur": round(0.07 * dim**0.5, 3),
         "pool.num_batches": -(-min(102_400, POOL_VALUES // (11 * dim)) // n),
         "model.mlp.width": 256 if dim <= 16 else 512 if dim <= 128 else 1024,
@@ -86,9 +90,9 @@ def for_points(samples: int, dim: int) -> Layer:
 
 
 def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
-    """Return settings by dotted key for ``samples`` images. Raise UserError if a network cannot
+    """Return settings by dotted key for ``samples`` images. Raise UserError if the UNet cannot
     halve the sides of the images often enough."""
-    levels = 1  # levels of the UNet, each of which halves the sides
+    levels = 1  # levels of the UNet; the sides are halved from level to level
     while not (height | width) % 2**levels and min(height, width) >> levels >= 4:
         levels += 1
     areas = {height >> level: height * width >> 2 * level for level in range(levels)}
@@ -101,7 +105,7 @@ def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
         )
     n = min(128, samples)
     values = channels * height * width
-    # small sets get narrow networks, because narrow networks overfit later
+    # choose a narrow network for a small set, because narrow networks overfit later
     size = max(height, width)
     wide = 32 if size < 32 else 64 if size < 64 else 128
     many = samples >= MANY_IMAGES

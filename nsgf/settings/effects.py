@@ -1,9 +1,9 @@
 """Find out whether a setting has an effect, for a command and a configuration.
 
-The declarations are elsewhere. This file only reads them: conditions on further settings
-(``OnlyIf`` in the schema); the settings that a phase (``Phase.reads``) or a leg of sampling
-(``Leg.reads``) reads; and the settings that a flow (``Flow.uses``) or a data set (``Target.uses``)
-uses.
+The declarations are in other files, and this file reads them. A setting in the schema may have
+conditions on further settings (``OnlyIf``). A phase and a leg of sampling declare which settings
+they read (``Phase.reads``, ``Leg.reads``). A flow and a data set declare which settings they use
+(``Flow.uses``, ``Target.uses``).
 """
 
 from collections import defaultdict
@@ -33,15 +33,16 @@ USES = {
     "export": "exp out_dir smoke sampling run config print-config to half",
     "list": "out_dir",
 }
-"""Settings and sections that each command uses, and the options of STRICT commands."""
+"""Settings and sections that each command uses. For the commands in STRICT, the values also contain
+the options."""
 ON_RUNS = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 SAVES = {"train": "evaluation", "preflight": "evaluation"}
-"""Settings and sections that a command only saves, for later commands."""
+"""Settings and sections that a command does not use itself, but saves for later commands."""
 UNUSED = {"evaluate": ("sampling.num_samples",), "compare": ("evaluation.bits_images",)}
 """Settings that a command does not use, although it uses the rest of their section."""
 STRICT = ("report --compare", "export", "list")
-"""Commands that also refuse options that they do not use."""
+"""Commands that refuse an option if they do not use it."""
 
 
 def is_used(command: str, key: str) -> bool:
@@ -62,17 +63,17 @@ def check_effects(
 
     Args:
         layer: the settings of flags or arguments.
-        experiments: the experiment, or the experiments of all methods of a comparison. At least one
-            experiment must use each setting.
+        experiments: the experiment, or the experiments of all methods of a comparison. A setting
+            has an effect if at least one experiment uses it.
         only_file: whether ``sample`` writes only a file of samples, without a picture.
 
     Returns:
-        Lines about settings without effect: settings of another command, and settings of parts that
-        method and data do not have. They are no errors, so that a script may use the same flags for
-        all commands and methods.
+        Lines about settings without effect. These are settings of another command, or settings of a
+        phase, a stage of sampling or a network that the experiment does not have. They raise no
+        error, so that a script may use the same flags for all commands and methods.
 
     Raises:
-        UserError: another setting makes a setting useless.
+        UserError: a setting has no effect because of the value of another setting.
     """
     problems = []
     unused = defaultdict(list)
@@ -121,15 +122,15 @@ def find_ineffective(
 
 
 def is_unread(experiment: "Experiment", key: str, only_file: bool) -> bool:
-    """Whether a setting names a place of data that sampling does not read. Sampling reads points,
-    to draw them beside the samples, and never reads images."""
+    """Whether a setting says where the data lie, and sampling does not read these data. Sampling
+    reads points, because it draws them beside the samples. It never reads images."""
     is_place = key in ("data.root", "data.download", "data.path")
     return is_place and (only_file or experiment.target.is_images)
 
 
 def find_obstacle(experiment: "Experiment", key: str) -> str:
-    """Return the setting, as ``KEY VALUE``, that takes away the effect of ``key`` on training and
-    sampling. Return an empty text if ``key`` has an effect."""
+    """Find the setting because of which ``key`` has no effect on training and sampling. Return it
+    as ``KEY VALUE``. Return an empty text if ``key`` has an effect."""
     from nsgf.sinkhorn import FLOW_SETTINGS, FLOWS  # loads torch
 
     if absent := find_absent_part(experiment, key):
@@ -152,8 +153,9 @@ def find_obstacle(experiment: "Experiment", key: str) -> str:
 
 
 def find_absent_part(experiment: "Experiment", key: str) -> str:
-    """Return the method or the data, as ``KEY VALUE``, that lack the phase, the stage of sampling
-    or the network of a setting. Return an empty text if the part exists."""
+    """Find out whether the experiment has the phase, the stage of sampling, or the network to which
+    a setting belongs. If not, return the method or the data that lack it, as ``KEY VALUE``. If so,
+    return an empty text."""
     # imported here, because these modules load torch
     from nsgf.phases import PHASES
     from nsgf.sampling.sampler import SAMPLING_SETTINGS

@@ -1,12 +1,21 @@
-"""Resolve the settings of a command or of a Python call: layers -> one checked configuration.
+"""Combine the layers of settings of a command or a Python call into one checked configuration.
 
-Later layers win. The order is: defaults; the method's file; choices for the user's data
-(:mod:`nsgf.settings.choices`); the experiment's file; the section for the method in this file; the
-file of --config, which starts from the shipped experiment that it names; the section for the method
-in this file; --smoke; short flags for several settings at once; flags for one setting. Within a
-layer, the section ``optim`` applies to each phase whose section does not set the value. A command
-that uses a run starts from the run's saved configuration, not from the files. Typos are reported
-before this module imports torch.
+Later layers win. The layers are, in this order:
+
+1. the default values
+2. the method's file
+3. choices for the user's data (:mod:`nsgf.settings.choices`)
+4. the experiment's file
+5. the section for the method in the experiment's file
+6. the file of --config, on top of the shipped experiment that it names
+7. the section for the method in the file of --config
+8. the settings of --smoke
+9. short flags, which set several settings at once
+10. flags for one setting
+
+Within a layer, the section ``optim`` applies to each phase whose section does not set the value. A
+command that uses a run starts from the run's saved configuration, not from the files. This module
+reports typos before it imports torch.
 """
 
 import os
@@ -44,7 +53,8 @@ if TYPE_CHECKING:
 
 WITHOUT_RUN = ("compare", "preflight")
 ONE_TARGET = {"data.name", "data.source"}
-"""Settings that name data, and so replace the targets of a comparison."""
+"""Settings that name data. If one of them is set, a comparison uses these data in place of its
+targets."""
 ON_EXPORTS = ("sample", "evaluate")
 """Commands that also accept exported runs."""
 SMOKE: Layer = {
@@ -67,11 +77,11 @@ SMOKE: Layer = {
     "compare.nfe": [1, 2, 4],
     "compare.updates": [],
 }
-"""Settings of --smoke in a new run, in addition to ``smoke``. Flags override these settings."""
+"""Settings that --smoke changes in a new run, besides ``smoke`` itself. Flags override these
+settings."""
 TRACKER = "tracking.tracker"
 LEAST_FLOWS = 16
-"""Smallest number of flows in a pool that shrinks because there are fewer updates than in the
-recipe."""
+"""Smallest number of flows to which a pool shrinks if a run has fewer updates than its recipe."""
 
 
 @dataclass
@@ -90,8 +100,8 @@ class Request:
     fixed: Collection[str] = ()
     """Settings of flags or arguments."""
     options: Layer = field(default_factory=dict)
-    """Options of the command that are not settings, e.g. ``{"nfe": 10}``. ``words`` are the words
-    of the command line after the command."""
+    """Options of the command that are not settings, e.g. ``{"nfe": 10}``. The option ``words`` has
+    the words of the command line after the command."""
 
     @cached_property
     def experiment(self) -> "Experiment":
@@ -121,15 +131,16 @@ def resolve(
         command: name of the command.
         arguments: settings from flags or arguments, and facts that the caller knows.
         options: options that are not settings. The options ``run``, ``config``, ``pretrained``,
-            ``compare``, ``resume`` and ``resume-phase`` determine the source of the remaining
-            settings.
+            ``compare``, ``resume`` and ``resume-phase`` determine where the remaining settings come
+            from.
         run: the run that the command uses, if it is already open.
-        keeps_total: whether the pool keeps its total size if the number of particles changes.
+        keeps_total: whether the pool keeps its total number of trajectories if the number of
+            particles per flow changes.
 
     Raises:
         UserError: a setting or an option is wrong, or a file or run is missing or damaged.
     """
-    if command == "list":  # list uses only out_dir, and checks would load torch
+    if command == "list":  # list uses only out_dir, and the checks would load torch
         return Request(command, build(spread_optim(arguments)))
     options = _expand_options(command, options)
     layers = Layers(command, arguments, options, keeps_total)
@@ -151,7 +162,7 @@ def resolve(
 
     # report settings without effect, and a missing package
     notes = layers.notes
-    if "compare" not in options:  # the page of a comparison takes no settings
+    if "compare" not in options:  # the page of a comparison uses no settings
         notes += layers.find_useless(methods or [config])
     is_chosen = layers.is_new or TRACKER in {**layers.file.settings, **layers.arguments}
     if command in ("train", "compare") and is_chosen:
@@ -180,8 +191,8 @@ class Layers:
         self.flags = dict(arguments)
         """Settings of flags or arguments, as they were given."""
         self.arguments = spread_optim(arguments)
-        """The same settings, with ``optim`` copied to each phase, and facts about the user's
-        data."""
+        """Settings of flags or arguments, with ``optim`` copied to each phase, and facts about the
+        user's data."""
         self.keeps_total = keeps_total
         self.is_new = True
         """Whether the settings come only from files and flags, and not from a saved run."""
@@ -194,19 +205,20 @@ class Layers:
         if "config" in options:
             content = read_recipe(options["config"])
             self.file = Recipe(spread_optim(content.settings), content.methods)
-        # the file's settings override the smoke settings; the file's data override the targets of
-        # an experiment
+        # the settings of the file override the smoke settings. If the file names data, these data
+        # replace the targets of a comparison
         smoke_settings = spread_optim(SMOKE) if self.file.settings.get("smoke") else {}
         if command == "compare" and ONE_TARGET & self.file.settings.keys():
             smoke_settings["compare.targets"] = []
         self.recipe = Recipe({**smoke_settings, **self.file.settings}, self.file.methods)
         """The file of --config on top of the shipped experiment."""
         self.warmup_recipe = self.recipe
-        """The same recipe, but with the numbers of updates to which the warm-ups belong."""
+        """A copy of the recipe in which each warm-up is beside the number of updates for which it
+        was chosen."""
 
     @property
     def hint(self) -> str:
-        """A hint for a user who names a 2D set as an experiment."""
+        """A hint for a user who gives the name of a 2D set as the name of an experiment."""
         name = self.arguments.get("data.name", self.exp)
         if name not in get_args(PointName):
             return ""
@@ -225,7 +237,8 @@ class Layers:
             raise wrong_setting("exp", exp, f"the file of config has exp {file_exp}; leave one out")
         if exp in EXPERIMENT_NAMES:
             shipped = read_recipe(CONFIGS / f"{exp}.yaml")
-            # store each warm-up with the number of updates in the same file
+            # keep each warm-up beside the number of updates from the same file. So drop a number of
+            # updates if the file of --config has no warm-up for it
             with_warmups = {
                 key: value
                 for key, value in self.recipe.settings.items()
@@ -258,9 +271,9 @@ class Layers:
 
     def configure(self, method: str | None, shrinks_pool: bool = False) -> Config:
         """Return the checked configuration of a run, or of one method of an experiment. Add facts
-        about the user's data to the arguments, and lines to the notes. If there are fewer updates
-        than in the recipe, shrink a pool that was chosen for the user's data. With
-        ``shrinks_pool``, also shrink the pool of the recipe."""
+        about the user's data to the arguments, and lines to the notes. If the configuration has
+        fewer updates than the recipe, shrink the pool if its size was chosen for the user's data.
+        With ``shrinks_pool``, also shrink a pool whose size is set in the recipe."""
         # imported here, because these modules load torch: typos are reported before
         from nsgf.experiment import Experiment
         from nsgf.settings.checks import check
@@ -312,8 +325,7 @@ class Layers:
         return methods
 
     def _choose_for_data(self, layer: Layer) -> Layer:
-        """For a new run, inspect the user's data, and return the settings that are chosen for the
-        data."""
+        """For a new run, inspect the user's data, and return settings for these data."""
         if self.is_new and layer.get("data.name") in get_args(OwnName):
             from nsgf.settings.checks import check_values
             from nsgf.settings.choices import choose_settings
@@ -362,9 +374,10 @@ class Layers:
         return change(config, {**fitted, **self.arguments})
 
     def _fit_pool(self, recipe: Config, config: Config, is_free: bool) -> Config:
-        """Return the configuration with a new number of flows. It is the recipe's number, or gives
-        the recipe's number of trajectories if the pool keeps its total. If the pool ``is_free`` to
-        shrink, fewer updates get fewer flows."""
+        """Return the configuration with a new number of flows. If the pool keeps its total, choose
+        the number that gives as many trajectories as the recipe. If not, start from the recipe's
+        number of flows. If the pool ``is_free`` to shrink and the run has fewer updates than the
+        recipe, reduce the number of flows."""
         from nsgf.experiment import Experiment
 
         key = "pool.num_batches"
@@ -379,7 +392,7 @@ class Layers:
         updates = config.nsgf.iterations
         recipe_updates = recipe.nsgf.iterations
         if self.is_new and is_free and updates < recipe_updates and "nsgf" in config.phases:
-            # so each pair is drawn equally often
+            # keep the number of times that each pair is drawn
             proportional = -(-flows * updates // recipe_updates)
             classes = Experiment(config).target.classes
             fewer = min(flows, max(proportional, LEAST_FLOWS, classes))
@@ -407,7 +420,7 @@ class Layers:
 
     def find_useless(self, configs: Sequence[Config]) -> list[str]:
         """Return lines about settings that have no effect on the command. Raise UserError if a
-        setting makes another setting useless."""
+        setting has no effect because of another setting."""
         from nsgf.experiment import Experiment
 
         experiments = [*map(Experiment, configs)]
@@ -424,7 +437,7 @@ class Layers:
 
 def _unused_of_method(config: Config, layer: Layer) -> Layer:
     """Return null for the settings in ``layer`` that must be null in the configuration of this
-    method. A further method of the comparison may use these settings."""
+    method. Another method of the comparison may use them."""
     return {
         key: None
         for key, item in SETTINGS.items()
@@ -482,8 +495,9 @@ def _find_run(layers: Layers) -> "RunFolder | None":
 
 
 def _settings_of_run(run: "RunFolder", layers: Layers) -> Layer:
-    """Return the safe settings and the facts of a run, overridden by the settings of --config FILE.
-    Raise UserError if settings of the command do not fit the run."""
+    """Return the settings and the facts of a run, without unsafe settings. The settings of --config
+    FILE override the settings of the run. Raise UserError if settings of the command contradict the
+    run."""
     from nsgf.run.folder import drop_unsafe_settings
 
     arguments = layers.arguments
@@ -510,7 +524,7 @@ def _settings_of_run(run: "RunFolder", layers: Layers) -> Layer:
             f"the run's tracker {tracker} is not used: add {suggest(TRACKER, tracker)} to use it"
         )
     home = (run.path.resolve() if run.path.name == ".." else run.path).parent
-    if run.results_name is None:  # the folder where the run is now
+    if run.results_name is None:  # the folder that holds the run now
         safe["out_dir"] = str(home)
     out = Path(arguments.get("out_dir", home)).expanduser()
     if is_training and "run" in layers.options and out.resolve() != home.resolve():

@@ -1,11 +1,12 @@
-"""Exported runs: folders to share, with a model card. ``nsgf export`` writes these folders. They
-are read from a disk or from the Hugging Face hub.
+"""Exported runs, which are folders for sharing, with a model card. ``nsgf export`` writes these
+folders. The program reads them from a disk or from the Hugging Face hub.
 
     config.json              format, version, all settings, updates of each phase, checksums
     phase1_nsgf.safetensors  averaged weights of a phase, one file each, float32 or float16
     README.md, *.png         the model card and its pictures
 
-No file can run code. File names come from the phases, never from the folder.
+No file in the folder can run code. This module makes the file names from the names of the phases,
+and takes no file name from the folder's content.
 """
 
 import hashlib
@@ -38,9 +39,10 @@ def weights_file(phase: PhaseName) -> str:
 
 
 def find_folder(path: str | PathLike[str]) -> Path:
-    """Return the local folder for a path. ``hf://OWNER/NAME`` is downloaded. The name of a
-    pretrained run stands for this run, unless a run exists at the path of this name. Raise
-    UserError if the address is wrong, huggingface_hub is not installed, or the download fails."""
+    """Return the local folder for a path. If the path is ``hf://OWNER/NAME``, download the run. If
+    the path is the name of a pretrained run and no run exists at this path, return the folder of
+    the pretrained run. Raise UserError if the address is wrong, huggingface_hub is not installed,
+    or the download fails."""
     if isinstance(path, str) and path.startswith("hf://"):
         name, _, revision = path.removeprefix("hf://").partition("@")
         try:
@@ -55,7 +57,7 @@ def find_folder(path: str | PathLike[str]) -> Path:
                 "pip install -e '.[hub]'"
             ) from error
     folder = expand_path("run", path)
-    index = folder / CONFIG_FILE  # other programs also write files of this name
+    index = folder / CONFIG_FILE  # other programs also write files with the name CONFIG_FILE
     is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
     is_run = is_export or (folder / "config.yaml").is_file()
     return folder if is_run else PRETRAINED.get(str(path), folder)
@@ -78,7 +80,7 @@ def open_run(folder: Path) -> RunFolder:
 
 
 class ExportedRun(RunFolder):
-    """An exported run. Settings are read at once. Weights are read when they are used."""
+    """An exported run. It reads the settings at once, and the weights when they are used."""
 
     def __init__(self, folder: Path) -> None:
         """Raise UserError if the folder is damaged or foreign, or a setting is wrong."""

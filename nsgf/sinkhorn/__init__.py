@@ -1,8 +1,8 @@
 """Flows of empirical measures, and their velocities.
 
 ``base`` has the conventions and the base class of flows. ``batched`` is the solver of every shipped
-configuration. This file has the table of all flows, and the Sinkhorn flow by geomloss, a reference
-that uses automatic differentiation.
+configuration. This file has the table of all flows, and the Sinkhorn flow by geomloss. This flow
+uses automatic differentiation, and serves as a reference.
 
 Shapes: B flows, N particles x, M targets y, D coordinates.
 """

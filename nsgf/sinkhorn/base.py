@@ -1,14 +1,14 @@
 """The base class of flows, and shared code of the solvers.
 
-Conventions, here and in the whole package: cost C(x, y) = 1/2 |x - y|^2, regularization
-eps = blur^2, uniform weights, S_eps the debiased Sinkhorn divergence. The velocity that decreases
-S_eps(mu, mu*) is
+Conventions of the whole package: the cost is C(x, y) = 1/2 |x - y|^2, the regularization is eps =
+blur^2, and all points have equal weights. S_eps is the debiased Sinkhorn divergence. The velocity
+that decreases S_eps(mu, mu*) is
 
     v(x) = grad f_{mu,mu}(x) - grad f_{mu,mu*}(x)                 (f: entropic OT potentials)
 
 so that x + eta v moves the particles of mu towards mu*. A *flow* is the simulation of one
-mini-batch, a *trajectory* the path of one particle, a *solve* one transport problem (x, y). Each
-step of a flow needs one solve.
+mini-batch. A *trajectory* is the path of one particle. A *solve* is the solution of one transport
+problem (x, y). Each step of a flow needs one solve.
 
 Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened to D = C*H*W.
 """
@@ -38,7 +38,8 @@ class SolverReport:
     solves: int = 0
     """Number of solved transport problems (x, y), one per flow and step."""
     iterations: float = 0.0
-    """Mean number of updates per solve, annealing included; 0 if the solver does not count them."""
+    """Mean number of updates per solve, including annealing; 0 if the solver does not count
+    updates."""
     worst_error: float | None = None
     """Largest L1 error of a plan's marginals; None if the solver does not measure it."""
     unconverged: int = 0
@@ -69,8 +70,8 @@ class Flow(ABC):
     title: ClassVar[str]
     """Name of the flow in cards and pages."""
     card_prefix: ClassVar[str] = ""
-    """Text before the name of the paper's method in model cards, for a flow that the paper does not
-    use."""
+    """Text that model cards put before the name of the paper's method if the paper does not use
+    this flow."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Settings of the section ``sinkhorn`` that the flow takes as arguments."""
     shows: ClassVar[tuple[str, ...]] = ()
@@ -95,7 +96,7 @@ class Flow(ABC):
         return max(n, m) ** 2
 
     def at_steps(self, steps: int) -> "list[Flow]":
-        """Return the flow that moves the particles in each step; the flows share the report."""
+        """Return the flow for each step. All these flows share one report."""
         return [self] * steps
 
     @abstractmethod
@@ -115,10 +116,10 @@ class Flow(ABC):
 class BlurredFlow(Flow):
     """A flow of entropic transport with regularization eps = blur^2.
 
-    If ``first_blur`` is set, the blur falls by the same factor from step to step, from
-    ``first_blur`` in the first step to ``blur`` in the last one. The first steps then follow a
-    smooth plan, which differs little between mini-batches; the last steps resolve details of the
-    data that a larger blur hides.
+    If ``first_blur`` is set, the blur falls from ``first_blur`` in the first step to ``blur`` in
+    the last step. The ratio of successive blurs is constant. The first steps then follow a smooth
+    plan, which differs little between mini-batches. The last steps resolve details of the data that
+    a larger blur hides.
     """
 
     blur: float
@@ -151,7 +152,7 @@ class Particles:
     solve."""
 
     flows: Iterator[Flow]
-    """The flow of each step that is left."""
+    """The flows of the remaining steps."""
     x: Tensor
     y: Tensor
     origin: Tensor
@@ -242,8 +243,8 @@ def refuse_masks(values: Any) -> None:
 
 
 def as_clouds(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M, D), in
-    float64 if an argument is float64, otherwise in float32. Raise UserError if the clouds are
+    """Return particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M, D). The
+    dtype is float64 if an argument is float64, otherwise float32. Raise UserError if the clouds are
     empty, are not finite, or have different shapes."""
     if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
         raise UserError(
@@ -269,8 +270,8 @@ def around_mean(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return C_ij = 1/2 |x_i - y_j|^2 (B, N, M) of clouds (B, N, D) and (B, M, D).
 
-    This is one matrix product, without an (N, M, D) tensor. The product loses digits for clouds far
-    from the origin, so callers first subtract the mean of y from both clouds."""
+    The function uses one matrix product, and no tensor (N, M, D). The product loses digits for
+    clouds far from the origin, so callers first subtract the mean of y from both clouds."""
     norms = [torch.linalg.vector_norm(z, dim=2).square() for z in (x, y)]
     cost = torch.baddbmm(norms[1].unsqueeze(1), x, y.mT, beta=0.5, alpha=-1)
     return cost.add_(0.5 * norms[0].unsqueeze(2)).clamp_(min=0.0)

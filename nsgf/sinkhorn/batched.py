@@ -1,13 +1,14 @@
-"""Solve many independent flows at once, each to a tolerance. The velocity has a closed form.
+"""Solve many independent flows at once, until each flow is within a tolerance. The velocity has a
+closed form.
 
     v_i = sum_j P_ij y_j - sum_j Q_ij x_j
 
 P and Q are the transport plans from x to y and from x to itself, with rows scaled to sum to 1.
-Three ideas make it fast, in addition to the ideas of :mod:`nsgf.sinkhorn.plans`:
+Three ideas make the solver fast, in addition to the ideas of :mod:`nsgf.sinkhorn.plans`:
 
 1. The updates are over-relaxed by the factor `omega` (Thibault et al. 2021).
-2. Each step of a flow starts from the potentials of earlier steps. 3. Flows that have converged
-leave the batch.
+2. Each step of a flow starts from the potentials of earlier steps.
+3. Flows that have converged leave the batch.
 
 The stopping rule tests each flow separately, so the result of a flow does not depend on the
 remaining flows.
@@ -36,11 +37,11 @@ TOLERANCE = 5e-4
 MAX_ITERATIONS = 2000
 """Number of updates after which an unconverged solve stops."""
 OMEGA = 1.5
-"""Over-relaxation at the start of a solve."""
+"""Over-relaxation at the start of the first solve of a flow."""
 OMEGA_MAX = 1.95
-"""Largest over-relaxation, when progress is slow."""
+"""Largest over-relaxation. A solve reaches it when its progress is slow."""
 CARRIED = 0.95
-"""Fraction of omega - 1 with which the next step starts. Within a solve, omega never decreases."""
+"""The next step starts with this fraction of omega - 1. Within a solve, omega never decreases."""
 ANNEALING_RATIO = 10.0
 """Ratio of successive eps while annealing."""
 ANNEALING_UPDATES = 2
@@ -50,8 +51,9 @@ TINY = 1e-30
 FINEST = 0.01
 """Smallest factor by which slow particles reduce the tolerance."""
 SLOWEST_SHARE = 0.1
-"""Smallest guess of a step's speed, relative to the speed of the last step. Particles rarely stop.
-A guess that is too low makes the tolerance too small and costs many updates."""
+"""Smallest guess of the particles' speed in a step, relative to their speed in the last step.
+Particles rarely stop. A guess that is too low makes the tolerance too small and costs many
+updates."""
 FLOAT32_LIMIT = 0.1 * 2**24
 """Largest C / eps. Above this limit, rounding changes the entries of a plan by more than 10 %."""
 
@@ -75,7 +77,8 @@ class BatchedSolver(BlurredFlow):
     """The Sinkhorn flow, solved for many flows at once. A call changes only the report.
 
     The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is below 1, the
-    tolerance is multiplied by it, because a plan's error changes each v by the same amount.
+    tolerance is multiplied by this ratio, because an error of the plan changes a small v as much as
+    a large v.
     """
 
     title = "Sinkhorn gradient flow"
@@ -126,8 +129,8 @@ class BatchedSolver(BlurredFlow):
 
     def solve_clouds(self, clouds: Clouds, start: Solution | None = None) -> Solution:
         """Run `solve` without checks of shapes and types. The clouds lie around the mean of y, in
-        units of the blur. The velocity has the same unit. Lists hold one value per flow, so a check
-        waits for the card only once."""
+        units of the blur. The velocity has the same unit. Errors and speeds are Python lists with
+        one value per flow, so a check waits for the card only once."""
         self_potential, self_error = clouds.start_step()
         norm_y = clouds.norm_y
         self._check_costs(clouds)
@@ -164,8 +167,8 @@ class BatchedSolver(BlurredFlow):
                     speed[k] = value
                     needed[k] = self._goal(value)
                     is_done = error[k] <= needed[k] or iterations[k] >= self.max_iterations
-                    # v is smaller than guessed and may shrink further, so aim below the new
-                    # tolerance
+                    # v is smaller than the guess, and may become still smaller, so aim below the
+                    # new tolerance
                     goal[k] = math.inf if is_done else 0.8 * min(needed[k], goal[k])
                 going = [i for i, k in enumerate(live) if goal[k] < math.inf]
                 live = [live[i] for i in going]
@@ -209,10 +212,10 @@ def _anneal(clouds: Clouds) -> tuple[Tensor, list[int]]:
 
 
 def _better_omega(omega: float, rate: float) -> float:
-    """Return the best over-relaxation by Young's formula, but at least ``omega``. ``rate``: factor
-    by which an update with ``omega`` changed the error."""
+    """Return the best over-relaxation by Young's formula, but at least ``omega``. ``rate`` is the
+    factor by which an update with ``omega`` changed the error."""
     rate = min(max(rate, 0.01), 0.999)
-    if not rate > omega - 0.98:  # omega itself limits the rate; also true for nan
+    if not rate > omega - 0.98:  # omega itself limits the rate; nan also returns here
         return omega
     plain_rate = min((rate + omega - 1) ** 2 / (rate * omega**2), 0.9999)
     return max(omega, min(2 / (1 + math.sqrt(1 - plain_rate)), OMEGA_MAX))
@@ -228,7 +231,7 @@ class WarmParticles(Particles):
     blur: float
     """Blur of the last solve."""
     limit: Tensor
-    """Potential of the targets after the particles have arrived.  (B, M)"""
+    """Potential of the targets when the particles are at the targets.  (B, M)"""
     guess: Solution | None = None
     offset: Tensor | None = None
     """Expected potential of the next step, minus `limit`.  (B, M)"""
@@ -239,8 +242,9 @@ class WarmParticles(Particles):
             self._change_unit(flow.blur)
         solution = flow.solve_clouds(self.clouds, self.guess)
         self.clouds.move(solution.velocity, eta)
-        # the remaining distance shrinks by the factor 1 - eta, and so does the difference between g
-        # and the potential for x = y; the error of this guess changes little from step to step
+        # after the move, the remaining distance is 1 - eta times as large. So guess that the
+        # difference between g and the potential for x = y is also 1 - eta times as large. The error
+        # of this guess changes little from step to step, so add the error of the last guess
         last = self.offset
         offset = (solution.g - self.limit) * (1 - eta)
         solution.g = self.limit + (offset if last is None else 2 * offset - last * (1 - eta))
@@ -253,9 +257,10 @@ class WarmParticles(Particles):
     def _change_unit(self, blur: float) -> None:
         """Express clouds and guess in units of another blur.
 
-        The potential has the unit blur^2. Its limit, the potential of the targets against
-        themselves, depends on the blur and is computed again. The offset describes the remaining
-        way. This way hardly depends on the blur, so the offset is only converted.
+        The potential has the unit blur^2. Its limit is the potential of the targets against
+        themselves. The limit depends on the blur, so it is computed again. The offset describes the
+        remaining way of the particles. This way hardly depends on the blur, so the offset is
+        converted to the new unit.
         """
         ratio = self.blur / blur
         self.blur = blur

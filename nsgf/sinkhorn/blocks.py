@@ -1,5 +1,5 @@
-"""Plans that do not fit into memory. Each pass over a plan computes the plan again, in blocks of
-rows.
+"""Plans that do not fit into memory. They are not stored. Each pass over a plan computes the plan
+again, in blocks of rows.
 
 The updates are the same as in :class:`nsgf.sinkhorn.plans.Plan`, but the row factors are stored as
 logarithms. An update needs one pass for the columns and one for the rows.
@@ -14,9 +14,10 @@ from torch import Tensor
 from nsgf.sinkhorn.plans import SELF_POWERS, Clouds, Plan
 
 LARGEST_PLAN = 2**28
-"""Number of entries above which a plan (N, M) or (N, N) is computed in blocks: 1 GB."""
+"""A plan (N, M) or (N, N) with more entries than this number is computed in blocks. This many
+entries need 1 GB."""
 PLAN_BLOCK = 2**20
-"""Number of entries of a block: 4 MB, so that it stays in the cache."""
+"""Number of entries of a block. They need 4 MB, so a block stays in the cache."""
 STEEPEST = 2.3
 """Largest change of a factor's logarithm in one update, before over-relaxation."""
 LOWEST_EXPONENT = -60.0

@@ -3,7 +3,8 @@
     S_eps(x, y) = OT(x, y) - 1/2 OT(x, x) - 1/2 OT(y, y),      OT(x, y) = mean_i f_i + mean_j g_j
 
 with the conventions of :mod:`nsgf.sinkhorn.base` and converged potentials f, g. By the envelope
-theorem, the gradient treats f and g as constants. It needs no graph through the iterations:
+theorem, the gradient treats f and g as constants. So it needs no automatic differentiation of the
+iterations:
 
     N grad_{x_i} S = x_i - sum_j P_ij y_j - (x_i - sum_j Q_ij x_j) = -v_i
 
@@ -37,7 +38,7 @@ BATCHED = {2: False, 3: True, 4: False, 5: True}
 """Whether a tensor has a batch axis, by number of dimensions."""
 LARGEST_BLUR = 10.0
 """Largest blur, relative to the diagonal of the bounding box of x and y. Far above this limit,
-rounding errors exceed S and v."""
+rounding errors are larger than S and v."""
 
 
 @torch_defaults()
@@ -51,7 +52,7 @@ def sinkhorn_velocity(
 ) -> Tensor:
     """Return the velocity v of the particles x in the flow that decreases S_eps(x, y).
 
-    A full step moves x to x + v. v has no gradient: differentiate ``sinkhorn_divergence`` instead.
+    A full step moves x to x + v. v has no gradient. To differentiate, use ``sinkhorn_divergence``.
 
     Args:
         x: particles, a tensor or array (N, D), or images (N, C, H, W). Several problems at once are
@@ -88,8 +89,9 @@ def sinkhorn_divergence(
 ) -> Tensor:
     """Return the debiased Sinkhorn divergence S_eps(x, y) of two sets of points of equal weight.
 
-    It has first derivatives in x and y. The gradient is exact for converged potentials. The
-    gradient in x is -1/N times ``sinkhorn_velocity``, which has the same arguments and errors.
+    The result has first derivatives in x and y. The gradient is exact for converged potentials. The
+    gradient in x is -1/N times ``sinkhorn_velocity``. The documentation of ``sinkhorn_velocity``
+    explains the arguments and errors.
 
     Returns:
         A scalar, or (B,) for several problems. The result has the dtype of x, or float32 if x has
@@ -113,7 +115,7 @@ class _Divergence(torch.autograd.Function):
         value, f = _dual(x, y, solution.g)
         value -= 0.5 * (_dual(x, x, solution.self_potential)[0] + _dual(y, y, own_y)[0])
         v_y = targets.own  # Q y
-        if ctx.needs_input_grad[1]:  # the same plan, but with exact column sums
+        if ctx.needs_input_grad[1]:  # use a plan with exact column sums
             logits = f.float().unsqueeze(1) - half_squared_distances(y, x)
             plan = torch.softmax(logits, 2).clamp_min_(LOWEST_ENTRY)
             v_y = plan @ x - targets.own
@@ -135,8 +137,8 @@ def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Return OT(x, y) (B,) for eps = 1, and the potential f (B, N) with which the plan's row sums
     are exact.
 
-    The error of OT is quadratic in the error of g. The sums are float64: with a large blur, float32
-    would lose all digits."""
+    The error of OT is quadratic in the error of g. The sums are float64, because with a large blur
+    float32 would lose all digits."""
     log_plan = half_squared_distances(x, y).double().neg_().add_(g.unsqueeze(1))
     f = math.log(y.shape[1]) - torch.logsumexp(log_plan, 2)
     return f.mean(1) + g.to(f.dtype).mean(1), f

@@ -36,19 +36,20 @@ class EnergyFlow(Flow):
 
 
 def _mean_direction(x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean unit vector from each point of x (B, N, D) to the points of y (B, M, D), two
-    clouds near the origin."""
+    """Return the mean unit vector from each point of x (B, N, D) to the points of y (B, M, D). The
+    clouds must lie near the origin."""
     distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
     weights = torch.where(distances > 0, 1 / distances, 0.0) / y.shape[1]
     return weights @ y - weights.sum(2, keepdim=True) * x
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
-    """Return 2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias. It is around 0 for equal
-    distributions.
+    """Return an estimate without bias of 2 E|X - Y| - E|X - X'| - E|Y - Y'|. For equal
+    distributions, the result is around 0.
 
-    With few samples, it shows differences in shape better than W2, because W2 then mostly shows
-    random differences in mass (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape), N, M > 1
+    For few samples, W2 mostly shows random differences in mass. So the energy distance shows
+    differences in shape better than W2 (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape), N,
+    M > 1
     """
     middle = y.flatten(1).double().mean(0)  # cdist loses digits far from the origin
     return cross_minus_within(
@@ -65,8 +66,8 @@ def cross_minus_within(
     pairwise: Callable[[Tensor, Tensor], Tensor],
     with_itself: Callable[[Tensor], Tensor],
 ) -> float:
-    """Return 2 E f(X, Y) - E f(X, X') - E f(Y, Y'), where X and X' are different samples, and so
-    are Y and Y'."""
+    """Return 2 E f(X, Y) - E f(X, X') - E f(Y, Y'). X and X' are different samples of ``a``. Y and
+    Y' are different samples of ``b``."""
 
     def total(rows: Tensor, columns: Tensor) -> float:
         return sum(float(pairwise(part, columns).sum()) for part in rows.split(ROWS))

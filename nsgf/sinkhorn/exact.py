@@ -1,7 +1,7 @@
 """Exact optimal transport: pairs of points, plans, and W2.
 
-Equally many points are paired as an assignment problem (:func:`least_cost_pairs`). Clouds of
-different sizes need POT's network simplex.
+For two clouds of equal size, the pairs solve an assignment problem (:func:`least_cost_pairs`).
+Clouds of different sizes need POT's network simplex.
 
 Shapes: N points x, M points y, *shape one point; n points in each of two clouds of equal size.
 """
@@ -17,22 +17,27 @@ from nsgf.sinkhorn.base import box_diameter
 from nsgf.system.errors import UserError
 
 SIMPLEX_ITERATIONS = 10_000_000
-"""Iteration limit of POT's exact solver; the default is too small above about 2,500 points."""
+"""Iteration limit of POT's exact solver. POT's default limit is too small above about 2,500
+points."""
 STAGES = ((0.1, 8, 1.5), (0.01, 10, 1.85), (0.0018, 6, 1.7))
-"""Regularization in units of the spread of the costs, Sinkhorn updates, and over-relaxation. They
-decide the time to compute pairs, and no result."""
+"""Regularization in units of the spread of the costs, number of Sinkhorn updates, and
+over-relaxation of each stage. These values change the time to compute pairs, and not the result."""
 FEW_STAGES = ((0.12, 6, 1.6), (0.006, 10, 1.85))
-"""The same for at most FEW points, whose assignment takes less time than further updates."""
+"""The stages for at most FEW points. For few points, the assignment takes less time than more
+updates."""
 FEW = 512
 LOWEST_ENTRY = 1e-26
 """Smallest entry of a plan. Denormal numbers would make each product several times slower."""
 BLOCK_ENTRIES = 2**19
-"""Entries of the rows that a CPU computes together, so that they stay in its cache."""
+"""Number of entries in the rows that a CPU computes together, so that the rows stay in its
+cache."""
 NARROW = 1 / 128
-"""Costs are reduced if no optimal plan has an entry above this fraction of the largest cost."""
+"""Large costs are reduced if no optimal plan uses a cost above this fraction of the largest
+cost."""
 COARSE = 1e-4
-"""W2 computes each distance exactly if W2^2 is below this fraction of the largest cost. Above it, a
-matrix product, whose errors are about 1e-15 of the largest cost, is exact enough to find pairs."""
+"""W2 computes each distance exactly if W2^2 is below this fraction of the largest cost. For a
+larger W2^2, a matrix product is exact enough to find pairs. Its errors are about 1e-15 of the
+largest cost."""
 
 
 def exact_plan(cost: np.ndarray) -> tuple[np.ndarray, float]:
@@ -54,7 +59,7 @@ def _simplex_plan(cost: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the same as :func:`exact_plan`, by POT's network simplex.
 
     POT's errors grow with 1 + the largest cost. So costs that are too large for any optimal plan
-    are reduced, and all costs are scaled by a power of two, which is exact."""
+    are reduced. All costs are also scaled by a power of two, which causes no rounding."""
     import ot  # takes a second to import
 
     _check_costs(bool(np.isfinite(cost).all()))
@@ -78,16 +83,18 @@ def _check_costs(are_finite: bool) -> None:
 
 
 def least_cost_pairs(cost: Tensor) -> Tensor:
-    """Return a permutation (n,), int64 on the CPU, for which the sum of cost[i, index[i]] is as
-    small as possible, for costs (n, n) >= 0, float64. Raise UserError if costs are not finite.
+    """Return a permutation ``index`` (n,) with the smallest sum of cost[i, index[i]], int64 on the
+    CPU. The costs (n, n) are float64 and >= 0. Raise UserError if costs are not finite.
 
-    scipy's shortest augmenting paths solve this. They are short if reduced costs C_ij - f_i - g_j
-    are >= 0 and near 0 for the pairs of the solution. Constants of rows and columns change the cost
-    of all permutations by the same amount, so any f and g are allowed. Here g is the potential of a
-    rough Sinkhorn solve, f_i = min_j (C_ij - g_j), and then the same for g (c-transforms).
+    scipy finds the permutation by shortest augmenting paths. These paths are short if the reduced
+    costs C_ij - f_i - g_j are >= 0, and near 0 for the pairs of the solution. A constant that is
+    subtracted from a row or a column changes the cost of all permutations by the same amount, so
+    any f and g are allowed. Here g starts as the potential of a rough Sinkhorn solve. Then f_i =
+    min_j (C_ij - g_j), and finally g_j = min_i (C_ij - f_i) (c-transforms).
 
-    Rounding of f and g is relative to the largest cost. So costs that are too large for any optimal
-    pair are reduced, and all costs are scaled by a power of two, which is exact.
+    The rounding errors of f and g are proportional to the largest cost. So costs that are too large
+    for any optimal pair are reduced. All costs are also scaled by a power of two, which causes no
+    rounding.
     """
     from scipy.optimize import linear_sum_assignment  # takes a while to import
 
@@ -111,15 +118,16 @@ def least_cost_pairs(cost: Tensor) -> Tensor:
 
 
 def _blocks(matrix: Tensor) -> Iterator[slice]:
-    """Yield slices of rows: all at once on a card, as many as fit into the cache on a CPU."""
+    """Yield slices of rows. On a card, one slice has all rows. On a CPU, each slice fits into the
+    cache."""
     size = max(1, BLOCK_ENTRIES // matrix.shape[1]) if matrix.device.type == "cpu" else len(matrix)
     for first in range(0, len(matrix), size):
         yield slice(first, first + size)
 
 
 def _rough_potential(cost: Tensor) -> Tensor:
-    """Return the column potential g (n,), float64, of a few Sinkhorn updates in float32, for costs
-    (n, n), float64. The plan has the entries u_i exp((g_j - C_ij) / eps)."""
+    """Return the column potential g (n,), float64, after a few Sinkhorn updates in float32. The
+    costs (n, n) are float64. The plan has the entries u_i exp((g_j - C_ij) / eps)."""
     row_mean = cost.mean(1, keepdim=True)
     column_mean = cost.mean(0) - row_mean.mean()
     blocks = [*_blocks(cost)]
@@ -151,8 +159,9 @@ def _rough_potential(cost: Tensor) -> Tensor:
 def squared_distances(x: Tensor, y: Tensor, *, by_product: bool) -> Tensor:
     """Return |x_i - y_j|^2 (N, M) of points x (N, *shape) and y (M, *shape), float64.
 
-    ``by_product``: use a matrix product, which for images is 2 to 7 times as fast. Its errors are
-    relative to the largest distance. Without the product, each distance is exact.
+    ``by_product``: whether to use a matrix product. For images, the product is 2 to 7 times as
+    fast. Its errors are proportional to the largest distance. Without the product, each distance is
+    exact.
     """
     x = x.flatten(1).double()
     y = y.flatten(1).double()
@@ -168,7 +177,7 @@ def squared_distances(x: Tensor, y: Tensor, *, by_product: bool) -> Tensor:
 
 
 def w2(x: Tensor, y: Tensor) -> float:
-    """Return W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights.  x (N, *shape),
+    """Return W2 = (min over couplings of mean |x - y|^2)^(1/2) for uniform weights.  x (N, *shape),
     y (M, *shape). Raise the errors of :func:`exact_plan`."""
     if len(x) == len(y):
         cost = squared_distances(x, y, by_product=True)
@@ -189,8 +198,8 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     """Return the exact optimal transport between two clouds (n, *shape) for the squared Euclidean
     cost, as a permutation (n,): ``start[i]`` is paired with ``end[index[i]]``.
 
-    On a card, costs and potentials are computed there, and the assignment on the CPU. Raise the
-    errors of :func:`least_cost_pairs`.
+    For clouds on a card, the card computes costs and potentials. The CPU computes the assignment.
+    Raise the errors of :func:`least_cost_pairs`.
     """
     cost = squared_distances(start, end, by_product=True)
     return least_cost_pairs(cost).to(end.device)

@@ -2,12 +2,12 @@
 
 In units of the blur, a plan P is the softmax over j of x_i . y_j + h_j, with the potential g and
 h_j = g_j - 1/2 |y_j|^2. The rows of P sum to 1 for any h. At the optimum, the columns also have
-equal sums. Three ideas make this fast:
+equal sums. Three ideas make the computation fast:
 
 1. Sinkhorn updates scale the rows and columns of a computed plan, by two products of a matrix and a
    vector. When the factors become large, h absorbs them, and the plan is computed again.
-2. With many coordinates, the inner products are updated when particles move, instead of computed
-again. 3. A plan with few entries above the rounding error is applied as a sparse matrix.
+2. When particles with many coordinates move, the inner products are updated, not computed again.
+3. A plan with few entries above the rounding error is applied as a sparse matrix.
 
 Shapes: B flows, N particles x, M targets y, D coordinates; potentials h and g (B, M).
 """
@@ -34,7 +34,7 @@ HIDDEN = 1e-13
 NEGLIGIBLE = 1e-8
 """Entries of a plan below this limit do not change v, because float32 rounds at 6e-8."""
 FEW = 1 / 16
-"""Largest fraction of entries above NEGLIGIBLE for which a sparse product is faster."""
+"""A sparse product is faster if at most this fraction of a plan's entries is above NEGLIGIBLE."""
 ONE_HOT_SHARE = 1 - 1e-7
 """Q counts as the identity if all diagonal entries are above this limit, because float32 drops the
 remaining entries."""
@@ -49,8 +49,7 @@ class Memory:
     _matrices: dict[str, Tensor] = field(default_factory=dict)
 
     def get(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor of this shape, which still holds the values of the last use of
-        ``name``."""
+        """Return a tensor of this shape. It still holds the values of the last use of ``name``."""
         size = math.prod(shape)
         if name not in self._matrices or self._matrices[name].numel() < size:
             self._matrices[name] = self.like.new_empty(size)
@@ -60,8 +59,8 @@ class Memory:
 class Clouds:
     """Clouds x (B, N, D) and y (B, M, D) near the origin, in units of the blur.
 
-    If D > N + M, the clouds of a flow hold inner products as additional columns, and so does the
-    velocity: [x | x . y | x . x] and [y | y . y | y . x].
+    If D > N + M, the clouds of a flow have inner products as additional columns: [x | x . y | x .
+    x] and [y | y . y | y . x]. The velocity then has the same columns as x.
     """
 
     def __init__(self, x: Tensor, y: Tensor, steps: int = 1) -> None:
@@ -81,9 +80,9 @@ class Clouds:
         """The particles (B, N, D). :meth:`move` changes them."""
 
     def last_potential(self) -> Tensor:
-        """Return the potential of y against itself. Return 0 if computing this potential would take
-        more time than it saves. Along the flow, the potential of x and y converges to this
-        potential.  (B, M)"""
+        """Return the potential of y against itself. Along the flow, the potential of x and y
+        converges to this potential. Return 0 if computing this potential would take more time than
+        it saves.  (B, M)"""
         y = self._right
         if y.shape[1] > self._n:
             return torch.zeros_like(self.norm_y)
@@ -188,8 +187,8 @@ def with_some(values: Tensor, at: list[int], new: Tensor) -> Tensor:
 
 
 def _subtract(plan: Tensor, y: Tensor, x: Tensor, at: list[int], out: Tensor) -> None:
-    """Write plan @ y - x of the flows with the indices `at` to `out`. `plan` has only the flows
-    `at`."""
+    """Write plan @ y - x to `out`, for the flows with the indices `at`. `plan` has only these
+    flows."""
     if plan.device.type == "cpu" and y.shape[2] > y.shape[1]:
         for matrix, k in zip(plan, at, strict=True):
             is_kept = matrix > NEGLIGIBLE
@@ -203,9 +202,9 @@ def _subtract(plan: Tensor, y: Tensor, x: Tensor, at: list[int], out: Tensor) ->
 
 
 class Plan:
-    """Plans of the flows with the indices `live`: the softmax of scale (x . y + h), whose rows sum
-    to 1, with factors u for the rows and v for the columns. At the optimum, all columns also have
-    the same sum."""
+    """Plans of the flows with the indices `live`. A plan is the softmax of scale (x . y + h), with
+    factors u for the rows and v for the columns. The rows of a softmax sum to 1. At the optimum,
+    all columns also have the same sum."""
 
     per_flow: tuple[str, ...] = ("_kernel", "_row", "_h", "_u", "_v")
     """Names of the tensors that have a row for each flow."""
@@ -245,14 +244,15 @@ class Plan:
         return torch.add(self._scale * self._h, inner, alpha=self._scale, out=self._kernel)
 
     def _filled(self) -> Tensor:
-        """Compute the plans, and return the sums of their columns, 1 at the optimum.  (B, 1, M)"""
+        """Compute the plans, and return the column sums, which are 1 at the optimum.  (B, 1, M)"""
         torch.softmax(self._logits(), 2, out=self._kernel)
         column = torch.bmm(self._u, self._kernel)
         self._kernel.clamp_min_(LOWEST_ENTRY)
         return column
 
     def update(self, omega: list[float], updates: int) -> None:
-        """Run Sinkhorn updates of v and u, over-relaxed by one omega per flow. Store the error."""
+        """Run Sinkhorn updates of v and u. Each flow has an omega for over-relaxation. Store the
+        error."""
         if not self._extreme < SMALL:
             self._h = self.absorbed().unsqueeze(1)
             self._u = self._u * self._row

@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 PATIENCE = timedelta(minutes=5)
 """Longest wait for another process during updates. If a process dies, torchrun ends the remaining
-processes. But a machine or the network may also stop answering."""
+processes. This limit is for a machine or a network that stops answering."""
 LONG_PATIENCE = timedelta(hours=2)
 """Longest wait for a process that builds flows, draws samples or measures."""
 
@@ -35,7 +35,7 @@ class World:
     size: int = 1
     """Number of processes."""
     patient: Any = None
-    """Process group in which a process waits up to LONG_PATIENCE for another."""
+    """Process group in which a process waits at most LONG_PATIENCE for another process."""
 
     @property
     def is_main(self) -> bool:
@@ -57,8 +57,8 @@ class World:
         return value
 
     def any(self, flag: bool, *, has_worked: bool = False) -> bool:
-        """Return whether ``flag`` is true in any process. ``has_worked``: whether a process may
-        have built flows. If so, wait as long as :meth:`wait` does."""
+        """Return whether ``flag`` is true in any process. ``has_worked`` says that a process may
+        have built flows before this call. If so, wait as long as :meth:`wait` does."""
         if has_worked:
             self.wait()
         return float(self.mean(torch.tensor(float(flag), dtype=torch.float32))) > 0
@@ -73,8 +73,8 @@ class World:
         return box[0]
 
     def gather(self, value: Value) -> list[Value]:
-        """Return the values of all processes by rank. The list is empty except in the first
-        process."""
+        """Return the values of all processes by rank. In all processes except the first, the list
+        is empty."""
         if self.size == 1:
             return [value]
         self.wait()
@@ -117,10 +117,10 @@ def join(device: str) -> Iterator[World]:
             "or unset WORLD_SIZE"
         ) from error
     yield (world := World(rank, size, patient))
-    # do not wait after an error: other processes may wait until this process ends
+    # an error skips these lines, because other processes may then wait until this process ends
     if local_processes(size) < size:  # the job runs on several machines
         with suppress(RuntimeError):  # another process failed, and reports the error
-            # wait for the first process; otherwise torchrun on the remaining machines would end
+            # wait for the first process, because torchrun on the remaining machines must not end
             # early
             world.wait()
     distributed.destroy_process_group()

@@ -22,7 +22,7 @@ MAX_LENGTH = 2000
 ABSOLUTE_PATH = re.compile(
     r"""(?<![\w.+/~-])(?:~\w*)?/(?=[^\s/])(?:[^/\n"',;:()]*[^\s/"',;:()]/)*"""
 )
-"""Matches all parts of an absolute path except the last; folder names may contain spaces."""
+"""Matches all parts of an absolute path except the last. Folder names may contain spaces."""
 
 _names: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("names", default=({}, False))
 _keys: ContextVar[Mapping[str, str]] = ContextVar("keys", default=MappingProxyType({}))
@@ -30,8 +30,8 @@ _keys: ContextVar[Mapping[str, str]] = ContextVar("keys", default=MappingProxyTy
 
 @contextmanager
 def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[None]:
-    """Context or decorator in which messages call settings by ``names``. The names, by key, are
-    short flags of the command line or arguments of a Python function. An error of the machine
+    """Context or decorator in which messages call settings by ``names``. ``names`` maps keys to
+    short flags of the command line, or to arguments of a Python function. An error of the machine
     becomes a UserError (:func:`machine_problem`)."""
     token = _names.set((names, are_flags))
     try:
@@ -46,8 +46,8 @@ def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[Non
 
 @contextmanager
 def replacing_keys(keys: Mapping[str, str]) -> Iterator[None]:
-    """Context in which messages name the settings ``keys.values()`` where code names the settings
-    ``keys``. So code that reads the target can also read the source."""
+    """Context in which messages replace each key of ``keys`` by its value. With this context, code
+    that reads the target can also read the source."""
     token = _keys.set(keys)
     try:
         yield

@@ -1,5 +1,5 @@
-"""Write files and folders atomically: a killed process leaves the old version or the new one. Read
-JSON that may be incomplete, damaged or foreign."""
+"""Write files and folders atomically, so that a killed process leaves either the old version or the
+new version. Read JSON that may be incomplete, damaged or foreign."""
 
 import json
 import math
@@ -21,14 +21,14 @@ import psutil
 from nsgf.system.errors import UserError, cause, suggest
 
 Plain = dict[str, Any]
-"""Plain values by name: an object of JSON, or a section of YAML."""
+"""Plain values by name, from an object of JSON or a section of YAML."""
 OLD_SECONDS = 86400.0
 """Age after which a temporary file of another machine is removed."""
 
 
 def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = ()) -> Path:
-    """Create a folder if needed, check that files (also the files ``names``) can be written into
-    it, and return it. If a check fails, raise UserError with ``key``, the folder's setting."""
+    """Create a folder if needed, check that files can be written into it, and return it. Also check
+    the files ``names``. If a check fails, raise UserError with ``key``, the folder's setting."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder) as probe:
@@ -67,9 +67,9 @@ def _naming(file: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream for a new version of a file. The new version replaces the old version when it
-    is completely on the disk. After a failure, the old version stays. If the file is a link, the
-    link is replaced."""
+    """Yield a stream for a new version of a file. When the new version is completely on the disk,
+    it replaces the old version. After a failure, the old version stays. If the file is a link, the
+    new version replaces the link."""
     with _temporary(file) as partial:
         with partial.open("x+b") as stream:
             yield stream
@@ -123,9 +123,9 @@ def _temporary(file: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, pattern: str = "*") -> None:
-    """Remove temporary files that killed processes left in a folder, beside files whose names match
-    a pattern. Files of this machine are removed if their process no longer exists. Files of every
-    other machine are removed after a day."""
+    """Remove temporary files that killed processes left in a folder. Only files whose final names
+    match ``pattern`` are removed. Files of this machine are removed if their process no longer
+    exists. Files of every other machine are removed after a day."""
     of_machine = re.compile(rf".+\.{re.escape(platform.node())}-(\d{{1,9}})(_\d+)?\.partial")
     for leftover in folder.glob(f"{pattern}.*-*.partial"):
         with suppress(OSError):  # another process may have removed the file
@@ -156,7 +156,7 @@ def sync_folder(folder: Path) -> None:
 
 
 COUNT = range(2**63)
-"""Range of a count in a record."""
+"""Allowed values of a count in a record."""
 
 
 def parse_object(text: str | bytes) -> Plain:
@@ -173,8 +173,8 @@ def parse_object(text: str | bytes) -> Plain:
 
 def expect(value: Any, kind: Any) -> Any:
     """Return a value of a stored record. Raise ValueError if the value is not of this ``kind``. A
-    kind is a type (float also accepts int), a range of whole numbers, ``[kind]`` for a list of
-    values of this kind, or ``(kind, ...)`` for a list with one value of each kind."""
+    kind is a type, a range of whole numbers, ``[kind]`` for a list of values of this kind, or
+    ``(kind, ...)`` for a list with one value of each kind. The type float also accepts int."""
     if isinstance(kind, list | tuple):
         parts = expect(value, list)
         kinds = kind * len(parts) if isinstance(kind, list) else kind
@@ -211,7 +211,7 @@ def read_lines(file: Path, /, **kinds: Any) -> Iterator[list[Any]]:
         try:
             yield fields(parse_object(line), **kinds)
         except ValueError:
-            continue  # the line is incomplete, or from another version
+            continue  # the line is incomplete, or another version wrote it
 
 
 def _finite(text: str) -> float:

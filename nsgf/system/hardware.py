@@ -74,8 +74,8 @@ def _unusable_card() -> str | None:
 
 
 def cgroup_folders() -> list[Path]:
-    """Return the folders of this process's control groups (versions 2 and 1), and of all groups
-    above them. Each group may limit the process."""
+    """Return the folders of this process's control groups, of version 1 or 2, and of all groups
+    above them. Each of these groups may limit the process."""
     folders = [CGROUPS, CGROUPS / "memory"]
     with suppress(OSError):  # only Linux has this file
         for line in OWN_GROUPS.read_text().splitlines():
@@ -117,8 +117,8 @@ def available_cores() -> int:
 
 
 def spare_cores(device: torch.device, processes: int) -> int:
-    """Return the number of cores, at most MOST_SPARE, that training on a CPU leaves to each of
-    ``processes`` processes. 0 for a card."""
+    """Return the number of cores that training on a CPU leaves unused, for each of ``processes``
+    processes. The number is at most MOST_SPARE. Return 0 for a card."""
     if device.type != "cpu":
         return 0
     spare = available_cores() // processes - torch.get_num_threads()

@@ -20,10 +20,10 @@ FIGURES = threading.RLock()
 """Held while a figure is drawn in a special style, because matplotlib has one style for all
 threads."""
 TRACKERS = threading.RLock()
-"""Held while a tracker starts, because W&B changes the process. Libraries have these states only
-once for all threads. Without a lock, a thread could save a value that another thread has set, and
-later restore it as the caller's value. A thread takes these locks only in the order FIGURES,
-GENERATORS, LOCK, so they cannot deadlock."""
+"""Held while a tracker starts, because W&B changes the process. The states behind all these locks
+exist only once for all threads. Without a lock, a thread could save a value that another thread has
+set, and later restore this value as the caller's value. A thread takes these locks only in the
+order FIGURES, GENERATORS, LOCK, so they cannot deadlock."""
 UNCHANGED = object()
 
 
@@ -31,8 +31,8 @@ class SharedSetting:
     """A setting of the process that several threads request at once.
 
     The first request saves the caller's value. The end of the last request restores this value,
-    unless it was changed meanwhile. If threads request different values at once, the setting has
-    the value that comes first in ``choices``.
+    unless other code changed the setting meanwhile. If threads request different values at once,
+    the setting has the value that comes first in ``choices``.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SharedSetting:
         holds: Callable[[Any], bool],
     ) -> None:
         """``read`` returns the state, and ``write`` sets a state or a choice. ``holds`` returns
-        whether a choice is already in effect; if so, nothing is written."""
+        whether a choice is already in effect. In this case, ``write`` is not called."""
         self._choices = choices
         self._read = read
         self._write = write
@@ -87,8 +87,8 @@ def _product_settings() -> tuple[Any, ...]:
 
 
 def _read_products() -> tuple[Any, ...]:
-    """Return the old setting, and the newer settings. The old setting is None if torch cannot read
-    it, because the caller has used the newer settings."""
+    """Return the old setting, and the newer settings. If the caller has used the newer settings,
+    torch may be unable to read the old setting, which is then None."""
     older = None
     with suppress(RuntimeError):
         older = torch.get_float32_matmul_precision()

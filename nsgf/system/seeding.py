@@ -1,7 +1,8 @@
 """Seeds of random streams, and torch's default settings inside of public Python functions.
 
-Random streams have names. The run's seed and the name of a stream determine all random numbers of
-this stream. Results of public Python functions do not depend on the caller's settings of torch.
+A random stream is a sequence of random numbers with a name. The run's seed and the name determine
+all numbers of the stream. Results of public Python functions do not depend on the caller's settings
+of torch.
 """
 
 import hashlib
@@ -27,8 +28,8 @@ def keep_random_numbers(cards: Sequence[int | torch.device] = ()) -> Iterator[No
     """Context that restores the global generators of NumPy, and of torch for CPU and ``cards``.
 
     Use it only around short work that draws from the global generators, such as making a network.
-    It holds the lock of the process. If another thread draws without this lock, it takes numbers
-    from the same generators."""
+    It holds the lock of the process. If another thread draws without this lock, this thread takes
+    numbers from the same generators."""
     with GENERATORS:
         state = np.random.get_state()  # noqa: NPY002
         try:
@@ -60,11 +61,11 @@ def from_python(names: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def torch_defaults() -> Iterator[None]:
     """Context with torch's defaults for device and autocast, which are settings of a thread. It
-    does not change the gradient mode: ``torch.inference_mode(False)`` switches gradients on. The
-    default dtype belongs to the process and does not change. Every tensor of the package states its
-    dtype."""
+    does not change the gradient mode, so it does not use ``torch.inference_mode(False)``, which
+    switches gradients on. The default dtype belongs to the process and does not change. Every
+    tensor of the package states its dtype."""
     with ExitStack() as held:
-        if torch.empty(0).device.type != "cpu":  # the context slows down each call of torch
+        if torch.empty(0).device.type != "cpu":  # only then, because it slows down torch
             held.enter_context(torch.device("cpu"))
         for kind in ("cpu", "cuda"):
             held.enter_context(torch.autocast(kind, enabled=False))

@@ -120,7 +120,7 @@ class PhaseLoop:
         # a checkpoint without updates could be sampled by mistake
         if state.step or not is_stopping:
             self._save_once()
-        # after the last update, the next phase raises Stopped
+        # if the last update is done, the next phase raises Stopped
         if is_stopping and state.step < self.total:
             raise Stopped(f"{self.name}: step {state.step} of {self.total}")
 
@@ -175,7 +175,7 @@ class PhaseLoop:
             # queue an update, then read the result of the previous update, which has finished
             try:
                 outcome = self._update(batches)
-            except Exception:  # an error of the data, of the caller's network, or of a full card
+            except Exception:  # from the data, the caller's network, or a full card
                 self._rescue(pending, progress)
                 raise
             self._settle(pending, progress)

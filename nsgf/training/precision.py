@@ -22,8 +22,8 @@ COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def pick_precision(setting: str, device: torch.device, is_images: bool) -> Precision:
-    """Return the precision that a value of ``train.precision`` selects on a device, for networks of
-    images or of points.
+    """Return the precision that ``setting``, a value of ``train.precision``, selects on a device.
+    The choice differs between networks for images and networks for points.
 
     ``torch.cuda.is_bf16_supported`` is not used, because it also accepts a slow emulation.
 
@@ -42,7 +42,7 @@ def pick_precision(setting: str, device: torch.device, is_images: bool) -> Preci
         return (
             "bf16" if capability >= BFLOAT16 else "fp16" if capability >= TENSOR_CORES else "fp32"
         )
-    # whether the processor has units for bf16; False if this version of torch cannot detect them
+    # whether the processor has units for bf16; False if this version of torch cannot find out
     is_fast = any(getattr(torch.cpu, name, bool)() for name in BFLOAT16_CHECKS)
     return "bf16" if is_fast and is_images else "fp32"
 
@@ -50,10 +50,11 @@ def pick_precision(setting: str, device: torch.device, is_images: bool) -> Preci
 def sampling_precision(
     setting: str, solver: str, device: torch.device, is_images: bool, trained: object = None
 ) -> Precision:
-    """Return the precision for sampling: ``setting``, the value of ``train.precision``, if the
-    device supports it, else fp32. If the setting is auto, a network that was ``trained`` in fp32
-    uses fp32, and every other network uses the precision that auto selects. The solver dopri5
-    always uses fp32, because it would treat rounding as integration error."""
+    """Return the precision for sampling. ``setting`` is the value of ``train.precision``. Use this
+    precision if the device supports it, else fp32. If the setting is auto, a network that was
+    ``trained`` in fp32 uses fp32. With auto, every other network uses the precision that auto
+    selects. The solver dopri5 always uses fp32, because it would treat rounding as integration
+    error."""
     if solver == "dopri5" or (setting, trained) == ("auto", "fp32"):
         return "fp32"
     if setting == "auto":
@@ -78,10 +79,10 @@ def precision_context(precision: Precision, device: torch.device) -> AbstractCon
 
 
 def prepare_compiler() -> str:
-    """Choose and return the cache folder of torch's compiler, before the first use of the compiler.
-    It is the user's setting, or a folder in the user's cache. The compiler executes code from this
-    folder, so it never lies in a run folder or a shared folder. Raise UserError if the user has
-    neither setting nor cache."""
+    """Set the cache folder of torch's compiler, and return it. Call this function before the first
+    use of the compiler. The folder is the user's setting, or a folder in the user's cache. The
+    compiler executes code from the folder, so the folder never lies in a run folder or a shared
+    folder. Raise UserError if the user has neither setting nor cache."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.path.expanduser(os.environ.get(COMPILED) or f"{caches}/nsgf/compiled")
     if chosen.startswith("~"):

@@ -84,7 +84,7 @@ class TrainState:
     seed: int = 0
     """Seed of the phase. Seed and step determine dropout."""
     log: Log = show
-    """Function that takes a line when batches are split."""
+    """Function that is called with a line when a batch is split."""
     step: int = 0
 
     def __post_init__(self, train: TrainConfig) -> None:
@@ -101,7 +101,7 @@ class TrainState:
                 network,
                 device_ids=[self.device] if self.device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
-                **{buffers: False},  # type: ignore[arg-type]  # an affine map is constant, and large
+                **{buffers: False},  # type: ignore[arg-type]  # the buffers are large constants
             )
         self._network = network
         self._draws = draws_numbers(self.model)
@@ -132,10 +132,11 @@ class TrainState:
         for group in self.adam.param_groups:
             group["lr"] = self.config.lr * lr_factor(self.step, self.config)
         self.adam.step()
-        # an autocast context around the loop, as in nsgf.train, would keep old 16-bit weights
+        # without this call, an autocast context around the loop (see nsgf.train) would use old
+        # weights
         torch.clear_autocast_cache()
         self.scaler.update()
-        # this warm-up lets the average of a short run forget the initial weights
+        # the decay starts small, so that the average of a short run forgets the initial weights
         decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
         with torch.no_grad():  # faster than swa_utils, which makes a new function in each update
             torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
@@ -146,8 +147,8 @@ class TrainState:
         return PendingStats(self.step, values, copied)
 
     def gradient(self, batch: Batch) -> Tensor:
-        """Compute the gradient of a batch, split it if the memory is full, and return the loss.
-        Raise the errors of :meth:`update`."""
+        """Compute the gradient of a batch, and return the loss. If the memory is full, split the
+        batch. Raise the errors of :meth:`update`."""
         before = self.accumulate
         size = batch.size
         while (loss := self._try_gradient(batch)) is None:
@@ -200,7 +201,8 @@ class TrainState:
         for parameter in self._parameters:  # Adam's zero_grad would take ten times as long
             parameter.grad = None
         parts = batch.split(self.accumulate)
-        # processes average gradients with equal weights, even if a process has one more sample
+        # the gradients of all processes have equal weights in the mean, even if a process has one
+        # more sample. So divide by the mean number of samples of a process
         size = self.config.batch_size / world.size if world.size > 1 else batch.size
         total = torch.zeros((), dtype=torch.float32, device=batch.target.device)
         try:
@@ -217,8 +219,8 @@ class TrainState:
         return total
 
     def state_dict(self) -> Plain:
-        """Return the whole state. The state has no random generator, because ``step`` determines
-        the random numbers of the phase."""
+        """Return the whole state. It contains no random generator, because ``step`` determines the
+        random numbers of the phase."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -239,9 +241,9 @@ class TrainState:
         for group in self.adam.param_groups:
             # only fused Adam can skip updates, and the file may contain False
             group["fused"] = True
-        # fewer parts did not fit into memory
+        # the run was split into this many parts because fewer parts did not fit into memory
         self.accumulate = max(self.accumulate, int(state["accumulate"]))
-        # a scaler of another precision is not loaded
+        # load the scaler only if this precision uses a scaler
         if state["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
 

@@ -1,4 +1,5 @@
-"""The task of a phase (a network, its batches and its loss), and the session of a training run.
+"""The task of a phase, and the session of a training run. A task is a network with its batches and
+its loss.
 
 Every phase is a regression: the network learns to map the inputs of a :class:`Batch` to the target.
 Sample i of a phase depends only on the run's seed and on i. So a range of positions identifies a
@@ -39,7 +40,7 @@ class Batch(NamedTuple):
     inputs: tuple[Tensor, ...]
     """Arguments of the network, each (B, ...)."""
     target: Tensor
-    """Desired outputs, (B, ...); (M, ...) for a loss that compares whole batches."""
+    """Desired outputs, (B, ...). A loss that compares whole batches may have (M, ...)."""
 
     @property
     def size(self) -> int:
@@ -47,7 +48,7 @@ class Batch(NamedTuple):
         return len(self.inputs[0])
 
     def split(self, parts: int) -> list["Batch"]:
-        """Return at most ``parts`` batches, equally large except for the last."""
+        """Return at most ``parts`` batches. All batches except the last are equally large."""
         if parts == 1:
             return [self]
         inputs = zip(*(part.chunk(parts) for part in self.inputs), strict=True)
@@ -79,7 +80,7 @@ class Task(ABC):
         network's device."""
 
     def remarks(self) -> tuple[str, ...]:
-        """Return lines that are logged after the last update of this process."""
+        """Return lines for the log after the last update of this process."""
         return ()
 
     def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
@@ -89,8 +90,8 @@ class Task(ABC):
 
 
 Loaded = tuple[Drawn, torch.cuda.Event | None]
-"""Tensors of a batch, and the event after the copies to a card. None: the tensors are already
-copied."""
+"""Tensors of a batch, and the event after the copies to a card. The event is None if the tensors
+are already copied."""
 DEPTH = 2
 """Number of batches drawn in advance. A batch is ready while the next batch is being made."""
 
@@ -127,7 +128,7 @@ def load_batches(
             current.wait_event(event)
             for tensor in tensors:
                 if tensor.is_cuda:
-                    # keep the tensor's memory until this stream has used it
+                    # keep the tensor's memory until the current stream has used the tensor
                     tensor.record_stream(current)
         return tensors
 
@@ -135,7 +136,7 @@ def load_batches(
         for step in count(start):
             yield task.batch(*load(step)[0])
     thread = ThreadPoolExecutor(1, "batches")
-    context = copy_context()  # the context holds the names of settings in messages, and the silence
+    context = copy_context()  # keeps the names for messages, and the silence
     ahead: deque[Future[Loaded]] = deque()
     if stream:
         thread.submit(torch.cuda.set_device, device)
@@ -154,9 +155,9 @@ def load_batches(
 
 
 OnLog = Callable[[PhaseName, int, float | None, Callable[[], Path]], object]
-"""(phase, step, mean loss, save), where ``save`` writes a checkpoint and returns the run folder.
-If the function returns False, training ends after a checkpoint. Every other value lets training
-continue."""
+"""Function of (phase, step, mean loss, save). ``save`` writes a checkpoint and returns the run
+folder. If the function returns False, training ends after a checkpoint. Every other value lets
+training continue."""
 
 
 @dataclass

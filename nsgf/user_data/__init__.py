@@ -1,4 +1,4 @@
-"""The user's data: images of a folder or a file, and points of a table."""
+"""The user's data, which are images of a folder or a file, or points of a table."""
 
 from dataclasses import replace
 
@@ -12,7 +12,8 @@ from nsgf.user_data.points import SourceTable, TableSet
 
 def find_target(config: DataConfig) -> Target:
     """Return the record of the data set that the section ``data`` names. The record has names of
-    classes only if networks get labels. Raise UserError if a user's data were not inspected."""
+    classes only if networks get labels. Raise UserError if the program has not inspected a user's
+    data."""
     if config.name == "points":
         return TableSet(saved_facts(config), config.path, has_classes=config.conditional)
     target = image_set(config) if config.name == "images" else DATA_SETS[config.name]
@@ -28,8 +29,8 @@ def load_data(config: DataConfig, seed: int) -> Data:
 
 
 def load_source(config: DataConfig, seed: int) -> Data | None:
-    """Return data whose target is the source file; None: the source is a distribution. Raise
-    UserError if files are missing, damaged or changed, or a class is empty."""
+    """Return data whose target is the source file. Return None if the source is a distribution.
+    Raise UserError if files are missing, damaged or changed, or a class is empty."""
     if config.source != SOURCE_FILE:
         return None
     with reading_source(config) as section:

@@ -1,5 +1,5 @@
-"""The data at ``data.path`` and ``data.source_path``: paths, arrays, and the facts that a run saves
-about the data.
+"""Paths and arrays of the data at ``data.path`` and ``data.source_path``, and the facts that a run
+saves about the data.
 
 Shapes: N samples.
 """
@@ -25,7 +25,7 @@ from nsgf.system.errors import (
 from nsgf.system.seeding import make_generator
 
 LEAST = 16
-"""Smallest number of images or points that can be trained on."""
+"""Smallest number of images or points for training."""
 
 LEAST_OF_CLASS = 10
 """Smallest number of images or points in each class."""
@@ -41,16 +41,16 @@ Inspection = tuple[DataFacts, tuple[str, ...]]
 
 
 def shown_place(place: str | None) -> str:
-    """Return a user's path, or ``your data`` for samples that a caller passed from memory. Without
-    a path, return nothing."""
+    """Return a user's path, or ``your data`` for samples that a caller passed from memory. If there
+    is no path, return an empty text."""
     if not place:
         return ""
     return "your data" if Path(place).parent.name == MEMORY_FOLDER else place
 
 
 def saved_facts(config: DataConfig) -> DataFacts:
-    """Return the facts about the data at ``data.path`` at the start of the run. Raise UserError if
-    the facts are missing, or do not fit this kind of data."""
+    """Return the facts about the data at ``data.path``, which the run has saved at its start. Raise
+    UserError if the facts are missing, or do not fit this kind of data."""
     facts = config.found
     if facts is None:
         raise wrong_setting("data.path", config.path, f"name the {config.name} to train on")
@@ -82,7 +82,7 @@ def check_same_data(config: DataConfig, checksum: str) -> None:
 
 def data_path(config: DataConfig) -> Path:
     """Return ``data.path`` as a path. Raise UserError if ``data.path`` is null, as in exported
-    runs, or if it is no .npz file although ``data.key`` is set."""
+    runs. Also raise UserError if ``data.key`` is set and the path is no .npz file."""
     if config.path is None:
         raise wrong_setting("data.path", "null", f"must say where the {config.name} are")
     path = Path(config.path).expanduser()
@@ -93,8 +93,9 @@ def data_path(config: DataConfig) -> Path:
 
 @contextmanager
 def reading_source(config: DataConfig) -> Iterator[DataConfig]:
-    """Context with the section ``data`` in which the samples of the source take the place of the
-    target. Messages about ``data.path`` name ``data.source``."""
+    """Context that yields a copy of the section ``data`` in which the samples of the source take
+    the place of the target. In the context, messages name ``data.source`` in place of
+    ``data.path``."""
     path = config.source_path
     section = replace(
         config,
@@ -111,8 +112,9 @@ def reading_source(config: DataConfig) -> Iterator[DataConfig]:
 
 
 def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
-    """Return the sorted indices of the samples to train on, and of the held-out samples, int64.
-    Raise UserError if either part is too small."""
+    """Return the sorted indices of the training samples, and the sorted indices of the held-out
+    samples, int64. Raise UserError if there are too few training samples or too few held-out
+    samples."""
     share = config.held_out
     held = round(share * count)
     if share and not LEAST <= held <= count - LEAST:
@@ -126,9 +128,10 @@ def split_rows(config: DataConfig, count: int) -> tuple[Tensor, Tensor]:
 
 def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
     """Return an array, and the labels if there are any. A .npy file is mapped into memory. In a
-    .npz file, the array is ``data.key`` if it is set, else the array ``images`` or ``points``, else
-    the only array. The labels have the same prefix as the array: ``labels``, or ``test_labels`` for
-    ``test_images``. A missing or damaged array may raise any type of error."""
+    .npz file, ``data.key`` names the array. If ``data.key`` is not set, take the array ``images``
+    or ``points``, or else the only array. The array of labels has the same prefix as this array.
+    For example, ``test_labels`` belongs to ``test_images``. A missing or damaged array may raise
+    any type of error."""
     # torch needs a writable array; mode "c" never writes to the file
     file = data_path(config)
     try:
@@ -158,11 +161,11 @@ def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
 
 def number_classes(labels: np.ndarray, kind: str) -> tuple[list[str], np.ndarray]:
     """Return the sorted names of the K classes, and each sample's class as a number from 0 to
-    K - 1, int64, (N,). Raise ValueError if there is one class only, or if a class has too few
+    K - 1, int64, (N,). Raise ValueError if there is only one class, or if a class has too few
     samples.
 
     Args:
-        labels: the class of each sample, whole numbers or texts, (N,).
+        labels: the class of each sample as a whole number or a text, (N,).
         kind: ``images`` or ``points``.
     """
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)

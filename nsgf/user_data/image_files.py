@@ -1,4 +1,4 @@
-"""One image file: opened by Pillow, checked, and converted to bytes.
+"""Open an image file with Pillow, check it, and convert the image to bytes.
 
 Pillow opens some kinds of TIFF, PNG and JPEG 2000 without an error, but decodes them to wrong
 values. :func:`open_image` refuses such files. The user can convert them with another program.
@@ -12,26 +12,28 @@ import torch
 from torch import Tensor
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
-"""Formats that Pillow may read. For some further formats, Pillow would start programs."""
+"""Formats that Pillow may read. For some formats outside of this list, Pillow would start
+programs."""
 GREY = "1LI"
-"""First letters of Pillow's modes without colour. Modes with an I have 16 bits per pixel."""
+"""First letters of Pillow's modes without colour. Modes that begin with I have 16 bits per
+pixel."""
 FULL_RANGE = (0, 255, 128, 255, 128, 255)
-"""Values of black and white in Y, Cb and Cr if these use the full range."""
+"""Values of black and white for each of Y, Cb and Cr if the channels use the full range."""
 
 
 def open_image(content: bytes) -> Any:
     """Return the image of a file as an image of Pillow. Its pixels are not decoded yet.
 
     Raises:
-        ValueError: Pillow cannot read the file, would decode this kind of file to wrong values, or
-            the range of the pixels is not known.
+        ValueError: Pillow cannot read the file, Pillow would decode this kind of file to wrong
+            values, or the range of the pixels is not known.
         Exception: A damaged file may raise any type of error.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(BytesIO(content), formats=FORMATS)
-    except UnidentifiedImageError:  # Pillow's message would name an object in memory
+    except UnidentifiedImageError:  # Pillow's message names an object in memory
         raise ValueError("damaged, or of a kind that Pillow does not read") from None
     problem = ""
     if image.format == "TIFF":
@@ -48,8 +50,8 @@ def open_image(content: bytes) -> Any:
 
 
 def _tiff_problem(image: Any) -> str:
-    """Return the reason why Pillow would decode a TIFF to wrong values, or an empty text. The
-    numbers come from the TIFF specification."""
+    """Return the reason why Pillow would decode a TIFF to wrong values. Return an empty text if
+    there is no reason. The numbers below come from the TIFF specification."""
     tags = image.tag_v2
     photometric = tags.get(262)
     bits = max(tags.get(258, (1,)))
@@ -86,15 +88,15 @@ def _tiff_problem(image: Any) -> str:
 
 
 def _png_problem(image: Any, content: bytes) -> str:
-    """Return the same as :func:`_tiff_problem` for a PNG."""
+    """Return the reason why Pillow would decode a PNG to wrong values, or an empty text."""
     bits = content[24]  # bit depth in the first chunk, IHDR
     has_colour_key = "transparency" in image.info and image.mode != "P"
     return f"a transparent colour of {bits} bits" if has_colour_key and bits not in (1, 8) else ""
 
 
 def _jpeg2000_problem(image: Any, content: bytes) -> str:
-    """Return the same as :func:`_tiff_problem` for a JPEG 2000. If there are several channels of
-    more than 8 bits, Pillow decodes white as 0."""
+    """Return the reason why Pillow would decode a JPEG 2000 to wrong values, or an empty text. If
+    the file has several channels of more than 8 bits, Pillow decodes white as 0."""
     if len(image.getbands()) == 1:
         return ""
     size = content.index(b"\xff\x4f\xff\x51")  # the markers SOC and SIZ
@@ -118,11 +120,12 @@ def has_more_channels(image: Any) -> bool:
 
 
 def image_pixels(image: Any, channels: int, size: int) -> Tensor:
-    """Convert an image of Pillow to bytes. Rotate it as the EXIF data say, put it on white, and
-    scale the middle square. uint8, (C, size, size)"""
+    """Convert an image of Pillow to bytes. Rotate the image as the EXIF data say, put a white
+    background behind transparent pixels, and scale the square in the middle. uint8, (C, size,
+    size)"""
     from PIL import Image, ImageOps
 
-    image.draft(None, (2 * size, 2 * size))  # six times as fast for large JPEG photos
+    image.draft(None, (2 * size, 2 * size))  # large JPEG photos load six times as fast
     image = ImageOps.exif_transpose(image)
     if image.mode[0] == "I":  # Pillow would clip 16-bit values at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

@@ -1,9 +1,11 @@
-"""The user's images: a folder, decoded by Pillow into one uint8 tensor, or a .npz or .npy file.
+"""The user's images, from a folder, a .npz file or a .npy file. Pillow decodes the images of a
+folder into one uint8 tensor.
 
 Images of a folder are sorted by name. Subfolders on the first level are the classes, as in
-torchvision's ImageFolder; images may also lie deeper, or all in the folder itself. A .npz file has
-the array ``images``, or the array that ``data.key`` names. For classes it also has ``labels`` (N,).
-A .npy file of uint8 (N, C, H, W) stays on the disk, and may be larger than memory.
+torchvision's ImageFolder. Images may also lie in deeper folders. Without classes, all images may
+lie in the folder itself. A .npz file has the array ``images``, or the array that ``data.key``
+names. For classes it also has ``labels`` (N,). A .npy file of uint8 (N, C, H, W) stays on the disk,
+and may be larger than memory.
 """
 
 import hashlib
@@ -64,18 +66,20 @@ DATA_PARTS = (
         "Segmentation(?:Class|Object|s)?|annotations?|masks?|labels?|gt|targets?|HR",
     ),
 )
-"""Words in names of folders that mark parts of a data set. If a data set has several parts in one
-row, the program trains on the leftmost of them."""
+"""Words in the names of folders that mark parts of a data set. If a data set has folders for
+several words of one row, the program proposes the leftmost word's folder for training."""
 SLACK = 1e-3
-"""Largest distance of floats from [-1, 1]. It is a fraction of the step between two bytes."""
+"""Floats may lie at most this far outside of [-1, 1]. The value is a fraction of the step between
+two bytes."""
 
 
 def find_images(
     root: Path, broken: Collection[str] = (), least: int = LEAST
 ) -> tuple[list[Path], Counter[str]]:
     """Return the sorted relative paths of the images below a folder, without hidden and broken
-    images. Also return the number of files that are no images, by ending. Follow links, except to a
-    folder that contains the link. Raise UserError if there are fewer than ``least`` images."""
+    images. Also return the number of files that are no images, by ending. Follow links, except a
+    link to a folder that contains the link. Raise UserError if there are fewer than ``least``
+    images."""
     from PIL import Image
 
     if not root.is_dir():
@@ -114,9 +118,9 @@ def find_images(
 
 def find_parts(files: list[Path]) -> list[Path]:
     """Return sibling folders that look like parts of one data set, such as train and test, or
-    images and masks. The first folder is the part to train on. Return an empty list if there are
-    none. Names of parts differ only in the word for the part, as in seg_train and seg_test, or
-    train2017 and val2017."""
+    images and masks. The first folder is the part that the program proposes for training. The names
+    of the folders differ only in the word for the part, as in seg_train and seg_test, or train2017
+    and val2017. Return an empty list if there are no such folders."""
     innermost = {file.parent for file in files}
     folders = innermost.union(*(folder.parents for folder in innermost))
     for words in DATA_PARTS:
@@ -135,12 +139,12 @@ def find_parts(files: list[Path]) -> list[Path]:
 
 
 def is_array(config: DataConfig) -> bool:
-    """Whether ``data.path`` is a file of arrays; otherwise it is a folder."""
+    """Whether ``data.path`` is a file of arrays, and not a folder."""
     return data_path(config).suffix.lower() in ARRAYS
 
 
 def inspect_images(config: DataConfig) -> Inspection:
-    """Describe the images of ``data.path``. In a folder, only some images are decoded.
+    """Describe the images of ``data.path``. For a folder, decode only some of the images.
 
     Raises:
         UserError: the folder or file does not exist, or its content cannot be used as images.
@@ -166,12 +170,12 @@ def inspect_images(config: DataConfig) -> Inspection:
 
 
 def inspect_source_images(config: DataConfig) -> Inspection:
-    """Describe the images of the source. ``config``: the section ``data`` with the facts about the
-    target, whose size and channels the images get.
+    """Describe the images of the source. ``config`` is the section ``data`` with the facts about
+    the target. The images get the size and the channels of the target.
 
     Raises:
-        UserError: the images cannot be used, images of a file have another size than the target, or
-            the classes differ from those of the target.
+        UserError: the images cannot be used, the images of a file and the target differ in size, or
+            the classes and the target's classes differ.
     """
     target = saved_facts(config)
     with reading_source(config) as section:
@@ -228,9 +232,9 @@ class _ImageFacts(NamedTuple):
     size: tuple[int, int]
     """(width, height) in pixels."""
     has_more_channels: bool
-    """Whether channels of the file are left out."""
+    """Whether the program leaves out channels of the file."""
     has_more_pictures: bool
-    """Whether pictures of the file are left out."""
+    """Whether the program leaves out pictures of the file."""
     hash: int
     """Hash of the content of the file."""
 
@@ -249,7 +253,7 @@ class _FolderFacts(NamedTuple):
 
 
 def _inspect_folder(config: DataConfig) -> tuple[DataFacts, int, list[str]]:
-    """Return the same as :func:`_inspect_array` for a folder."""
+    """Return a description of a folder, the number of different images, and lines for the user."""
     root = data_path(config)
     folder = _read_folder(root, config.skip_broken)
     files = folder.files
@@ -285,7 +289,8 @@ def _inspect_folder(config: DataConfig) -> tuple[DataFacts, int, list[str]]:
 
 def _read_folder(root: Path, skip_broken: bool) -> _FolderFacts:
     """Read each image file of a folder. With ``skip_broken``, also decode the images, and leave out
-    broken images. Otherwise raise UserError for the first broken image."""
+    broken images. Without ``skip_broken``, raise UserError for the first file that cannot be
+    opened."""
     digest = hashlib.sha256()
     images = []
     broken = []
@@ -308,8 +313,8 @@ def _read_folder(root: Path, skip_broken: bool) -> _FolderFacts:
 
 
 def _image_facts(content: bytes, *, decodes: bool) -> _ImageFacts:
-    """Return the facts of an image file. With ``decodes``, raise an error if its pixels are
-    damaged."""
+    """Return the facts about an image file. With ``decodes``, also decode the pixels, and raise an
+    error if they are damaged."""
     image = open_image(content)
     is_grey = image.mode[0] in GREY
     highest = int(np.max(image)) if image.mode[0] == "I" else 0
@@ -323,7 +328,8 @@ def _image_facts(content: bytes, *, decodes: bool) -> _ImageFacts:
 
 
 def _notes_of_folder(folder: _FolderFacts) -> list[str]:
-    """Return lines about files and parts of files that are left out, and about dark images."""
+    """Return lines about files that are left out, about parts of files that are left out, and about
+    dark images."""
     notes = []
     left_out = folder.left_out
     if left_out:
@@ -342,9 +348,10 @@ def _notes_of_folder(folder: _FolderFacts) -> list[str]:
 
 
 def _find_classes(root: Path, files: list[Path]) -> tuple[list[str], list[str]]:
-    """Return the names of the subfolders if they are classes, otherwise no names. Also return lines
-    for the user. Subfolders are classes if each has enough images, and if they are not parts of a
-    data set such as train and test."""
+    """Return the names of the subfolders if the subfolders are classes, else no names. Also return
+    lines for the user. Subfolders are classes if each subfolder has enough images, no image lies
+    outside of the subfolders, and the subfolders are not parts of a data set such as train and
+    test."""
     notes = []
     parts = find_parts(files)
     if parts:
@@ -369,8 +376,9 @@ def _find_classes(root: Path, files: list[Path]) -> tuple[list[str], list[str]]:
 
 
 def _common_side(sizes: set[tuple[int, int]]) -> int | None:
-    """Return the side of images that are all squares of one size. It is rounded down so that
-    halving it reaches 16 or less. Return None if sizes differ, or if images are large or tiny."""
+    """Return the side of images that are all squares of one size. The side is rounded down, so that
+    at most two halvings give a whole number of at most 16. Return None if sizes differ, or if
+    images are large or tiny."""
     side, height = min(sizes)
     if len(sizes) > 1 or side != height or not LEAST_SIDE <= side <= MOST_SIDE:
         return None
@@ -380,7 +388,7 @@ def _common_side(sizes: set[tuple[int, int]]) -> int | None:
 
 def _usable(config: DataConfig) -> list[Path]:
     """Return the paths of the images of the folder, without broken images. An exported run does not
-    list its broken images, so read the folder again."""
+    list its broken images, so inspect its folder again."""
     broken = saved_facts(config).broken
     if broken is None and config.skip_broken:
         broken = _inspect_folder(config)[0].broken
@@ -388,8 +396,8 @@ def _usable(config: DataConfig) -> list[Path]:
 
 
 def image_set(config: DataConfig) -> ImageSet:
-    """Return the record of the images of ``data.path``, made from ``data.found``. Raise UserError
-    if ``data.size`` differs from the size in ``data.found``."""
+    """Return the record of the images of ``data.path``, from the facts in ``data.found``. Raise
+    UserError if ``data.size`` differs from the size in ``data.found``."""
     facts = saved_facts(config)
     channels, height, width = facts.shape
     if config.size not in (None, "auto", height):
@@ -411,7 +419,7 @@ def image_set(config: DataConfig) -> ImageSet:
 
 
 def read_images(config: DataConfig, held_out: bool = False) -> Tensor:
-    """Return the images of ``data.path`` to train on, or the held-out images. uint8, (N, C, S, S)
+    """Return the training images of ``data.path``, or the held-out images.  uint8, (N, C, S, S)
 
     Raises:
         UserError: an image is broken, or the images have changed since the run began.
@@ -493,15 +501,16 @@ def _read_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None, lis
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise wrong_setting("data.path", data_path(config), one_line(error)) from error
     digest = hashlib.sha256(repr(images.shape).encode())
-    for image in images:  # one by one, because all images may be larger than memory
+    for image in images:  # one by one, because memory may be too small for all images
         digest.update(image.tobytes())
     digest.update(b"" if classes is None else classes.tobytes())
     return images, classes, names, digest.hexdigest()[:12]
 
 
 def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
-    """Return images (N, C, H, W), (N, H, W, C) or (N, H, W), bytes or floats in [-1, 1], as bytes
-    (N, C, H, W). Raise ValueError if shape, type or range is wrong, or if N < ``least``."""
+    """Return images as bytes (N, C, H, W). ``images`` has the shape (N, C, H, W), (N, H, W, C) or
+    (N, H, W), and holds bytes or floats in [-1, 1]. Raise ValueError if shape, type or range is
+    wrong, or if N < ``least``."""
     layouts = [images, np.moveaxis(images, -1, 1)] if images.ndim == 4 else [images[:, None]]
     fitting = [
         layout

@@ -1,4 +1,4 @@
-"""The user's points: a table in a file, standardised for networks.
+"""The user's points, which are a table in a file. They are standardised for networks.
 
 Shapes: N points, D coordinates.
 """
@@ -56,10 +56,11 @@ LABELS = "labels"
 """Name of the array of classes in a .npz file."""
 SUFFIXES = (*ARRAYS, ".csv", ".tsv", ".txt", ".parquet", ".xlsx")
 FAR_SCALE = 10.0
-"""Ratio of standard deviations of source and target from which on a line asks about the unit."""
+"""If the standard deviations of source and target differ by more than this factor, a line asks
+about the unit."""
 LARGEST_VALUE = 1e150
-"""Largest absolute value of a coordinate, so that squares stay within float64. 1 / LARGEST_VALUE is
-the smallest range."""
+"""Largest absolute value of a coordinate. With this limit, squares stay within float64. 1 /
+LARGEST_VALUE is the smallest range of a column that is not constant."""
 REMEDIES = {
     "unpack it": ".zip .gz .bz2 .xz .zst .7z .tar .tgz .rar",
     "for pictures name their folder, with {images}": (
@@ -86,7 +87,7 @@ class TableSet(Target):
     def __init__(
         self, facts: DataFacts, file: str | None = None, *, has_classes: bool = False
     ) -> None:
-        """``has_classes``: whether networks get the classes in the facts, if there are any."""
+        """``has_classes`` says whether networks get the classes, if the facts contain classes."""
         has_first_row = Path(file or "").suffix.lower() not in (*ARRAYS, ".parquet")
         self.unread = frozenset() if has_first_row else frozenset({"header"})
         self.shape = tuple(facts.shape)
@@ -116,7 +117,7 @@ class TableSet(Target):
         return sum(map(math.log, self._scale or ()))
 
     def from_units(self, samples: Tensor) -> Tensor:
-        """Return points of the file, standardised for networks.  (N, D) -> float32"""
+        """Standardise points of the file for networks.  (N, D) -> float32"""
         wide = samples.double()
         return ((wide - wide.new_tensor(self._mean)) / wide.new_tensor(self._scale)).float()
 
@@ -134,9 +135,9 @@ class SourceTable(TableSet):
 
 
 def inspect_points(config: DataConfig) -> Inspection:
-    """Read the points of ``data.path``, and describe the points to train on. Raise UserError if
-    float64 rounds away the differences of a column, and the errors of :func:`read_table` and
-    :func:`leave_out_constants`."""
+    """Read the points of ``data.path``, and describe the training points. Raise UserError if
+    float64 rounds away the differences within a column. Also raise the errors of :func:`read_table`
+    and :func:`leave_out_constants`."""
     table = read_table(config)
     if not config.found:
         _refuse_rounded(config, table)
@@ -144,7 +145,8 @@ def inspect_points(config: DataConfig) -> Inspection:
     count, dim = table.values.shape
     trained = split_rows(config, count)[0].numpy()
     rows = table.values[trained]
-    # subtract a value first where numbers are large, because float64 would round their mean
+    # in columns of large numbers that differ little, subtract a value first, because float64 would
+    # round their mean
     close = close_columns(rows)
     start = np.zeros(dim)
     start[close] = rows[0, close]
@@ -180,7 +182,7 @@ def inspect_points(config: DataConfig) -> Inspection:
 
 
 def inspect_source_points(config: DataConfig) -> Inspection:
-    """Read the points of the source, and compare them with the target. ``config``: the section
+    """Read the points of the source, and compare them with the target. ``config`` is the section
     ``data`` with the facts about the target. Raise the errors of :func:`read_matching`."""
     target = saved_facts(config)
     names = target.names or []
@@ -231,7 +233,7 @@ def inspect_source_points(config: DataConfig) -> Inspection:
 
 
 def _refuse_rounded(config: DataConfig, table: PointTable) -> None:
-    """Raise UserError if float64 rounds away the differences of a column."""
+    """Raise UserError if float64 rounds away the differences within a column."""
     if table.rounded:
         name = table.rounded[0]
         values = table.values[:, table.names.index(name)]
@@ -244,8 +246,8 @@ def _refuse_rounded(config: DataConfig, table: PointTable) -> None:
 
 
 def _notes_of_counters(table: PointTable, trained: np.ndarray) -> list[str]:
-    """Return a line about columns that count the rows, unless all columns count the rows.
-    ``trained``: numbers of the rows to train on."""
+    """Return a line about columns that contain the row numbers. If all columns contain them, return
+    no line. ``trained`` has the numbers of the training rows."""
     rows = table.values[trained]
     candidates = np.flatnonzero(rows[-1] - rows[0] == trained[-1] - trained[0])
     ranges = np.ptp(rows[:, candidates] - trained[:, np.newaxis], axis=0)
@@ -262,8 +264,8 @@ def _notes_of_counters(table: PointTable, trained: np.ndarray) -> list[str]:
 
 
 def _notes_of_far_values(table: PointTable, rows: np.ndarray) -> list[str]:
-    """Return a line about the first value of a table that is far from the middle of ``rows``, the
-    points to train on."""
+    """Return a line about the first value of a table that is far from the middle of ``rows``, which
+    are the training points."""
     values = table.values
     cut = len(rows) // 100 + 1
     middle = np.sort(rows, axis=0)[cut:-cut]
@@ -278,8 +280,8 @@ def _notes_of_far_values(table: PointTable, rows: np.ndarray) -> list[str]:
 
 
 def classes_of_table(config: DataConfig, table: PointTable) -> list[str]:
-    """Return the sorted names of the classes of the table of ``data.path``; empty: it has no
-    classes. Raise UserError if a class has too few rows."""
+    """Return the sorted names of the classes in a table of ``data.path``. Return an empty list if
+    the table has no classes. Raise UserError if a class has too few rows."""
     if table.labels is None:
         return []
     try:
@@ -290,8 +292,8 @@ def classes_of_table(config: DataConfig, table: PointTable) -> list[str]:
 
 
 def _checksum(table: PointTable) -> str:
-    """Return a checksum of shape and values, and of the classes if there are any. The checksum does
-    not depend on the type of the file."""
+    """Return a checksum of the table's shape and values, and of its classes if it has classes. The
+    checksum does not depend on the type of the file."""
     digest = hashlib.sha256(repr(table.values.shape).encode())
     digest.update(np.ascontiguousarray(table.values, "<f8").tobytes())
     if table.labels is not None:
@@ -300,7 +302,7 @@ def _checksum(table: PointTable) -> str:
 
 
 def read_table(config: DataConfig) -> PointTable:
-    """Return the chosen columns of the points of ``data.path``, which are all finite. For a run
+    """Return the chosen columns of the points of ``data.path``. All values are finite. For a run
     that has begun, leave out constant columns. Raise UserError if the file is no table with enough
     points, if its classes cannot be used, or if the points have changed since the run began."""
     file = data_path(config)
@@ -333,10 +335,10 @@ def read_table(config: DataConfig) -> PointTable:
 def read_matching(
     config: DataConfig, names: Sequence[str], label_name: str | None = None
 ) -> PointTable:
-    """Return the columns ``names`` of the points of ``data.path``, which are all finite. Raise
-    UserError if the file is no table with enough points, if it lacks a column, if its classes
-    cannot be used, or if the points have changed since the run began. ``label_name``: name of the
-    column with the classes; None: without classes."""
+    """Return the columns ``names`` of the points of ``data.path``. All values are finite.
+    ``label_name`` is the name of the column with the classes; None: without classes. Raise
+    UserError if the file is no table with enough points, if a column is missing, if the classes
+    cannot be used, or if the points have changed since the run began."""
     file = data_path(config)
     try:
         table = match_table(open_table(config, file), names, label_name, file.name)
@@ -356,11 +358,12 @@ def read_matching(
 def match_table(
     raw: RawTable, names: Sequence[str], label_name: str | None, table_name: str
 ) -> PointTable:
-    """Return the columns ``names`` of a table, which are all finite, and the classes in the column
-    ``label_name`` if the table has this column. ``table_name``: name in a line about columns that
-    are left out. Raise ValueError if a column is missing, or a cell cannot be used."""
+    """Return the columns ``names`` of a table. All values are finite. If the table has the column
+    ``label_name``, also return the classes in this column. A line about columns that are left out
+    uses ``table_name``. Raise ValueError if a column is missing, or a cell cannot be used."""
     label = None
-    # without names, a table that has only the coordinates may have a column of the same number
+    # if the columns have no names, a table without classes may have a coordinate with the number
+    # that the column of the classes has in the target, so compare the numbers of columns
     if label_name in raw.names and len(raw.names) > len(names):
         label = raw.names.index(label_name)
     elif label_name == LABELS and raw.labels is not None:
@@ -386,7 +389,8 @@ def cut_columns(raw: RawTable, columns: list[int]) -> RawTable:
 def find_label(config: DataConfig, raw: RawTable) -> int | None:
     """Return the number of the column ``data.label``, from 0; None: without classes. The number
     after the last column stands for the array ``labels``. Raise ValueError if the column does not
-    exist, or has the name of one column and the number of another."""
+    exist. Also raise it if ``data.label`` is the name of one column and the number of another
+    column."""
     key = config.label
     if key is None:
         return None
@@ -428,8 +432,8 @@ def read_classes(raw: RawTable, label: int) -> np.ndarray:
 
 def match_columns(raw: RawTable, names: Sequence[str]) -> tuple[RawTable, list[str]]:
     """Return a table with the columns ``names`` of the target, and the names of the columns that
-    are left out. Columns are matched by name. If source or target has no names, they are matched by
-    number. Raise ValueError if a column is missing or occurs twice."""
+    are left out. Columns are matched by name. If the source or the target has no names of columns,
+    columns are matched by number. Raise ValueError if a column is missing or occurs twice."""
     counts = Counter(raw.names)
     wrong = [name for name in names if counts[name] != 1]
     columns = [] if wrong else [raw.names.index(name) for name in names]
@@ -448,7 +452,7 @@ def match_columns(raw: RawTable, names: Sequence[str]) -> tuple[RawTable, list[s
 
 
 def open_table(config: DataConfig, file: Path, least: int = LEAST) -> RawTable:
-    """Return the table of a file, with ``least`` rows or more. A file that is no table of points
+    """Return the table of a file. It has at least ``least`` rows. A file that is no table of points
     may raise any type of error."""
     suffix = file.suffix.lower()
     if not file.is_file():
@@ -484,13 +488,14 @@ def choose_columns(
     saved_names: list[str] | None,
     label: int | None = None,
 ) -> list[int] | None:
-    """Return the numbers of the columns to use, from 0; None: all. Raise ValueError if
-    ``data.columns`` does not fit.
+    """Return the numbers of the columns to use, from 0; None: all columns. Raise ValueError if
+    ``data.columns`` does not fit the table.
 
     Args:
-        saved_names: names of the columns with which a run began. They are used if there is no
-            ``data.columns``, because an earlier version of the program may have read fewer columns.
-        label: number of the column with the classes, which is not used; None: without classes.
+        saved_names: names of the columns with which a run began. Without ``data.columns``, these
+            columns are used, because an earlier version of the program may have read fewer columns.
+        label: number of the column with the classes; None: without classes. This column is never
+            chosen.
     """
     if not config.columns:
         every = None if label is None else [n for n in range(len(names)) if n != label]
@@ -528,8 +533,8 @@ def format_columns(names: list[str]) -> str:
 
 
 def finite_values(raw: RawTable, remedy: str = "") -> np.ndarray:
-    """Return the numbers of a table. Raise ValueError with place, reason and ``remedy`` if a cell
-    is not finite. float64, (N, D)"""
+    """Return the numbers of a table. If a cell is not finite, raise ValueError with its place, the
+    reason and ``remedy``.  float64, (N, D)"""
     values = to_numbers(raw.cells)
     is_bad = ~(np.abs(values) <= LARGEST_VALUE)
     if not is_bad.any():
@@ -553,7 +558,7 @@ def columns_hint() -> str:
 
 
 def leave_out_constants(config: DataConfig, table: PointTable) -> PointTable:
-    """Return a table without columns that are constant on the rows to train on. Raise UserError if
+    """Return a table without the columns that are constant on the training rows. Raise UserError if
     ``data.columns`` names a constant column, or if all columns are constant."""
     rows = table.values[split_rows(config, len(table.values))[0].numpy()]
     is_constant = np.ptp(rows, axis=0) < 1 / LARGEST_VALUE

@@ -1,4 +1,4 @@
-"""Samples of the source that the user passes. A run moves them in their order.
+"""Samples of the source that the user passes. A run moves them in the given order.
 
 Shapes: N samples, *shape one sample.
 """
@@ -21,13 +21,13 @@ from nsgf.user_data.points import match_table, open_table
 from nsgf.user_data.tables import PointTable, RawTable
 
 FAR_START = 10.0
-"""A line says how many rows are more than this number of standard deviations away from the mean of
-the source."""
+"""If rows are more than this number of standard deviations away from the mean of the source, a line
+says how many."""
 
 
 @dataclass
 class Starts(Sampler):
-    """Samples that the user passes, in their order. Sample i is row i."""
+    """Samples that the user passes. Sample i is row i of the user's samples."""
 
     shape: Shape
     count: int
@@ -37,8 +37,7 @@ class Starts(Sampler):
     notes: Sequence[str] = ()
     """Lines for the user."""
     names: Sequence[str] = ()
-    """Names of the files of images without their endings, (N,); empty: the samples have no
-    names."""
+    """Names of the image files without their endings, (N,); empty: the samples have no names."""
     labels: Sequence[str] | None = None
     """Names of the classes of the samples, (N,); None: not known."""
 
@@ -48,12 +47,12 @@ class Starts(Sampler):
 
 def read_starts(config: DataConfig, target: Target, path: Path) -> Starts:
     """Return the samples of a file or folder. If the source is a distribution, points and arrays of
-    images have the units of networks.
+    images must be in the units of networks.
 
     Args:
         config: the section ``data`` of the run.
         target: the record of the target.
-        path: a table of points with the columns of the target; or a folder or file of images.
+        path: a table of points with the columns of the target, or a folder or file of images.
 
     Raises:
         UserError: the samples cannot be read, or do not have the target's shape.
@@ -84,14 +83,14 @@ def read_starts(config: DataConfig, target: Target, path: Path) -> Starts:
 
 
 def _match_starts(target: Target, raw: RawTable, table_name: str) -> PointTable:
-    """Return the columns of the target, and the classes if networks get classes and the table has
-    their column."""
+    """Return the columns of the target. Also return the classes if networks get classes and the
+    table has the column of the classes."""
     names = target.axes or [f"x{number}" for number in range(1, target.shape[0] + 1)]
     return match_table(raw, names, target.label_name, table_name)
 
 
 def starts_of_table(config: DataConfig, target: Target, raw: RawTable) -> Starts:
-    """Return the rows of a table as samples. Raise ValueError if there are none, if the table does
+    """Return the rows of a table as samples. Raise ValueError if the table has no rows, if it does
     not have the columns of the target, or if a cell is not finite."""
     shape = raw.cells.shape
     if len(shape) != 2:
@@ -102,7 +101,8 @@ def starts_of_table(config: DataConfig, target: Target, raw: RawTable) -> Starts
 
 
 def starts_of_points(config: DataConfig, target: Target, table: PointTable) -> Starts:
-    """Return points as samples, with a line if some are far from the source."""
+    """Return points as samples. If some points are far from the source, the samples have a line
+    about them."""
     points = torch.from_numpy(table.values)
     labels = None if table.labels is None else [*map(name_class, table.labels)]
     notes = table.notes
@@ -128,9 +128,9 @@ def starts_of_points(config: DataConfig, target: Target, table: PointTable) -> S
 
 
 def starts_of_images(config: DataConfig, target: Target, images: np.ndarray) -> Starts:
-    """Return images (N, C, H, W), (N, H, W, C) or (N, H, W) as samples: bytes, or floats in [-1,
-    1]. For a Gaussian source, the images must be noise (N, C, H, W). Raise ValueError for another
-    shape or range."""
+    """Return images (N, C, H, W), (N, H, W, C) or (N, H, W) as samples. The images are bytes, or
+    floats in [-1, 1]. For a Gaussian source, they must be noise (N, C, H, W). Raise ValueError for
+    another shape or range."""
     if config.source == STANDARD:
         if images.dtype.kind != "f" or not np.isfinite(images).all():
             raise ValueError(f"{images.dtype}; a run from noise needs finite floats")
@@ -154,8 +154,8 @@ def starts_of_images(config: DataConfig, target: Target, images: np.ndarray) -> 
 
 
 def _starts_of_folder(config: DataConfig, target: Target, root: Path) -> Starts:
-    """Return the images of a folder as samples. All images are decoded here, so that broken images
-    are found before any image is moved. They are decoded again when they are used.
+    """Return the images of a folder as samples. Decode all images here, to find broken images
+    before a run moves any image. The images are decoded again when they are used.
     ``data.skip_broken`` leaves out broken images.
     """
     if config.source == STANDARD:

@@ -1,4 +1,4 @@
-"""Tables of numbers in files and in memory. pandas reads them, and is imported only when it is
+"""Tables of numbers in files and in memory. pandas reads them. It is imported only when it is
 needed.
 
 Shapes: N rows, D columns.
@@ -22,17 +22,17 @@ RawCells = Any
 FINE = 1e-6
 """Largest error of rounding to float64, as a fraction of a column's range."""
 TEXT_LENGTH = 64
-"""Largest number of characters that are stored of a cell that is no number."""
+"""Largest number of characters that are stored for a cell that is not a number."""
 MOST_LABEL = 2**53
-"""Limit of the absolute value of a whole number that names a class, so that float64 is exact."""
+"""Limit of the absolute value of a whole number that names a class. Below it, float64 is exact."""
 ABOVE = re.compile(r"\s*\n|[^\S\n]*#[^\n]*\n")
-"""Matches empty lines or a comment."""
+"""Matches an empty line or a line with a comment."""
 PIECE = re.compile(r'"[^"]*"|[^"\n]+')
 """Matches a part of a row. A quoted part may have several lines."""
 QUOTED = re.compile(r'(^|[\t;,|])"[^"]*(?:""[^"]*)*"(?=[\t;,|]|$)')
 """Matches a quoted cell and the separator before it."""
 SPACES = r"\s+"
-"""Pattern of the separator if spaces separate the cells."""
+"""Separator pattern for cells that are separated by spaces."""
 DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
 """Matches a number such as 1,05."""
 MISSING = "missing; leave out rows with gaps"
@@ -55,8 +55,8 @@ REASONS = (
     (r"#.*", "text or a comment; comments may stand only above the table"),
     (r".*", "text; replace it by numbers, such as 0 and 1"),
 )
-"""Reason why a cell is no number, and advice. The first pattern that matches the cell's text
-applies."""
+"""Pattern of a cell's text, and reason why such a cell is no number, with advice. The first pattern
+that matches applies."""
 
 
 class RawTable(NamedTuple):
@@ -66,7 +66,7 @@ class RawTable(NamedTuple):
     names: list[str]
     """Names of the D columns."""
     locate: Callable[[int], str] = "row {}".format
-    """Function of a row's number (from 1) that returns its place in the file."""
+    """Function that returns the place of a row in the file, from the number of the row (from 1)."""
     note: str = ""
     """Line for the user."""
     hint: str = ""
@@ -83,7 +83,7 @@ class PointTable(NamedTuple):
     names: list[str]
     """Names of the D columns."""
     locate: Callable[[int], str] = "row {}".format
-    """Function of a row's number (from 1) that returns its place in the file."""
+    """Function that returns the place of a row in the file, from the number of the row (from 1)."""
     notes: tuple[str, ...] = ()
     """Lines for the user."""
     rounded: Sequence[str] = ()
@@ -95,15 +95,15 @@ class PointTable(NamedTuple):
 
 
 def column_names(titles: Iterable[Any]) -> list[str]:
-    """Return the names of columns from their titles, which may be empty."""
+    """Return the names of columns, made from their titles. A title may be empty."""
     return [
         one_line(str(title)) or f"coordinate {number}" for number, title in enumerate(titles, 1)
     ]
 
 
 def read_array(array: np.ndarray) -> RawTable:
-    """Return the table of an array (N, D), or of an array of records (N,) whose fields become
-    columns. An array of another shape has no names of columns."""
+    """Return the table of an array (N, D), or of an array of records (N,). Fields of records become
+    columns. For an array of any other shape, the list of names is empty."""
     fields = array.dtype.names
     if array.ndim != (1 if fields else 2):
         return RawTable(array, [])
@@ -122,7 +122,8 @@ def read_array(array: np.ndarray) -> RawTable:
 
 
 def _decoded(array: np.ndarray) -> np.ndarray:
-    """Return an array in this machine's byte order, which pandas needs, with bytes as text."""
+    """Return an array in this machine's byte order, because pandas needs this order. Bytes become
+    text."""
     if array.dtype.kind == "S":
         return np.char.decode(array, "utf-8", "replace")
     return array.astype(array.dtype.newbyteorder("="))
@@ -151,7 +152,8 @@ class _TextTable(NamedTuple):
 def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
     """Read a table from a file. A damaged file may raise any type of error.
 
-    ``header``: whether the first row has names; auto: true if one of its cells is not a number.
+    ``header``: whether the first row has names of columns. ``auto`` means true if a cell of the
+    first row is not a number.
     """
     import pandas as pd
 
@@ -162,7 +164,7 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
     table = _cut_table(_read_text(file))
     sep = _find_separator(table.first_row, is_txt=suffix == ".txt")
 
-    # find the names: in the first row, in the last comment, or nowhere
+    # find the names of the columns in the first row or in the last comment. There may be no names
     first = _first_cells(table, sep)
     if header == "auto":
         header = bool(np.isnan(pd.to_numeric(first, errors="coerce")).any())
@@ -187,7 +189,7 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
     begin = table.lines_above + (table.first_row.count("\n") + 1 if header else 0)
 
     def locate(number: int) -> str:
-        texts = frame[:number].select_dtypes(exclude="number")  # a text cell may have several lines
+        texts = frame[:number].select_dtypes(exclude="number")  # text may have several lines
         return f"line {begin + texts.to_csv(header=False).count(chr(10))}"
 
     hint = (
@@ -199,8 +201,8 @@ def read_file(file: Path, header: bool | Literal["auto"]) -> RawTable:
 
 
 def _read_text(file: Path) -> str:
-    """Return the text of a file. For a .xlsx file, return the first sheet, with tabs between cells.
-    Raise ValueError unless the text is in UTF-8."""
+    """Return the text of a file. For a .xlsx file, return the first sheet as text with tabs between
+    cells. Raise ValueError if the text is not in UTF-8."""
     import pandas as pd
 
     if file.suffix.lower() == ".xlsx":
@@ -229,8 +231,8 @@ def _cut_table(text: str) -> _TextTable:
 
 
 def _find_separator(row: str, *, is_txt: bool) -> str:
-    """Return the separator of the cells of a row; SPACES is a pattern. Spaces may separate cells
-    only in a .txt file."""
+    """Return the separator between the cells of a row, which may be the pattern SPACES. Spaces may
+    separate cells only in a .txt file."""
     bare = QUOTED.sub(r"\1", row)
     sep = "\t" if "\t" in bare else max(";,", key=bare.count)
     if ";" in bare and all(map(DECIMAL_COMMA.fullmatch, bare.split(";"))):
@@ -250,7 +252,8 @@ def _first_cells(table: _TextTable, sep: str) -> list[str]:
 
 
 def _refuse_gaps(table: _TextTable, column: str) -> None:
-    """Raise ValueError if a line in the table is empty. ``column``: name of the first column."""
+    """Raise ValueError if a line in the table is empty. ``column`` is the name of the first
+    column."""
     gap = re.search(r"\n[^\S\n]*\n", table.text)
     if gap and table.text.count('"', 0, gap.end()) % 2 == 0:
         line = table.lines_above + table.text.count("\n", 0, gap.end())
@@ -284,8 +287,8 @@ def _parse_rows(table: _TextTable, sep: str, *, has_names: bool) -> Any:
 
 
 def _has_decimal_commas(frame: Any, text: str) -> bool:
-    """Whether a table has decimal commas: its two columns are then one column of numbers such as
-    0,5."""
+    """Whether the two columns of a table are in fact one column of numbers with decimal commas,
+    such as 0,5."""
     is_whole = frame.shape[1] == 2 and all(kind.kind in "iu" for kind in frame.dtypes)
     return bool(is_whole and (frame[1] >= 0).all() and re.search(r"\b0\d|-0,", text))
 
@@ -299,9 +302,9 @@ def match_repeatedly(pattern: re.Pattern[str], text: str, begin: int = 0) -> int
 
 
 def with_index(frame: Any) -> tuple[Any, str]:
-    """Return a DataFrame with the named levels of the index as last columns, and a line for the
-    user. pyarrow and polars show a DataFrame in this form. Levels are left out if they have no
-    name, repeat a column or are not all numbers."""
+    """Return a DataFrame with the named levels of the index as its last columns, and a line for the
+    user. pyarrow and polars show a DataFrame in this form. A level is left out if it has no name,
+    if it repeats a column, or if some of its cells are not numbers."""
     import pandas as pd
 
     names = column_names(frame.columns)
@@ -351,8 +354,8 @@ def to_numbers(cells: RawCells) -> np.ndarray:
 
 
 def to_labels(cells: RawCells) -> np.ndarray:
-    """Return the class in each cell of one column: whole numbers if all cells are whole numbers,
-    otherwise texts.  (N, 1) -> int64 or text, (N,)"""
+    """Return the class in each cell of one column. If all cells are whole numbers, the classes are
+    whole numbers, else texts.  (N, 1) -> int64 or text, (N,)"""
     values = to_numbers(cells)[:, 0]
     if (np.abs(values) < MOST_LABEL).all() and (values == np.rint(values)).all():
         return values.astype(np.int64)
@@ -361,8 +364,8 @@ def to_labels(cells: RawCells) -> np.ndarray:
 
 
 def reason_of_label(labels: np.ndarray) -> tuple[int, str] | None:
-    """Return the first row, from 0, whose cell cannot name a class, and the reason; None: all cells
-    can. ``labels``: from :func:`to_labels`."""
+    """Return the number, from 0, of the first row whose cell cannot name a class, and the reason.
+    Return None if all cells can name a class. ``labels`` comes from :func:`to_labels`."""
     if labels.dtype.kind == "i":
         return None
     names, rows = np.unique(labels, return_index=True)
@@ -380,7 +383,8 @@ def reason_of_label(labels: np.ndarray) -> tuple[int, str] | None:
 
 
 def _number_columns(frame: Any) -> np.ndarray:
-    """Whether the type of each column holds only real numbers, true and false.  bool (D,)"""
+    """Return for each column whether its type allows only real numbers, true and false.  bool
+    (D,)"""
     from pandas.api import types
 
     kinds = {
@@ -402,9 +406,9 @@ def _numbers_of_cells(cells: np.ndarray) -> np.ndarray:
 
 
 def rounded_columns(cells: RawCells, values: np.ndarray) -> list[int]:
-    """Return the columns of finite numbers in which float64 rounds differences by more than the
-    fraction FINE of the column's range. An example is whole numbers beyond 2^53 that differ
-    little."""
+    """Return the columns in which float64 rounds differences by more than the fraction FINE of the
+    column's range. All numbers must be finite. An example is a column of whole numbers beyond 2^53
+    that differ little."""
     columns = []
     for column in close_columns(values):
         part: Any = cells[:, column] if isinstance(cells, np.ndarray) else cells.iloc[:, column]
@@ -440,17 +444,17 @@ def reason_of_cell(cell: Any) -> str:
 
 
 def text_of_cell(cell: Any) -> str:
-    """Return the beginning of the text of a cell. If a cell holds several values, return the number
-    of values."""
+    """Return the first characters of a cell's text. If a cell holds several values, return the
+    number of values."""
     if hasattr(cell, "__len__") and not isinstance(cell, str | bytes):
         return f"[{len(cell)} values]"
     return str(cell).strip()[:TEXT_LENGTH]
 
 
 def to_frame(data: Any) -> tuple[Any, str]:
-    """Return a table of pandas, polars or pyarrow as a DataFrame of pandas, with the named levels
-    of the index as columns, and a line for the user. Raise ValueError if the object is no such
-    table."""
+    """Convert a table of pandas, polars or pyarrow to a DataFrame of pandas, in which the named
+    levels of the index are columns. Also return a line for the user. Raise ValueError if ``data``
+    is no table of these packages."""
     import pandas as pd
 
     if not isinstance(data, pd.DataFrame):
@@ -468,8 +472,8 @@ def to_frame(data: Any) -> tuple[Any, str]:
 
 def to_records(frame: Any) -> np.ndarray:
     """Return a pandas DataFrame as an array of records, with a field for each column, (N,). A field
-    holds numbers, float64 or whole. If some cells are not numbers, the field holds the beginning of
-    each cell as text."""
+    holds float64 or whole numbers. If some cells of a column are not numbers, the field holds the
+    first characters of each cell as text."""
     columns = [
         _stored_column(frame.iloc[:, column], is_number)
         for column, is_number in enumerate(_number_columns(frame))

@@ -1,11 +1,11 @@
-"""Show what the measures of images detect: measure pictures of known quality like samples.
+"""Measure pictures of known quality, to show what the measures of images detect.
 
     python scripts/published/bench_features.py FILE.csv
     python scripts/published/bench_features.py FILE.csv FOLDER ...    # runs on MNIST
 
-256 pictures of each kind are compared with at most 1,000 real images. No picture was made from
-these images. For a run, 2,048 samples are measured like in `nsgf evaluate`. They are measured again
-with all levels below 12 set to 0, in samples and real images.
+256 pictures of each kind are compared with at most 1,000 real images. No picture is made from these
+images. For a run, 2,048 samples are measured as in `nsgf evaluate`. A second measurement sets all
+levels below 12 to 0, in the samples and in the real images.
 """
 
 import csv
@@ -52,8 +52,8 @@ class Network(ImageNet):
 
 
 def pictures(images: Tensor, labels: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield kinds of pictures, uint8 (COUNT, C, H, W). They are made from more than COUNT real
-    images."""
+    """Yield the name and the pictures of each kind, uint8 (COUNT, C, H, W). ``images`` must have
+    more than COUNT real images."""
     generator, half = torch.Generator().manual_seed(0), int(labels.max()) // 2
     real = images[:COUNT].float()
     blur = functional.avg_pool2d(functional.pad(real, (1,) * 4, mode="replicate"), 3, 1)
@@ -102,8 +102,8 @@ def main() -> None:
 def measures(
     config: DataConfig, network: ImageNet, runs: Sequence[str]
 ) -> Iterator[tuple[str, int | str, dict[str, float]]]:
-    """Yield name, network calls and measures of real images, then of each kind of pictures or of
-    each run's samples."""
+    """Yield name, network calls and measures, first for real images. Then follow the measures for
+    each kind of pictures, or for the samples of each run."""
     kind, count = DATA_SETS[config.name], SAMPLES if runs else COUNT
     assert isinstance(kind, ImageSet)
     images = kind.load(config, seed=0)

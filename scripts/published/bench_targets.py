@@ -1,16 +1,17 @@
-"""Measure which part of a velocity a network can learn: R squared of the first step's target.
+"""Measure which share of a velocity a network can learn. This share is R squared of the first
+step's target.
 
     OMP_NUM_THREADS=1 python scripts/published/bench_targets.py [FOLDER OF MNIST | draw]
 
-A particle x gets a different velocity v in each mini-batch. A network can only learn the mean. Let
-e = x + v and e' be the end points of the same particles in two mini-batches that share nothing
-else:
+A particle x gets a different velocity v in each mini-batch. A network can only learn the mean of
+these velocities. Let e = x + v and e' be the end points of the same particles in two mini-batches
+that share nothing else:
 
     known part = E e.e' - |E e|^2,    R^2 = known part / (E |e|^2 - |E e|^2)
 
-The formulas use end points instead of velocities, because the term -x in v is known. The blur is
-0.5. The time is 0, so x is noise. The two mini-batches share a sixteenth of the n particles. The
-memory in the table is the memory that the solver adds to the process.
+The formulas use end points and not velocities, because the term -x in v is known. The blur is 0.5.
+The time is 0, so x is noise. The two mini-batches share a sixteenth of the n particles. The memory
+in the table is the memory that the solver adds to the process.
 """
 
 import sys
@@ -47,7 +48,7 @@ def measure(data: Data, name: str, n: int, m: int) -> tuple:
     before = getrusage(RUSAGE_SELF).ru_maxrss
     for _ in range(rounds):
         x, both = source.sample(n), []
-        for target in targets:  # within an epoch, draws of a single stream would share no image
+        for target in targets:  # two samplers: draws of one sampler share no image
             x = x.clone()
             x[shared:] = source.sample(n - shared)
             begun = time.process_time()
@@ -70,7 +71,7 @@ def draw() -> None:
     """Draw the table. In the first line, the numbers of targets and particles are equal. In each
     further line, the number m of targets is fixed."""
     rows = [line.split(",") for line in FILE.read_text().splitlines()[1:]]
-    rcParams["font.size"] = 15  # a small figure suits narrow screens
+    rcParams["font.size"] = 15  # for narrow screens
     figure = Figure((10, 5.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), CASES, strict=True):
         own = sorted((int(n), int(m), float(r)) for found, n, m, r, *_ in rows if found == name)
@@ -94,7 +95,7 @@ def main() -> None:
     root, rows = sys.argv[1] if len(sys.argv) > 1 else "data", []
     for name, cases in CASES.items() if root != "draw" else ():
         data = load_data(DataConfig(name=name, root=root), seed=0)
-        # the measured memory is the peak so far
+        # start with small cases, because the measured memory is the peak so far
         for n, m in sorted(cases, key=lambda case: case[0] * case[1]):
             rows.append(",".join(map(str, measure(data, name, n, m))))
             print(rows[-1], flush=True)

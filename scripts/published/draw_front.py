@@ -1,4 +1,5 @@
-"""Draw docs/results/front.gif from points.gif and digits.gif, which are animations of shipped runs:
+"""Draw docs/results/front.gif from points.gif and digits.gif. These files are animations of shipped
+runs:
 
 python -m nsgf sample --pretrained roll --nfe 20 --out points.gif    # mnist: digits.gif
 """
