@@ -497,7 +497,9 @@ def test_figures_in_sentences():
         shown("ablations_2d", variant, *at(["w2"], 100, target="moons"))
         for variant in ("constant eta 0.5", "configs/2d.yaml")
     )
-    assert_said(PAGE, f"W2 on moons is {constant} at 100 calls, with harmonic ones {harmonic} ")
+    assert_said(
+        PAGE, f"W2 on moons is {constant} at 100 calls. With harmonic steps it is {harmonic} "
+    )
     cars = " / ".join(f"{float(line['nearest']):.1f}" for line in lines_of("cars")[:2])
     assert_said(PAGE, f"to the nearest training image is {cars}, ")
     differences = {
@@ -546,7 +548,7 @@ def test_figures_in_sentences():
         PAGE,
         f"has the better mean on {won} of {len(PLACES)} sets (two-sided sign test: p = "
         f"{binomtest(won, len(PLACES)).pvalue:.3f}). After Holm's correction "
-        f"{sum(p < 0.05 for p in corrected)} of {len(PLACES)} differences stay.",
+        f"{sum(p < 0.05 for p in corrected)} of {len(PLACES)} differences are significant.",
     )
 
 
