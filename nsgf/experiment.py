@@ -109,8 +109,8 @@ class Experiment:
 
     @cached_property
     def source_data(self) -> Data | None:
-        """Data whose target is the source file; None: the source is a distribution. Raise UserError
-        if files are missing, damaged or changed."""
+        """The data of the source file; None: the source is a distribution. Raise UserError if files
+        are missing, damaged or changed."""
         return load_source(self.config.data, self.config.seed)
 
     @cached_property

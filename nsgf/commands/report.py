@@ -175,7 +175,7 @@ class Drawing:
 
 
 LOG_LINES = 400
-"""Number of lines from the end of the log that a page shows."""
+"""Number of last lines of the log that a page shows."""
 REPORTED = {
     ("mnist", "fid"): "3.8 at NFE 60",
     ("cifar10", "fid"): "5.55 at NFE 59",

@@ -170,7 +170,7 @@ class DataConfig:
     """Leave out image files of a folder that cannot be read."""
     header: Literal["auto"] | bool = "auto"
     """Whether the first row of a .csv, .tsv, .txt or .xlsx file has the names of the columns. auto:
-    true if one of its cells is not a number."""
+    true if a cell of this row is not a number."""
     columns: str | None = None
     """Columns of points to use, as A,B,C: only names, or only numbers (from 1). null: all."""
     label: str | None = None

@@ -1,9 +1,9 @@
 """The data sets, and samplers of the source mu0 and of the target mu*.
 
-Each data set has a record, a :class:`Target`: a :class:`PointSet` in points.py, or an
-:class:`ImageSet` in images.py. The record holds the properties of the set. For a user's data,
-:mod:`nsgf.user_data` makes the record. All further code uses the records, not the names of data
-sets.
+Each data set has a record, which is a :class:`Target`. The record of a 2D set is a
+:class:`PointSet` in points.py. The record of an image set is an :class:`ImageSet` in images.py. The
+record holds the properties of the set. For a user's data, :mod:`nsgf.user_data` makes the record.
+All further code uses the records, not the names of data sets.
 """
 
 from copy import copy

@@ -65,9 +65,9 @@ def classifier_auc(x: Tensor, y: Tensor) -> float:
 
 
 def column_distances(x: Tensor, y: Tensor) -> np.ndarray:
-    """Return the Kolmogorov-Smirnov distance of each column, from 0 to 1. Compare the share of x
-    (N, D) below a value with the share of y (M, D) below this value. The distance is the largest
-    difference over all values.  (D,)"""
+    """Return the Kolmogorov-Smirnov distance of each column, from 0 to 1. It is the largest
+    difference, over all values v, between the share of x (N, D) below v and the share of y (M, D)
+    below v.  (D,)"""
     from scipy.stats import ks_2samp
 
     pairs = zip(x.T.double().numpy(), y.T.double().numpy(), strict=True)
@@ -76,9 +76,9 @@ def column_distances(x: Tensor, y: Tensor) -> np.ndarray:
 
 
 def nearest_images(x: Tensor, images: Tensor, *, flip: bool, rows: Tensor | None = None) -> Tensor:
-    """Return the image of uint8 ``images`` (M, C, H, W) that is nearest to each x (N, C, H, W) in
-    [-1, 1], as floats like x. ``flip``: also search mirrored images. ``rows``: for each x, the
-    index of an image to skip, because x is this image, (N,)."""
+    """For each x (N, C, H, W) in [-1, 1], return the nearest of the uint8 ``images`` (M, C, H, W),
+    as floats like x. ``flip``: also search mirrored images. ``rows``: for each x, the index of an
+    image to skip, because x is this image, (N,)."""
     flat = x.flatten(1)
     best = x.new_full((len(x),), torch.inf)
     neighbours = torch.zeros_like(x)

@@ -284,7 +284,8 @@ class FeatureMetrics:
         self._real = self._stored(floor_images[rows]), floor_labels[rows]
         """Features of images that floors are drawn from, and their classes."""
         self._tuning = self._real
-        """Features of the images that settings are selected with, and their classes."""
+        """Features of the images with which ``compare.tune`` selects settings, and their
+        classes."""
         # compute features of the reference; without test images, take half of the floors' features
         self._reference = self._real
         if division.reference:
