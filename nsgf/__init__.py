@@ -34,7 +34,7 @@ _PLACES = {
     "sinkhorn_divergence": "nsgf.sinkhorn.divergence",
     "sinkhorn_velocity": "nsgf.sinkhorn.divergence",
 }
-"""Modules of the names that need torch, which takes seconds to import."""
+"""Names that need torch, each with its module. Importing torch takes seconds."""
 __all__ = ["Run", "SinkhornFlowMatcher", "SinkhornPool", "UserError", "__version__", "compare"]
 __all__ += ["load", "sinkhorn_divergence", "sinkhorn_velocity", "train"]
 

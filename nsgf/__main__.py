@@ -12,9 +12,9 @@ MMAP_THRESHOLD = -3
 
 
 def configure_allocator() -> None:
-    """Let CUDA memory segments grow, since phases allocate different sizes. Let the C library keep
-    freed memory, because new memory takes a tenth of the time of an update. Call this before
-    importing torch."""
+    """Let CUDA memory segments grow, because phases allocate blocks of different sizes. Let the C
+    library keep freed memory, because requests for new memory take a tenth of the time of an
+    update. Call this before importing torch."""
     if not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
         with suppress(AttributeError, OSError, TypeError):  # other C libraries have no mallopt
             set_option = ctypes.CDLL(None).mallopt
@@ -26,7 +26,7 @@ def configure_allocator() -> None:
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    # if a stream is closed (2>&-), the next opened file gets the stream's descriptor and output
+    # a closed stream (2>&-) leaves its descriptor, and so its output, to the next opened file
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

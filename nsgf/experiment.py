@@ -1,6 +1,6 @@
 """A resolved experiment: a configuration, and the objects that follow from the configuration.
 
-The commands read an :class:`Experiment`; phases, pool, sampling and metrics take the sections and
+The commands read an :class:`Experiment`. Phases, pool, sampling and metrics take the sections and
 values that they use.
 """
 
@@ -72,17 +72,17 @@ class Experiment:
         return [PHASES[name](self.config, self.target) for name in names]
 
     def trained_method(self, is_trained: Callable[[PhaseName], bool]) -> Method:
-        """Return the first method that applies and whose networks are all trained. So an unfinished
-        run can be sampled. If no method qualifies, return the method of the experiment; an error
-        then names the missing checkpoint."""
+        """Return the first of :attr:`methods` whose networks are all trained. With this method, an
+        unfinished run can be sampled. If there is no such method, return the method of the
+        experiment. Loading its networks then raises an error that names the missing checkpoint."""
         for method in self.methods:
             if all(is_trained(phase.name) for phase in method.networks):
                 return method
         return self.method
 
     def unused_networks(self, method: Method) -> dict[str, str]:
-        """Return ``not used`` for each phase whose network is used by the experiment's method but
-        not by ``method``. This happens if a phase is not trained yet."""
+        """Return ``not used`` for each phase whose network the experiment's method uses but
+        ``method`` does not. There are such phases if a run is not fully trained."""
         phases = [phase for phase in self.method.networks if phase not in method.networks]
         return {phase.name: "not used" for phase in phases}
 
@@ -109,8 +109,8 @@ class Experiment:
 
     @cached_property
     def source_data(self) -> Data | None:
-        """Data whose target is the source file; None: the source is a distribution. Raise UserError
-        if files are missing, damaged or changed."""
+        """The data of the source file; None: the source is a distribution. Raise UserError if files
+        are missing, damaged or changed."""
         return load_source(self.config.data, self.config.seed)
 
     @cached_property
@@ -119,17 +119,17 @@ class Experiment:
         return self.source_data and self.source_data.measured()
 
     def limit_starts(self, count: int) -> int:
-        """Return the number of samples to measure: ``count``, or fewer if a source file has fewer
-        samples, because a repeated start ends at the same place."""
+        """Return the number of samples to measure. It is ``count``, or the number of samples in the
+        source file if that is smaller. A repeated start would end at the same place."""
         if self.measured_source is None:
             return count
         label = self.target.class_number(self.config.sampling.label)
         return min(count, self.measured_source.count_different(label) or count)
 
     def source(self, *stream: str, is_measured: bool = False) -> Sampler:
-        """Return a sampler of mu0 with a separate random stream, whose samples have the classes
-        that sampling asks for. No file of the target is read. ``is_measured``: whether to draw from
-        the held-out part of a source file, if there is one."""
+        """Return a sampler of mu0 with a separate random stream. Its samples have the classes that
+        the settings of sampling select. No file of the target is read. ``is_measured``: whether to
+        draw from the held-out part of a source file, if the file has one."""
         config = self.config
         data = self.measured_source if is_measured else self.source_data
         if data is None:

@@ -3,9 +3,9 @@ training loops.
 
     positions = run_flow(flow, x, y, step_sizes(steps, eta))     Algorithm 1: the flow
     x, v, t   = flow_pairs(positions, particle, step, h)         v_theta(x, t) learns v
-    x, u      = line_pairs(x0, x1, t)                            u_delta(x, t) learns u, t_phi(x) t
+    x, u      = line_pairs(x0, x1, t)                            u_delta learns u, t_phi learns t
     x         = nsgf_steps(v_theta, x, steps, h)                 Algorithm 2: samples of NSGF
-    x         = straight_steps(u_delta, x, t_phi(x), steps)      Algorithm 4: then of NSGF++
+    x         = straight_steps(u_delta, x, t_phi(x), steps)      Algorithm 4: then samples of NSGF++
 
 Phases, pool and sampler call these functions; nsgf.sinkhorn.base states the conventions of flows.
 Shapes: B batch, N particles, M targets, T steps of a flow, *shape one sample.
@@ -37,12 +37,13 @@ Step = Callable[[Velocity, Tensor, Tensor, Any], Tensor]  # as euler_step
 
 
 def step_sizes(steps: int, eta: float | None) -> list[float]:
-    """Algorithm 1: return the T step sizes. Each size is ``eta`` > 0; None: harmonic steps.
+    """Algorithm 1: return the T step sizes. Each size is ``eta`` > 0. If ``eta`` is None, the steps
+    are harmonic.
 
-    The exact flow needs infinite time. Constant steps stop at time T eta. Harmonic steps 1/T,
-    1/(T-1), ..., 1 follow the same curve up to its end. Their clock is s = 1 - exp(-time), which
-    ends at s = 1. With exact transport the particles move straight at constant speed (McCann 1997)
-    and arrive in the last step. The network learns dX/ds.
+    The exact flow reaches its end after infinite time. Constant steps stop at time T eta. Harmonic
+    steps 1/T, 1/(T-1), ..., 1 follow the same curve up to its end. Their clock is s = 1 -
+    exp(-time), which ends at s = 1. On this clock, exact transport moves the particles straight at
+    constant speed (McCann 1997), and they arrive in the last step. The network learns dX/ds.
     """
     return [1 / (steps - step) if eta is None else eta for step in range(steps)]
 
@@ -110,8 +111,9 @@ def euler_step(velocity: Velocity, x: Tensor, t: Tensor, h: Any) -> Tensor:
 
 
 def nsgf_steps(velocity: Velocity, x: Tensor, steps: int, h: float, observe: Observer) -> Tensor:
-    """Algorithm 2: x <- x + h v_theta(x, s/S), s = 0 .. S-1, for samples x of mu0 (B, *shape); h
-    is :func:`time_step` if S = T. ``observe`` is called with the states after each step."""
+    """Algorithm 2: repeat x <- x + h v_theta(x, s/S) for s = 0 .. S-1. It begins with samples x of
+    mu0 (B, *shape). If S = T, h is :func:`time_step`. ``observe`` is called with the states after
+    each step."""
     for step in range(steps):
         t = torch.full((len(x),), step / steps, dtype=torch.float32, device=x.device)
         x = euler_step(velocity, x, t, h)
@@ -121,9 +123,10 @@ def nsgf_steps(velocity: Velocity, x: Tensor, steps: int, h: float, observe: Obs
 
 
 def straight_times(tau: Tensor, steps: int, power: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Algorithm 4: return times t and sizes h of the steps from entry times tau in [0, 1] to 1. All
-    are (B,). Step k begins at t_k = tau + (1 - tau) (1 - (1 - k/n)^p). p = 1 gives equal steps, as
-    in the paper. p > 1 gives smaller steps towards the data."""
+    """Algorithm 4: yield the time t and the size h of each step. The steps lead from the entry
+    times tau in [0, 1] to 1. Times and sizes are (B,). Step k begins at t_k = tau + (1 - tau) (1 -
+    (1 - k/n)^p). p = 1 gives equal steps, as in the paper. p > 1 gives smaller steps towards the
+    data."""
     size = (1 - tau) / steps
     # use units of an equal step, so that p = 1 has no rounding
     marks = (steps - steps ** (1 - power) * (steps - k) ** power for k in range(steps + 1))
@@ -152,10 +155,10 @@ def straight_steps(
 
 
 class SinkhornFlowMatcher:
-    """Returns training pairs of Sinkhorn flows, in the form of torchcfm's matchers. ``blur``: root
-    of eps, in units of the data; ``eta``: step size; None: harmonic steps, which end at the data;
-    ``first_blur``: blur of the first step, which falls to ``blur`` in the last one; None: ``blur``
-    in all steps."""
+    """Returns training pairs of Sinkhorn flows, in the form of torchcfm's matchers. ``blur`` is the
+    root of eps, in units of the data. ``eta`` is the step size; None: harmonic steps, which end at
+    the data. ``first_blur`` is the blur of the first step. From step to step the blur falls, and in
+    the last step it is ``blur``. If ``first_blur`` is None, all steps use ``blur``."""
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class SinkhornFlowMatcher:
         """Run a flow from x0 (N, *shape) to x1 (M, *shape) and draw one step of each particle.
         Return times t (N,) from 0 to 1 - 1/T, points xt and velocities ut, each (N, *shape).
         Integrating ut from 0 to 1 gives the flow. Raise UserError unless x0 and x1 are finite, have
-        the same shape of a sample, and have a floating-point type."""
+        samples of the same shape, and have a floating-point type."""
         start = to_tensor("x0", x0)
         end = to_tensor("x1", x1)
         for name, points in (("x0", start), ("x1", end)):

@@ -68,22 +68,22 @@ def compare(
     If you call it again, finished trainings are not repeated. Your functions are measured again.
 
     Args:
-        exp: name of an experiment, such as ``2d``; or ``data``.
+        exp: name of an experiment, such as ``2d``; or your samples, in the form of ``data``.
         data: your own points or images, as for ``nsgf.train``, without classes.
         source: samples to start from, as for ``nsgf.train``.
         columns: columns of points to use, as for ``nsgf.train``.
         held_out: fraction of the samples that no method is trained on (``data.held_out``).
-        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``, standard
-            Gaussian or from ``data.source``; samples of a ``source`` have the units of your data.
-            The function returns B samples in the units of your
-            data, after ``nfe`` calls of its network for each sample: points as in ``data``, images
-            as floats in [-1, 1] or as bytes, uint8. It is called without gradients; with
-            ``data.conditional`` the arguments are ``(noise, nfe, labels)``, labels int64 ``(B,)``.
-            Later comparisons in the same folder show the last measures of the function until you
-            remove ``TARGET/functions.jsonl``. A list of names, such as ``["nsgf", "otcfm"]``, means
-            the same as ``against``.
-        against: methods of the package, or YAML files; None: the experiment's methods. dataset:
-        name of the data set (``data.name``), such as ``moons``.
+        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is ``(B, *shape)``: standard
+            Gaussian, or samples of ``data.source``. If you pass a ``source``, its samples have the
+            units of your data. The function calls its network ``nfe`` times for each sample, and
+            returns B samples. Points have the units of ``data``. Images are floats in [-1, 1] or
+            bytes, uint8. The function is called without gradients. With ``data.conditional``, its
+            arguments are ``(noise, nfe, labels)``, where labels are int64 ``(B,)``. Later
+            comparisons in the same folder show the last measures of the function until you remove
+            ``TARGET/functions.jsonl``. A list of names, such as ``["nsgf", "otcfm"]``, means the
+            same as ``against``.
+        against: methods of the package, or YAML files; None: the experiment's methods.
+        dataset: name of the data set (``data.name``), such as ``moons``.
         nfe: numbers of network calls; None: the experiment's numbers.
         seeds: number of training runs of each method. Your functions get the noise of each seed.
         blur: square root of the regularization eps of Sinkhorn flows (``sinkhorn.blur``).
@@ -94,7 +94,7 @@ def compare(
     Raises:
         UserError: an argument or a setting is wrong, a function did not return samples, or
             ``train.max_hours`` is over.
-        KeyboardInterrupt: Ctrl-C; a checkpoint is saved, and the same call continues.
+        KeyboardInterrupt: you pressed Ctrl-C. A checkpoint is saved. Repeat the call to continue.
     """
     exp, data = split_data(exp, data)
     named = {

@@ -54,9 +54,9 @@ class SinkhornPool:
         batch_size: number of particles in a flow, and of pairs in a batch.
         target_batch: number of targets in a flow; None: the number of particles.
         device: device for simulation and batches, such as ``cuda``. The pool is in main memory.
-        seed: seed of the order of the points, and of the generators that functions get.
+        seed: seed of the order of the points, and of the generators that functions ``draw`` get.
         first_blur: blur of a flow's first step, at least ``blur``. It falls by the same factor from
-            step to step and is ``blur`` in the last one. None: ``blur`` in all steps.
+            step to step, and is ``blur`` in the last step. None: ``blur`` in all steps.
 
     Raises:
         UserError: an argument is out of range, points are not finite or have different shapes, the
@@ -149,8 +149,8 @@ class SinkhornPool:
 
 
 def _sampler(name: str, points: Array | DrawPoints, seed: int) -> Sampler:
-    """Return a sampler of the points of an argument with this name. Raise UserError if the points
-    are not finite or have the wrong shape."""
+    """Return a sampler of points. ``name``: the argument that holds the points. Raise UserError if
+    the points are not finite or have the wrong shape."""
     seed = derive_seed(seed, name, "pool")  # the same stream as in a run
     if not callable(points):
         return RowSampler(_check_points(name, points), seed)

@@ -1,4 +1,5 @@
-"""Open, sample, measure and export a trained run, as the commands do. Only evaluate prints.
+"""Open, sample, measure and export a trained run, as the commands do. Only :meth:`Run.evaluate`
+prints lines.
 
 Shapes: N samples, *shape one sample: (C, H, W) with values in [-1, 1], or (D,).
 """
@@ -67,9 +68,9 @@ class Run:
     It returns samples that are not clamped, the number of network calls, the entry times and, with
     ``keep_path=True``, the intermediate states."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
-    """The networks for sampling by phase, in eval mode and without gradients. Velocity networks
-    take (x, t), or (x, t, labels) with classes; a time predictor takes (x). All inputs are tensors
-    on ``device``; x and t are float32. With an affine start, first apply
+    """The networks that sampling uses, by phase. They are in eval mode and have no gradients.
+    Velocity networks take (x, t), or (x, t, labels) with classes; a time predictor takes (x). All
+    inputs are tensors on ``device``; x and t are float32. With an affine start, first apply
     ``sampler.legs[0].network`` to the noise."""
     folder: RunFolder = field(repr=False)
     """The run's files."""
@@ -109,8 +110,8 @@ class Run:
         Args:
             n: number of samples.
             seed: seed of the noise; None: a random seed from torch's global generator.
-            label: class of all samples, by name or number; None: ``sampling.label``; if it is null,
-                each class in turn.
+            label: class of all samples, by name or number; None: ``sampling.label``. If this
+                setting is null, the classes take turns.
             nfe: network calls for each sample, or slightly fewer; None: determined by the settings
                 of sampling.
             batch_size: number of samples in a network call. The size affects only rounding, and the
@@ -118,8 +119,8 @@ class Run:
             raw: whether images keep values outside of [-1, 1] instead of being clamped.
 
         Returns:
-            ``(n, *shape)``, float32, on the CPU. The user's points are float64 in the units of
-            their file.
+            ``(n, *shape)``, float32, on the CPU. Points of a user's file are float64, in the units
+            of this file.
 
         Raises:
             UserError: an argument is out of range, or the card's memory is full.
@@ -156,7 +157,8 @@ class Run:
         trajectory: bool = False,
     ) -> Any:
         """Move samples of the source to the target, as ``nsgf sample --start`` does. Row i of the
-        result is where row i goes. The same samples always go to the same places.
+        result is the place to which row i of ``x`` moves. The same samples always go to the same
+        places.
 
         Args:
             x: a tensor, array or DataFrame (pandas, polars, pyarrow) of points (N, D) with the
@@ -231,16 +233,16 @@ class Run:
                 make the error of the ODE smaller.
             probes: number of estimates of the divergence if a sample has more than 16 values.
                 Otherwise the divergence is exact.
-            seed: seed of the probes, which also depend on the batch size; None: a random seed from
-                torch's global generator.
+            seed: seed of the probes; None: a random seed from torch's global generator. The probes
+                also depend on the batch size.
             batch_size: number of samples in a network call; None: ``sampling.batch_size``.
 
         Returns:
             ``value``, float64, (N,): natural logarithms of the density in the units of ``x``.
             ``error``, float64, (N,): standard error of each value, from the probes; 0 if the
-            divergence is exact. ``gap``, float64, (N,): distance between each sample and the
-            sample that `sample` draws in few steps from the same noise, root mean square in
-            units of networks. If it is not small, samples of the run have another density.
+            divergence is exact. ``gap``, float64, (N,): distance between each sample and the sample
+            that `sample` draws in few steps from the same noise. It is a root mean square, in units
+            of networks. If the gap is not small, samples of the run have another density.
 
         Raises:
             UserError: the method has no density; an argument is out of range; the networks need
@@ -289,9 +291,9 @@ class Run:
         return [*to_pictures(self.sample(n, seed, **how))]
 
     def show(self, n: int | None = None, seed: int | None = None, **how: Any) -> Any:
-        """Draw samples as ``sample`` does, and return a PIL image, which notebooks display: a grid
-        of images, or a plot of points by their first two coordinates. By default, ``n`` is 64 for
-        images and 2,000 for points."""
+        """Draw samples as ``sample`` does, and return a PIL image, which notebooks display. It is a
+        grid of images, or a plot of the first two coordinates of points. By default, ``n`` is 64
+        for images and 2,000 for points."""
         n = (64 if len(self.shape) == 3 else 2000) if n is None else n
         return draw_notebook_image(self.sample(n, seed, **how), self._experiment.target.axes)
 
@@ -430,7 +432,8 @@ def check_network(
 ) -> None:
     """Raise UserError unless a caller's network can be used. A call must return x's shape, and must
     change neither the inputs nor the state. The state must be finite. A second network with the
-    same weights must compute the same. With ``trains``, the network must also have gradients."""
+    same weights must return the same values. With ``trains``, the network must also have
+    gradients."""
     classes = target.classes
     x = torch.randn(2, *target.shape, generator=make_generator(0), dtype=torch.float32)
     inputs = [x.to(device), torch.tensor([0.25, 0.5], dtype=torch.float32, device=device)]
@@ -485,8 +488,8 @@ def _check_copy(
     state: Mapping[str, Tensor],
     inputs: list[Tensor],
 ) -> None:
-    """Raise ValueError unless a second network computes the same as ``model`` with the same
-    weights. A later session makes such a second network."""
+    """Raise ValueError unless the second network ``again``, with the weights of ``model``, returns
+    the same values as ``model``. A later session makes such a second network."""
     # change the weights first: a last layer may begin with zeros, which would hide a difference
     moved = {name: part + part.is_floating_point() / 8 for name, part in state.items()}
     torch.clear_autocast_cache()  # the cache keeps 16-bit copies of the old weights

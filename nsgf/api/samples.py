@@ -36,7 +36,7 @@ from nsgf.user_data.tables import RawTable, column_names, read_array, to_frame, 
 UserSamples = Tensor | ArrayLike | Dataset[Any] | Place
 """Points or images, or the path of a file or folder with them."""
 _ARGUMENTS = {"data.path": "data", "data.source": "source"}
-"""Names of the arguments that take samples, by the setting for the file of the samples."""
+"""Names of the arguments that take samples, by the setting that names the samples' file."""
 
 
 def columns_text(columns: Any) -> str | None:
@@ -52,8 +52,8 @@ def columns_text(columns: Any) -> str | None:
 
 
 def split_data(exp: Any, data: UserSamples | None) -> tuple[str | None, UserSamples | None]:
-    """Return the name of an experiment and the data. The first argument may be a name or data. Text
-    that looks like a path is the path of data, even if the data are missing."""
+    """Return the name of an experiment and the data. ``exp`` may be a name or data. If it is text
+    that looks like a path, it is the path of data, even if no data are there."""
     is_name = isinstance(exp, str) and (
         exp in EXPERIMENT_NAMES or (Path(exp).stem == exp and not os.path.exists(exp))
     )
@@ -99,7 +99,7 @@ def request_with_data(
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for key, samples in given.items():
         argument = _ARGUMENTS[key]
-        # on the type, because a lazy frame would compute the columns
+        # look at the type, because a lazy frame would compute its columns
         if hasattr(type(samples), "columns"):
             samples, note = _to_frame(argument, samples)
             notes += [note] if note else []
@@ -132,7 +132,7 @@ def _request_with_arrays(
         key: folder / f"{next(iter(content))}-{_checksum(content)}.npz"
         for key, content in arrays.items()
     }
-    # private, because parallel calls may use the files
+    # write drafts into a private folder, because parallel calls may use the final files
     with TemporaryDirectory(prefix=".", dir=folder) as private:
         drafts = {key: Path(private) / key / place.name for key, place in places.items()}
         for key, draft in drafts.items():

@@ -41,11 +41,11 @@ class Update(NamedTuple):
     step: int
     """Number of updates of the phase."""
     loss: float | None
-    """Mean loss of the finite updates since the last call. Without such updates, the loss of the
-    last call; None at the first call."""
+    """Mean loss of the updates since the last call of the callback. Updates that are not finite do
+    not count. If no update counts, this is the loss of the last call, or None at the first call."""
     run: Callable[[], Run]
-    """Function that saves a checkpoint and opens the run like ``nsgf.load``, to sample with current
-    weights."""
+    """Function that saves a checkpoint and opens the run like ``nsgf.load``. The opened run samples
+    with the current weights."""
 
 
 @from_python(_TRAIN_ARGUMENTS)
@@ -78,25 +78,25 @@ def train(
     sampling. The function itself does not change the caller's random generators.
 
     Args:
-        exp: name of an experiment, such as ``2d``; or ``data``.
-        data: a tensor, array or DataFrame (pandas, polars, pyarrow) of points (N, D) in any units,
-            or images (N, C, H, W), uint8 or floats in [-1, 1], which become bytes; a torch data set
-            with a length, of such samples or of pairs (sample, label); or the path of a folder of
-            images or of a file, as for ``data.path``. Data in memory are written into
-            ``OUT_DIR/.data``.
-        source: samples to start from instead of Gaussian noise, in the form of ``data``: points
-            with the same columns in the same units, or images. None: ``data.source``.
-        labels: the class of each image or point, (N,), as numbers from 0 or names. The run then has
-            classes. For points, any whole numbers. For a table with a column of classes, use
-            ``overrides={"data.label": NAME}`` instead.
+        exp: name of an experiment, such as ``2d``; or your samples, in the form of ``data``.
+        data: points (N, D) in any units, as a tensor, array or DataFrame (pandas, polars, pyarrow).
+            Or images (N, C, H, W), as uint8 or as floats in [-1, 1], which become bytes. Or a torch
+            data set with a length, whose items are such samples or pairs (sample, label). Or the
+            path of a file or of a folder of images, as for ``data.path``. Data in memory are
+            written into ``OUT_DIR/.data``.
+        source: samples to start from instead of Gaussian noise, in the form of ``data``. Points
+            have the columns and units of ``data``. None: ``data.source``.
+        labels: the class of each image or point, (N,). Classes are names or numbers: numbers from 0
+            for images, any whole numbers for points. With labels, the run has classes. For a table
+            with a column of classes, use ``overrides={"data.label": NAME}`` instead.
         columns: columns of points to use, such as ``["height", "weight"]`` or ``[1, 3]``: only
             names, or only numbers from 1; None: all.
         held_out: fraction of the samples that is not trained on, for measures (``data.held_out``).
         network: a module whose ``forward(x, t)``, or with classes ``forward(x, t, labels)``,
-            returns a tensor of x's shape; or a function or class that makes one. t (B,) is in [0,
-            1]; labels (B,) are integers from 0 to K, where K means no class. Velocity networks
-            start as copies of this module. Only weights are saved, so pass the network again to
-            resume and to load.
+            returns a tensor of x's shape; or a function or class that makes such a module. t (B,)
+            is in [0, 1]; labels (B,) are integers from 0 to K, where K means no class. Velocity
+            networks start as copies of this module. Only weights are saved, so pass the network
+            again to resume and to load.
         method: a name such as ``nsgf++h``, or a YAML file; None: the experiment's method.
         iterations: number of updates of every phase.
         batch_size: number of samples in an update of every phase.
@@ -106,7 +106,8 @@ def train(
         minutes: time for the whole training of a new run. The number of updates is chosen after a
             few measured updates. Phases keep their shares of the updates.
         dataset: name of the data set (``data.name``), such as ``moons``.
-        config: a YAML file instead of ``exp``; with ``resume``, settings to change.
+        config: a YAML file to use instead of ``exp``. With ``resume``, the file has the settings to
+            change.
         resume: a run folder, or an open run, to continue. Pass ``data`` (and ``labels``) again only
             if the file of the data no longer exists.
         out_dir: folder for the run folders; None: ``runs``.
@@ -114,17 +115,18 @@ def train(
         seed: seed of all random numbers of the run; None: as in the experiment.
         overrides: settings by key, such as ``{"nsgf.iterations": 2000}``. ``optim.*`` sets
             every phase.
-        callback: function that gets an ``Update`` at each line of ``metrics.jsonl``: every
-            ``train.log_every`` updates, more often in a short phase. The callback does not change
-            results. If the callback returns False, training ends: a checkpoint is saved, and the
-            run is returned. The run samples with the networks that are trained so far. Later phases
-            stay untrained; ``resume`` continues. If the callback raises an exception, a checkpoint
-            is saved first.
+        callback: function that gets an ``Update`` for each line of ``metrics.jsonl``. There is a
+            line every ``train.log_every`` updates, and more often in a short phase. The callback
+            does not change results. If the callback returns False, training saves a checkpoint and
+            ends, and this function returns the run. The run samples with the networks that are
+            trained so far. Use ``resume`` to continue the training. If the callback raises an
+            exception, a checkpoint is saved first.
         quiet: whether to print nothing.
 
     Raises:
         UserError: an argument or a setting is wrong, or ``train.max_hours`` is over.
-        KeyboardInterrupt: Ctrl-C; a checkpoint is saved, and the message says how to resume.
+        KeyboardInterrupt: you pressed Ctrl-C. A checkpoint is saved, and the message says how to
+            resume.
     """
     exp, data = split_data(exp, data)
     named = {

@@ -45,14 +45,14 @@ SHORT_FLAGS: Flags = {
     "bits-per-dim": ("evaluation.bits_images",),
     "tracker": ("tracking.tracker",),
 }
-"""Short flags with a value, without dashes, and the settings that each flag changes. They override
-``--optim.KEY``."""
+"""Short flags with a value, without dashes, and the settings that each flag changes. A short flag
+overrides ``--optim.KEY``."""
 USUAL_VALUES = {"smoke": True, "help": True, "bits-per-dim": "256"}
-"""Values of flags that may be given without a value."""
+"""Flags that may stand without a value, and the value that is then used."""
 FLAG_NAMES = {keys[0]: f"--{flag}" for flag, keys in SHORT_FLAGS.items()}
 """Short flag of each setting by the setting's key, for messages."""
 OF_SAMPLING = {"steps": ("sampling.nsgf_steps",)}
-"""Short flags with another meaning in commands that train nothing."""
+"""Short flags that change another setting in commands that train nothing."""
 HAS_SETTINGS = COMMANDS.keys() - {"list"}
 WITH_RUN = HAS_SETTINGS.difference(WITHOUT_RUN)
 SHIPPED: Any = Literal[tuple(PRETRAINED)]
@@ -142,8 +142,8 @@ def parse(argv: list[str]) -> Request:
     """Return the request of a command line.
 
     Raises:
-        UserError: the command or a flag is unknown, a flag occurs twice, a value has a wrong type;
-            and the errors of :func:`nsgf.settings.resolve.resolve`.
+        UserError: the command or a flag is unknown, a flag occurs twice, a value has a wrong type,
+            or :func:`nsgf.settings.resolve.resolve` fails.
     """
     command, *words = argv
     if command not in COMMANDS:
@@ -166,14 +166,14 @@ class _FlagValues:
     short: Layer = field(default_factory=Layer)
     """Settings of short flags, by key."""
     full: Layer = field(default_factory=Layer)
-    """Settings of flags that are the key of a setting, by key."""
+    """Settings of flags whose name is the key of a setting, by key."""
     options: Layer = field(default_factory=Layer)
     """Values of flags that are not settings, by flag."""
 
     @property
     def settings(self) -> Layer:
-        """All settings by key. A short flag overrides ``--optim.KEY``, and ``--PHASE.KEY``
-        overrides both."""
+        """All settings by key. A short flag overrides ``--optim.KEY``. ``--PHASE.KEY`` overrides
+        the short flag and ``--optim.KEY``."""
         common = {key: value for key, value in self.short.items() if key.startswith("optim.")}
         return {**self.short, **self.full, **common}
 
@@ -222,7 +222,8 @@ def _read_values(command: str, texts: dict[str, Any]) -> _FlagValues:
 
 
 def _check_flags(command: str, values: _FlagValues) -> None:
-    """Raise UserError if flags exclude each other, or if a strict command does not use a flag."""
+    """Raise UserError if flags exclude each other, or if a command of STRICT does not use a
+    flag."""
     for flag, option in ONE_OF.items():
         if {flag, option} <= {*values.keys}:
             raise UserError(f"--{flag}: not allowed with --{option}")

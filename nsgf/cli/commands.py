@@ -30,8 +30,8 @@ from nsgf.version import __version__
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    The code is 0 for success, 1 for a bug (after a traceback) or if preflight says NO, 2 for an
-    error that the user can fix, and 130 for Ctrl-C.
+    The code is 0 for success, 2 for an error that the user can fix, and 130 for Ctrl-C. It is 1 for
+    a bug, after a traceback, and also if preflight says NO.
     """
     try:
         with naming(FLAG_NAMES, are_flags=True):
@@ -67,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _show_lines(lines: Iterable[str]) -> int:
-    """Print lines one after the other. Return the exit code that a generator of lines returns, or
-    0."""
+    """Print lines one after the other. If ``lines`` is a generator that returns an exit code,
+    return this code, otherwise 0."""
     iterator = iter(lines)
     while True:
         try:
@@ -137,7 +137,7 @@ def _train(request: Request) -> Iterator[str]:
 
 def _first_phase(request: Request) -> PhaseName | None:
     """Return the phase of ``--resume-phase``; None without this flag. Raise UserError if the phase
-    does not exist, or if no flag says how to continue a run."""
+    does not exist, or if ``--run`` has no flag that says how to continue the run."""
     phases = request.config.phases
     number = request.options.get("resume-phase")
     if number is not None:
@@ -246,7 +246,7 @@ def _export(request: Request) -> list[str]:
 
 
 def _preflight(request: Request) -> Generator[str, None, int]:
-    """Yield lines. Return 1 if a line names a problem."""
+    """Yield lines, and return the exit code: 1 if a line names a problem, otherwise 0."""
     from nsgf.commands.preflight import preflight
 
     words = shlex.join(["python", "-m", "nsgf", "train", *request.options["words"]])

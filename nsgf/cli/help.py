@@ -42,8 +42,9 @@ class _Formatter(HelpFormatter):
 def help_parser(command: str, topic: str) -> ArgumentParser:
     """Return a parser that only shows or completes flags.
 
-    ``topic``: empty for short flags and options; ``all`` for all settings as well; or the name of a
-    flag, a setting or a section to explain. Raise UserError if the name does not exist.
+    ``topic``: what the parser shows. Empty: short flags and options. ``all``: also all settings.
+    The name of a flag, a setting or a section: its explanation. Raise UserError if the name does
+    not exist.
     """
     docs = setting_docs()
     flags = used_flags(command)

@@ -94,9 +94,9 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     """Check a comparison, and return lines that describe what it will do.
 
     Raises:
-        UserError: ``sampling.label``, ``guidance`` or ``omega`` is set, a trial's configuration is
-            wrong, or differs from the configuration of its training, ``compare.nfe`` is too small,
-            a package is missing, or this machine has too little memory.
+        UserError: ``sampling.label``, ``guidance`` or ``omega`` is set; a trial's configuration is
+            wrong; a trial was trained with a different configuration; ``compare.nfe`` is too small;
+            a package is missing; or this machine has too little memory.
     """
     config = comparison.config
     methods = comparison.methods
@@ -116,7 +116,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     for name in config.compare.tune:
         if not any(name in trial.choice.names for trial in tuning):
             raise wrong_setting("compare.tune", name, "must be a setting that a method uses")
-    # the search selects these settings, so they are checked after the search
+    # the search selects settings of some trials, which are therefore checked after the search
     searched = {(trial.target, trial.method) for trial in tuning}
     settled = [trial for trial in todo if (trial.target, trial.method) not in searched]
     _check_trials(tuning + settled)
@@ -215,7 +215,8 @@ class Work:
             pending = waiting
 
     def finish(self, trial: Trial) -> bool:
-        """Train and measure a trial. Return False if another process works on it, else True."""
+        """Train and measure a trial. Return False if another process works on the trial, else
+        True."""
         if self.is_measured(trial):
             return True
         self.check_stop()
@@ -288,7 +289,7 @@ class Work:
     def rows(self) -> list[Row]:
         """Return all measures so far, and the floors. Missing floors are measured first."""
         comparison = self.comparison
-        # functions that only earlier calls had come last
+        # functions of earlier calls that this call does not have come last
         files = sorted(comparison.folder.glob("*/functions.jsonl"))
         saved = [json.loads(key).get("method") for file in files for key in read_measures(file)]
         compared = {*comparison.functions, *comparison.methods}

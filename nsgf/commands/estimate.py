@@ -28,17 +28,20 @@ from nsgf.training.loop import fit
 from nsgf.training.task import Session, Task
 
 ESTIMATE_UPDATES = 6
-"""Number of updates in the estimate of a phase. The loss scale of fp16 needs a few to settle."""
+"""Number of updates in the estimate of a phase. The loss scale of fp16 needs a few updates to
+settle."""
 PHASE_FRACTION = 0.02
-"""Fraction of the minutes in which further updates of each phase are measured."""
+"""Time for measuring further updates of a phase, as a fraction of the minutes."""
 MEASURING_FRACTION = 0.2
-"""Fraction of the minutes after which measuring ends."""
+"""Time after which measuring ends, as a fraction of the minutes."""
 LONGEST_SECONDS = 30.0
-"""Largest time in seconds in which further updates of a phase are measured."""
+"""Largest time for measuring further updates of a phase, in seconds."""
 LATER = 2**14
-"""Position of samples whose pairs do not depend on the first samples."""
+"""Position in the stream of samples. Samples from this position on are never paired with the first
+samples."""
 PREPARED = "pool.num_batches", "nsf.starts", "reflow.pairs"
-"""Settings of the work before the updates. With fewer updates, their values become smaller."""
+"""Settings of the amount of work before the updates. With fewer updates, their values become
+smaller."""
 LEAST_PREPARED = 16
 """Smallest value of each setting in PREPARED, and of warm-ups."""
 MOST_MINUTES = 10_000
@@ -80,8 +83,9 @@ def estimate_phases(
     """Train each phase for a few updates in a temporary folder. Then train it for ``seconds`` more,
     for a more precise estimate. Raise Stopped if ``stop`` requests it.
 
-    After the time ``ends`` (of ``time.perf_counter``), a phase gets only one preparation and one
-    finite update. A later phase is not tried if there is no time for one more update."""
+    ``ends`` is a time of ``time.perf_counter``. After this time, a phase gets only one preparation
+    and one finite update. If no time is left for one more update, the later phases are not
+    tried."""
     started = time.perf_counter()
     data = experiment.load_data()
     base = ensure_writable(existing_folder(experiment.config.out_path))
@@ -112,7 +116,7 @@ class PhaseEstimator:
     data: Data
     stop: StopRequest
     ends: float
-    """Time after which only the indispensable work is done."""
+    """Time after which only necessary work is done."""
 
     def estimate(self, seconds: float) -> tuple[Estimate, float, float]:
         """Return the estimate for this phase, the seconds of one update, and the seconds that the
@@ -173,7 +177,7 @@ class PhaseEstimator:
         speeds = [speed for logged, speed in rows if logged == name]
         update = 1 / max(speeds[-ESTIMATE_UPDATES // 2 :])
         remaining = min(seconds, self.ends - time.perf_counter())
-        # the further updates include their share of pairing
+        # the time of further updates includes their share of the pairing
         if more := max(0, int(remaining / update)):
             longer = Experiment(session.config).change({f"{name}.iterations": count + more})
             session.config = longer.config
@@ -184,8 +188,8 @@ class PhaseEstimator:
         return update, count
 
     def _fit(self, task: Task, session: Session) -> int:
-        """Train to the last update, or until :attr:`ends` but at least for one update. Return the
-        number of finished updates. Raise Stopped if :attr:`stop` requests it."""
+        """Train to the last update or until the time :attr:`ends`, but for at least one update.
+        Return the number of finished updates. Raise Stopped if :attr:`stop` requests it."""
         session.stop = EstimateStop(self.stop)
         if math.isfinite(self.ends):
             session.on_log = lambda _, __, loss, ___: (
@@ -209,11 +213,11 @@ def fit_minutes(
     *,
     is_new: bool = True,
 ) -> tuple[Experiment, str]:
-    """Choose numbers of updates so that training takes these minutes, measuring included. Return
+    """Choose numbers of updates so that measuring and training together take these minutes. Return
     the experiment of the new run, and a line about it. Phases keep their shares of the updates.
     With fewer updates, warm-ups and the preparation are shorter. Each phase gets at least one
     update, even if the minutes are too few. ``is_new``: whether a new run is trained in one
-    process; otherwise minutes are not allowed.
+    process. If it is False, minutes are not allowed.
 
     Raises:
         UserError: the minutes are not allowed, the experiment cannot be trained, or ``stop`` ends
@@ -247,15 +251,15 @@ def fit_minutes(
 
 
 def _shrink(experiment: Experiment, estimates: list[Estimate], seconds: float) -> tuple[Layer, str]:
-    """Return settings that fit into these seconds, and a line about them. The settings are the
-    numbers of updates, the warm-ups and the amounts to prepare."""
+    """Return settings with which training takes these seconds, and a line about them. The settings
+    are the numbers of updates, the warm-ups and the amounts to prepare."""
     config = experiment.config
     prepare, updates, extra = (sum(part) for part in list(zip(*estimates, strict=True))[1:])
     counts = dict(zip(config.phases, config.updates, strict=True))
-    # an update of a phase without an estimate counts as one of the phases before
+    # a phase without an estimate gets the mean time per update of the phases before
     updates *= sum(config.updates) / sum(config.updates[: len(estimates)])
     remaining = seconds - extra
-    # if the updates exceed the recipe, the preparation does not grow
+    # with more updates than in the recipe, the preparation is as long as in the recipe
     share = max(min(remaining / (prepare + updates), 1), (remaining - prepare) / updates)
     layer: Layer = {
         f"{phase}.iterations": max(1, int(share * count)) for phase, count in counts.items()

@@ -38,7 +38,7 @@ REPEATS = 3
 """Number of times that points are drawn and measured."""
 NEAREST = 2048
 """Largest number of samples for which the nearest training images are searched. Also the largest
-number of real images."""
+number of training images that are searched."""
 
 
 def evaluate_run(
@@ -50,17 +50,17 @@ def evaluate_run(
     it to continue.
 
     Args:
-        experiment: the run's settings, changed by those of this command. If the run does not lie
-            directly in ``out_dir``, the file goes to ``OUT_DIR/RUN``.
+        experiment: the run's settings, with the changes of this command. If the run does not lie
+            directly in ``out_dir``, ``metrics.json`` goes to ``OUT_DIR/RUN``.
         world: processes that sample together; the first one measures.
 
     Returns:
         The file and its content. The content is empty except in the first process.
 
     Raises:
-        UserError: before sampling: ``sampling.label`` is set; checkpoints, data or a weights file
-            are missing or damaged; a folder cannot be written, or contains a link to another
-            folder.
+        UserError: ``sampling.label`` is set; checkpoints, data or a weights file are missing or
+            damaged; a folder cannot be written, or contains a link to another folder. All this is
+            checked before sampling.
     """
     config = experiment.config
     if config.sampling.label is not None:
@@ -203,9 +203,9 @@ def measure_samples(yardstick: Yardstick, samples: list[Samples], seed: int) -> 
 
 
 def distances(yardstick: Yardstick, samples: list[Tensor], seed: int) -> Plain:
-    """Return mean and spread over the repeats of the direct measures, such as exact W2 to new
-    target samples, and of their floors. For a user's points, also return W2 of standardised
-    columns, so that a column with large units does not dominate the result."""
+    """Return the direct measures, such as exact W2 to new target samples, and their floors. Each
+    has a mean and a spread over the repeats. For a user's points, also return W2 of standardised
+    columns, which a column with large values does not dominate."""
     most = yardstick.at_most(len(samples[0]))
     measures = [measure for measure in yardstick.distances if measure.is_evaluated]
     scores = defaultdict(list)
@@ -237,8 +237,8 @@ class RealImages:
 
 
 def choose_images(data: Data, count: int, seed: int) -> RealImages:
-    """Return at most ``count`` random images of the held-out part or of the test images; if there
-    are none, of the training images."""
+    """Return at most ``count`` random images. They come from the held-out part or the test images.
+    If there are no such images, they come from the training images."""
     target = data.record
     config = data.config
     assert isinstance(target, ImageSet)
@@ -271,9 +271,9 @@ def measure_bits(
 
 
 def nearest_real(samples: Tensor, images: Tensor, flip: bool, seed: int) -> Values:
-    """Return the mean distance from samples (N, C, H, W) to the nearest training image, and from
-    training images to the nearest different training image. At most NEAREST samples and NEAREST
-    training images are used. ``flip``: whether mirrored training images count too."""
+    """Return two mean distances: from samples (N, C, H, W) to their nearest training image, and
+    from training images to their nearest different training image. At most NEAREST samples and
+    NEAREST training images are used. ``flip``: whether mirrored training images count too."""
     rows = torch.randperm(len(images), generator=make_generator(seed, "nearest"))[:NEAREST]
 
     def mean_distance(x: Tensor, index: Tensor | None) -> float:

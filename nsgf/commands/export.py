@@ -50,7 +50,7 @@ def export_run(experiment: Experiment, run: RunFolder, to: Path, half: bool = Fa
 
     Raises:
         UserError: the run has no weights, its files are damaged or do not fit its settings,
-            ``to`` is not empty, or cannot be written.
+            or ``to`` is not empty or cannot be written.
     """
     if half:
         experiment = experiment.change({"train.precision": "auto"})
@@ -87,7 +87,8 @@ def export_run(experiment: Experiment, run: RunFolder, to: Path, half: bool = Fa
 
 
 def _exported_state(network: torch.nn.Module, half: bool) -> dict[str, Tensor]:
-    """Return copies of the tensors of a network; with ``half`` in float16 if all values fit."""
+    """Return copies of the tensors of a network. With ``half``, a tensor whose values all fit into
+    float16 is converted to float16."""
     state = {}
     for name, part in network.state_dict().items():
         # a copy, because tensors may share memory
@@ -114,9 +115,10 @@ def _index(settings: Plain, folder: Path, updates: dict[str, str], half: bool) -
 
 
 def copy_pictures(run: RunFolder, last: PhaseName, shows_data: bool, folder: Path) -> list[str]:
-    """Copy the pictures of ``nsgf sample``, or else the picture of the phase ``last``. Return the
-    names of the pictures. Skip pictures that are older than a checkpoint, because they show earlier
-    weights. With ``shows_data``, also skip pictures that show a user's data."""
+    """Copy the pictures of ``nsgf sample``. If there are none, copy the picture of the phase
+    ``last``. Return the names of the pictures. Skip pictures that are older than a checkpoint,
+    because they show earlier weights. With ``shows_data``, also skip pictures that show a user's
+    data."""
     newest = max(file.stat().st_mtime for file in run.path.glob("checkpoints/*.pt"))
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
     names = sorted(current & {"grid.png", "trajectory.png"})
@@ -175,9 +177,9 @@ def card(
 def _current_measures(
     run: RunFolder, progress: Mapping[str, str | None], sampling: SamplingConfig
 ) -> Plain:
-    """Return the content of ``metrics.json`` without columns, which have values of single rows.
-    Return nothing if the measures belong to a sampler with different settings or weights.
-    ``progress``: training progress of the sampler's networks by phase."""
+    """Return the content of ``metrics.json`` without the columns, because these contain values of
+    single rows. Return nothing if the measures belong to a sampler with different settings or
+    weights. ``progress``: training progress of the sampler's networks by phase."""
     measures = read_object(run.path / "metrics.json")
     # earlier versions stored no "sampling"
     measured = (measures.get("updates"), measures.get("sampling"))

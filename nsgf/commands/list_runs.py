@@ -1,4 +1,4 @@
-"""``nsgf list``: the runs in a folder. This file does not load torch for runs."""
+"""``nsgf list``: the runs in a folder. Listing runs does not load torch."""
 
 from pathlib import Path
 

@@ -15,9 +15,10 @@ from nsgf.system.hardware import describe_device
 from nsgf.system.output import format_hours
 
 SECONDS = 2.0
-"""Seconds in which updates of each phase are measured."""
+"""Seconds for measuring the updates of each phase."""
 RESERVE_HOURS = 0.5
-"""Hours of a session reserved for the start, loading data and the last checkpoint."""
+"""Hours of a session that are reserved for the start, for loading data and for the last
+checkpoint."""
 
 
 class Finding(NamedTuple):

@@ -36,8 +36,8 @@ PREVIEW_IMAGES_ON_CPU = 16
 
 def show_preview(experiment: Experiment, session: Session, data: Data | None, phase: Phase) -> None:
     """If ``train.preview`` is on, draw samples beside real samples into
-    ``samples/phaseN_PHASE.png``. If this fails, log a line and continue without a picture. ``data``
-    None: load them.
+    ``samples/phaseN_PHASE.png``. If drawing fails, log a line and continue without a picture.
+    ``data``: source and target; None: load them.
 
     All phases start from the same noise, so their pictures can be compared. Previews use separate
     random streams, so training draws the same numbers with and without previews.
@@ -83,8 +83,8 @@ def run_title(method: str | None, phases: Sequence[PhaseName]) -> str:
 
 
 def preview_title(experiment: Experiment, phase: PhaseName) -> str:
-    """Return the title of a phase's picture: the method and, if the method has several phases, this
-    phase. A second line says whether the last leg continues from these samples."""
+    """Return the title of a phase's picture. It names the method, and also the phase if the run has
+    several phases. If a later phase continues from these samples, a second line says so."""
     config = experiment.config
     title = f"{shown_name(run_title(config.method, config.phases))} after training"
     if len(config.phases) > 1:

@@ -132,14 +132,15 @@ class Drawing:
 
     @property
     def _field_class(self) -> int:
-        """Number of the class of the velocity fields: ``sampling.label``, or the first class."""
+        """Number of the class whose velocity fields are drawn: ``sampling.label``, or the first
+        class."""
         experiment = self.experiment
         return experiment.target.class_number(experiment.config.sampling.label) or 0
 
     def _velocity_fields(self) -> list[Field]:
         """Return the velocities of the network and of a new flow, at the first, a middle and the
-        last step, for one class if there are classes. The list is empty if the sampler has no NSGF
-        steps."""
+        last step. If there are classes, the velocities are those of one class. The list is empty if
+        the sampler has no NSGF steps."""
         legs = self.sampler.legs
         network = next((leg.network for leg in legs if isinstance(leg, NSGFSteps)), None)
         if network is None:
@@ -174,7 +175,7 @@ class Drawing:
 
 
 LOG_LINES = 400
-"""Number of lines from the end of the log that a page shows."""
+"""Number of last lines of the log that a page shows."""
 REPORTED = {
     ("mnist", "fid"): "3.8 at NFE 60",
     ("cifar10", "fid"): "5.55 at NFE 59",
@@ -187,12 +188,12 @@ REPORTED = {
 def report_run(
     experiment: Experiment, run: RunFolder, kind: str = "png", out: Place | None = None
 ) -> list[str]:
-    """Write ``report.html``, and its figures in ``report/``, into the run folder, or into
-    ``OUT_DIR/RUN`` if the run does not lie directly in ``out_dir``.
+    """Write ``report.html``, and the folder ``report/`` with its figures. They go into the run
+    folder, or into ``OUT_DIR/RUN`` if the run does not lie directly in ``out_dir``.
 
-    If ``kind`` is svg or pdf, also write each figure in that format; if ``out`` is given, also
-    write the page to that file .html. Return the files. The page is the first file. Raise UserError
-    if nothing is trained, or the files cannot be written."""
+    If ``kind`` is svg or pdf, also write each figure in that format. If there is an ``out``, a file
+    .html, also write the page to this file. Return the files. The page is the first file. Raise
+    UserError if nothing is trained, or the files cannot be written."""
     config = experiment.config
     phases = phase_rows(experiment.phases(), run)
     method = run_title(config.method, config.phases)

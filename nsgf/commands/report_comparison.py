@@ -29,7 +29,7 @@ def report_comparison(
     """Write ``report.html`` and ``report/`` into the folder of a comparison. If this folder does
     not lie directly in ``out_dir``, write them into ``OUT_DIR/NAME``.
 
-    The measures come from ``table.csv``; nothing is sampled or measured.
+    The measures come from ``table.csv``. Nothing is sampled or measured.
 
     ``kind`` and ``out``: see :func:`nsgf.commands.report.report_run`. Return the files. Raise
     UserError if the folder holds no comparison, nothing is measured yet, or the files cannot be

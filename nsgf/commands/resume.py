@@ -34,8 +34,8 @@ class Resumption:
         checkpoint but start again from the first update.
 
         With ``first``, start with this phase; earlier phases must be finished. From ``first`` on, a
-        phase starts again if it is finished, or if it learned from a phase that starts again. Every
-        other phase resumes.
+        phase starts again if it is finished, or if it learned from a phase that is now trained.
+        Every other phase resumes.
 
         Raises:
             UserError: a checkpoint is damaged or contradicts the configuration, or a phase before
@@ -64,8 +64,8 @@ class Resumption:
         return pending, restarts
 
     def _check_followers(self, name: PhaseName, restarts: list[PhaseName]) -> None:
-        """Raise UserError if a later phase learned from a network that would change, and the later
-        phase does not start again."""
+        """Raise UserError if a later phase learned from the network of phase ``name``, which would
+        change, and the later phase does not start again."""
         followers = [
             follower
             for follower in OF_PHASES

@@ -59,25 +59,27 @@ def sample_run(
 ) -> list[str]:
     """Write samples into ``samples/``, with a grid of images and a picture of their path.
 
-    ``samples.npz`` has a user's points in the units of the file, or images clamped to [-1, 1], and
-    ``labels`` if there are classes. ``grid.png`` shows images, with a row for each class.
-    ``trajectory.png`` shows the path, for points beside the target if its data are available.
-    The names contain the settings that differ from the run's configuration, as in
+    ``samples.npz`` has points in the units of the data, or images clamped to [-1, 1]. If there are
+    classes, it also has ``labels``. ``grid.png`` shows images, with a row for each class.
+    ``trajectory.png`` shows the paths of samples. Points stand beside the target if its data are
+    available. The file names contain the settings that differ from the run's configuration, as in
     ``samples-seed1-solver_heun.npz``. So samples with different settings do not overwrite each
     other.
 
     Args:
-        experiment: the run's settings, changed by those of this command. If the run does not lie
+        experiment: the run's settings, with the changes of this command. If the run does not lie
             directly in ``out_dir``, the files go to ``OUT_DIR/RUN/samples``.
         world: the processes that sample together; the first one writes.
         nfe: network calls for each sample, or slightly fewer; None: determined by the settings of
             sampling.
-        out: write only this new file or folder: ``FILE.npz`` or ``FILE.npy``; for points
-            ``FILE.csv``, ``FILE.tsv`` or ``FILE.parquet``; for images a folder of PNG files; or
-            ``FILE.gif`` or ``FILE.webp``, an animation of the paths of the first samples. Without
-            torchrun, samples are written batch by batch, so memory does not limit their number.
-        start: file or folder of samples of the source. Row i of the output is where row i goes.
-            Without ``out``, the output is ``samples/moved-NAME`` of the same kind.
+        out: write only this new file or folder. Samples go to ``FILE.npz`` or ``FILE.npy``. Points
+            may also go to ``FILE.csv``, ``FILE.tsv`` or ``FILE.parquet``, and images to a folder of
+            PNG files. ``FILE.gif`` and ``FILE.webp`` are animations of the paths of the first
+            samples. Without torchrun, samples are written batch by batch, so memory does not limit
+            their number.
+        start: file or folder of samples of the source. Row i of the output is the place to which
+            row i of ``start`` moves. Without ``out``, the output is ``samples/moved-NAME``, a file
+            or folder like ``start``.
         trajectory: whether to write the start and the state after each step too, (N, S + 1,
             *shape), into a file .npz or .npy.
 
@@ -132,8 +134,8 @@ def _kind_of_output(start: Path, starts: Starts, trajectory: bool) -> str:
 def _move(
     sampler: FlowSampler, starts: Starts, device: torch.device, file: Path, trajectory: bool
 ) -> float:
-    """Move given samples, and write where they go. Return the number of network calls for each
-    sample."""
+    """Move samples of the source, and write the moved samples. Return the number of network calls
+    for each sample."""
     if trajectory:
         check_fixed_steps(sampler)
     target = sampler.target
@@ -148,7 +150,7 @@ def _move(
 
 def _sample_into_run(experiment: Experiment, run: RunFolder, world: World) -> list[str]:
     """Write samples and pictures into the results folder of a run."""
-    # check everything that can be refused
+    # check all settings and files that can be refused
     target = experiment.target
     folder = results_folder(experiment.config.out_path, run) / "samples"
     suffix = changed_settings(experiment, run)
@@ -230,8 +232,8 @@ def _sample_to_file(
 
 
 def _data_for_picture(experiment: Experiment) -> Data | None:
-    """Return the data for a picture of points; None if a user's file of points is not known. Raise
-    UserError if files are missing or damaged."""
+    """Return the data for a picture of points; None if the path of a user's points is not known.
+    Raise UserError if files are missing or damaged."""
     data = experiment.config.data
     if data.name == "points" and not data.path:
         return None
@@ -262,7 +264,7 @@ def draw_path(samples: Samples, target: Target, data: Data | None, stream: str, 
 
 
 def changed_settings(experiment: Experiment, run: RunFolder) -> str:
-    """Return the part of a file's name that lists the settings that differ from the run's
+    """Return the end of a file name. It lists the settings that differ from the run's
     ``config.yaml``, e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
     saved, changed = (
         {

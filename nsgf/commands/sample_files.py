@@ -137,8 +137,8 @@ def check_fixed_steps(sampler: FlowSampler) -> None:
 
 def states_of(target: Target, batch: Samples) -> Tensor:
     """Return the samples of a batch in the units of the data, (B, *shape). If the batch has
-    intermediate states, return the start and the state after each of S steps, (B, S + 1, *shape);
-    images are then not clamped."""
+    intermediate states, return the start and the state after each of S steps, (B, S + 1, *shape).
+    Images are then not clamped."""
     if not batch.path:
         return target.in_units(batch.x)
     if target.is_images:
@@ -216,8 +216,8 @@ def _write_parquet(target: Target, batches: BatchReader, stream: BinaryIO) -> No
 def _write_arrays(
     target: Target, batches: BatchReader, count: int, stream: BinaryIO, has_paths: bool
 ) -> None:
-    """Write an .npz file: samples ``x``, or with ``has_paths`` the array ``trajectory``; ``nfe``,
-    ``tau``, and with classes ``labels``."""
+    """Write an .npz file with the samples ``x``, or with ``has_paths`` the array ``trajectory``. It
+    also has ``nfe`` and ``tau``, and with classes ``labels``."""
     short = defaultdict(list)
 
     def samples() -> Iterator[Tensor]:

@@ -4,8 +4,8 @@
     phase 2  nsf        straight lines from noise to data -> straight-flow network u_delta
     phase 3  predictor  points on these lines -> time predictor t_phi
 
-Phases share data and settings; a phase reads the networks of earlier phases from their checkpoints.
-Methods for comparison have phases too (:mod:`nsgf.phases`).
+Phases share data and settings. A phase reads the networks of earlier phases from their checkpoints.
+The methods that NSGF is compared with also consist of phases (:mod:`nsgf.phases`).
 """
 
 import time
@@ -52,15 +52,15 @@ def train(
 ) -> RunFolder:
     """Train the unfinished phases of the configuration, and return the run folder.
 
-    All checks come before the first write. Only locks, restarts and damaged checkpoints of an
-    existing run are written earlier.
+    All checks come before the first write. In an existing run, there are three exceptions: the
+    lock, an unfinished restart, and the replacement of a damaged checkpoint.
 
     Args:
         experiment: the experiment, from :func:`nsgf.settings.resolve.resolve`, which checks it.
         run: a run to resume; None: a new one.
         first: start with this phase (see :meth:`nsgf.commands.resume.Resumption.pending_phases`).
         world: the processes that train together.
-        stop: ends training early; None: only ``train.max_hours`` does.
+        stop: ends training early; None: only ``train.max_hours`` ends it early.
         network: the caller's network, for a run with ``model.network``.
         on_log: see :class:`nsgf.training.task.Session`.
         notes: lines for the log of the run.
@@ -129,7 +129,7 @@ def train(
 
 
 def _lock_and_repair(run: RunFolder, phases: list[PhaseName], stack: ExitStack) -> None:
-    """Lock an existing run until the ``stack`` is left. Complete a restart, replace a damaged
+    """Lock an existing run until ``stack`` is closed. Complete a restart, replace a damaged
     checkpoint, and remove temporary files of killed processes. Raise UserError if the run cannot be
     written."""
     try:
@@ -155,8 +155,9 @@ class Training:
     """None if no phase is left to train."""
 
     def complete_finished(self, names: Collection[PhaseName]) -> None:
-        """Complete the work that a killed process left undone for finished phases, which are not in
-        ``names``: remove files that are not needed after training, and draw a missing picture."""
+        """Complete the work that a killed process left undone after finished phases. Remove files
+        that are not needed after training, and draw a missing picture. Phases in ``names`` are not
+        finished."""
         session = self.session
         for phase in self.experiment.phases():
             if phase.name not in names:
@@ -214,8 +215,9 @@ def training_plan(
     phases whose checkpoints will be set aside. For the remaining arguments see :func:`train`.
 
     Raises:
-        UserError: pool or checkpoints do not fit, the run has a pool with different settings, a
-            precision or a package is missing, or there are more processes than samples in a batch.
+        UserError: the pool or the checkpoints do not fit on this machine, the run has a pool with
+            different settings, the precision does not suit the device, a package is missing, or
+            there are more processes than samples in a batch.
     """
     config = experiment.config
     pending = experiment.phases(names)
@@ -248,8 +250,8 @@ def check_space(
 ) -> None:
     """Raise UserError if the disk would be full before the end of a run. A run needs space for two
     checkpoints of each unfinished phase, for a third checkpoint while it is written, and for
-    ``pool`` bytes. ``weights``: numbers of weights. Checkpoints of ``restarts`` are set aside, not
-    overwritten."""
+    ``pool`` bytes. ``weights``: number of weights of each phase. Checkpoints of ``restarts`` are
+    set aside, not overwritten."""
     needed = WEIGHT_BYTES * (2 * sum(weights.values()) + max(weights.values(), default=0))
     for phase in weights:
         newest = run.checkpoint_file(phase)

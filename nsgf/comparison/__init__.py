@@ -1,8 +1,9 @@
 """``nsgf compare``: compare NSGF with alternative methods on equal terms.
 
-This file reads and writes measures. Each measure is a line of ``table.csv``, and of a second file:
-``measures.jsonl`` in the run folder of the trial, or a file in the folder of the target. This file
-is ``floors.jsonl``, or ``functions.jsonl`` for a caller's functions.
+This module reads and writes measures. Each measure is a line of ``table.csv``, and of a second
+file. For trained methods, the second file is ``measures.jsonl`` in the run folder of the trial. For
+floors and for a caller's functions, it is ``floors.jsonl`` or ``functions.jsonl`` in the folder of
+the target.
 """
 
 import csv
@@ -112,7 +113,7 @@ def add_measure(file: Path, key: str, measured: Measured) -> None:
     }
     line = json.dumps(content)
     file.parent.mkdir(parents=True, exist_ok=True)
-    # a killed process left an incomplete line
+    # end the incomplete line of a killed process
     if file.exists() and not file.read_bytes().endswith(b"\n"):
         line = f"\n{line}"
     append_text(file, f"{line}\n")

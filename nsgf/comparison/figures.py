@@ -26,8 +26,9 @@ MARKERS = "osD^vP*X<>hp"
 
 
 def draw_quality(rows: Rows) -> Any:
-    """Draw the measures of a comparison against NFE: a row for each target, a column for each
-    measure. Each method has a line with standard deviations over seeds; the floor is dashed."""
+    """Draw the measures of a comparison against NFE. Each target has a row, and each measure has a
+    column. Each method has a line, with bars for the standard deviations over seeds. The floor is a
+    dashed line."""
     targets = targets_of(rows)
     metrics = without_classes(rows[0].values)
     figure = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4)

@@ -59,8 +59,9 @@ TextTable = list[list[str]]
 """Lines of cells. The first line is the header. The best mean of several seeds is written as
 ``**mean**``."""
 Tables = tuple[list[TextTable], list[TextTable], list[TextTable]]
-"""A table of means and a table of differences for each measure, a table of costs, and after a
-search a table of settings."""
+"""Three lists of tables. The first list has a table of means for each measure, and the second list
+a table of differences for each measure. The third list has the table of costs, and after a search
+the table of settings."""
 
 
 def methods_of(rows: Rows) -> list[str]:
@@ -80,8 +81,8 @@ def counts_of(rows: Rows) -> list[int]:
 
 
 def has_seeds(rows: Rows) -> bool:
-    """Return whether the methods were trained with several seeds. A single seed ranks no methods:
-    another seed may change their order."""
+    """Return whether the methods were trained with several seeds. One seed is too few to rank
+    methods, because another seed may change their order."""
     return len({row.seed for row in rows if row.nfe is not None}) > 1
 
 
@@ -91,8 +92,8 @@ def columns_of(rows: Rows) -> list[tuple[str, int]]:
 
 
 def cells_of(rows: Rows) -> Cells:
-    """Return the rows that each cell of a table summarizes, one for each seed and draw, by (target,
-    NFE, method). Every other key has an empty list."""
+    """Return the rows that each cell of a table summarizes, by (target, NFE, method). A cell has
+    one row for each seed and draw. For every other key, the list is empty."""
     cells = defaultdict(list)
     for row in rows:
         cells[row.target, row.nfe, row.method].append(row)
@@ -100,7 +101,8 @@ def cells_of(rows: Rows) -> Cells:
 
 
 def calls_of(cell: Rows, nfe: int) -> float:
-    """Return the mean network calls for each sample of a cell; ``nfe`` if the cell is empty."""
+    """Return the mean number of network calls per sample in a cell; ``nfe`` if the cell is
+    empty."""
     return mean(row.calls for row in cell) if cell else nfe
 
 

@@ -45,8 +45,8 @@ from nsgf.system.files import Plain
 FLOOR = "floor"
 NOISE_ROW = "pure noise"
 SHARED = "rf"
-"""Names in the column of methods for floors and for noise, and the name of the shared folder of
-rectified flows."""
+"""FLOOR and NOISE_ROW stand for floors and noise in the column of methods. SHARED is the name of
+the run folder that rectified flows share."""
 NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches the allowed names of methods, which are valid as names of folders and in tables."""
 NAME_RULE = (
@@ -79,8 +79,9 @@ class Comparison:
     def of(
         cls, config: Config, methods: Sequence[Config], fixed: Collection[str] = ()
     ) -> "Comparison":
-        """Return the comparison of ``methods``, with the number of updates of each method. Warm-ups
-        change in proportion unless they are ``fixed`` settings.
+        """Return the comparison of ``methods``, with numbers of updates set for each method.
+        Warm-ups change in proportion to the updates. Warm-ups in the settings ``fixed`` do not
+        change.
 
         Raises:
             UserError: two methods have the same name or title, a name is not allowed, methods
@@ -128,7 +129,7 @@ class Comparison:
 
     @cached_property
     def trials(self) -> list["Trial"]:
-        """All trials with training, one seed after the other."""
+        """All trials of trained methods, one seed after the other."""
         return self.trials_of(self.methods)
 
     @cached_property
@@ -272,7 +273,8 @@ class Trial:
 
 
 def edition_key(target: str) -> Plain:
-    """Return the part of a measure's key for targets whose distributions have changed."""
+    """Return the part of a measure's key that names the edition of a target. The part is empty
+    unless the distribution of the target has changed."""
     edition = edition_of(*split_target(target))
     return {"edition": edition} if edition > 1 else {}  # earlier versions did not store this key
 
@@ -327,8 +329,9 @@ def _check_equal_terms(methods: Sequence[Config]) -> None:
 
 
 def _total_updates(updates: list[int], default: int, count: int) -> list[int]:
-    """Return the number of updates of each of ``count`` methods, summed over all networks:
-    ``compare.updates``, or else the ``default``. Raise UserError for a wrong number of values."""
+    """Return the number of updates of each of ``count`` methods, summed over all networks. The
+    numbers come from ``compare.updates``. If this setting is empty, each number is ``default``.
+    Raise UserError for a wrong number of values."""
     if len(updates) not in (0, 1, count):
         raise wrong_setting("compare.updates", updates, "must be one number, or one per method")
     if len(updates) < 2:
@@ -337,9 +340,9 @@ def _total_updates(updates: list[int], default: int, count: int) -> list[int]:
 
 
 def _with_updates(method: Config, total: int, fixed: Collection[str]) -> Config:
-    """Return the settings of a method with ``total`` updates, divided among its networks in
-    proportion to their iterations. Warm-ups change in proportion unless they are ``fixed``
-    settings."""
+    """Return the settings of a method with ``total`` updates. The updates are divided among the
+    method's networks in proportion to their iterations. Warm-ups change in proportion to the
+    updates. Warm-ups in the settings ``fixed`` do not change."""
     experiment = Experiment(method)
     if not experiment.methods:  # only NSGF++ accepts sampling.tau
         experiment = experiment.change({"sampling.tau": None})

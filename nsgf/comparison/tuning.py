@@ -20,11 +20,12 @@ SEARCH = "search.csv"
 SEED_OFFSET = 1000
 """The search uses ``seed + SEED_OFFSET`` as its seed. Tables have at most SEED_OFFSET seeds."""
 SELECTING = ("1000 energy_standardised", "1000 energy")
-"""Keys of measures. The first key that a comparison measures selects the settings. For features of
-images, the first measure of a row selects them. W2 is not in the list, because W2 of a finite
-sample depends mostly on how many points each part has by chance."""
+"""Keys of measures. The first of these keys that a comparison has selects the settings. With
+features of images, a comparison has none of these keys, and the first measure of a row selects the
+settings. W2 is not in the list, because W2 of a finite sample depends mostly on chance: on how many
+points fall into each part of the distribution."""
 SEARCHED_SECTIONS = (*OF_PHASES, "optim", "sinkhorn", "flow", "pool")
-"""Sections whose settings can be searched, because methods may have different values."""
+"""Sections whose settings can be searched, because methods may differ in these settings."""
 TERMS = ("iterations", "batch_size", "method", "source")
 """Settings of a phase that must be equal for all methods, or that define the method."""
 
@@ -47,9 +48,9 @@ AS_GIVEN = Choice({})
 
 
 def choices_of(config: Config) -> list[Choice]:
-    """Return each combination of the values in ``compare.tune`` for the settings that a method
-    uses. If the method uses no setting, return one empty combination. Raise UserError if a key or a
-    value is wrong."""
+    """Return each combination of values for the settings in ``compare.tune`` that a method uses. If
+    the method uses none of these settings, return one empty combination. Raise UserError if a key
+    or a value is wrong."""
     keys_of = {name: name if name in KEYS else f"optim.{name}" for name in config.compare.tune}
     # put settings of optim first, so that settings of single phases override them
     names = sorted(keys_of.items(), key=lambda item: not item[1].startswith("optim."))

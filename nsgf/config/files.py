@@ -27,7 +27,8 @@ from nsgf.system.files import Plain, parse_object
 FACTS_FILE = "facts.json"
 PACKAGE = Path(__file__).parents[1]
 CONFIGS = PACKAGE / "configs"
-"""Folder of the shipped YAML files. It is inside an installed wheel, or beside the package."""
+"""Folder of the shipped YAML files. It lies inside an installed package, otherwise beside the
+package."""
 if not CONFIGS.is_dir():
     CONFIGS = PACKAGE.parent / "configs"
 EXPERIMENT_NAMES = sorted(file.stem for file in CONFIGS.glob("*.yaml"))
@@ -150,7 +151,7 @@ def method_title(method: str) -> str:
 def method_layers(recipe: Recipe, method: str | None) -> tuple[Layer, Layer]:
     """Return two layers: the settings of a method, and the recipe's settings for this method.
 
-    The second layer wins over the first. In both, ``optim`` is already copied to each phase.
+    The second layer wins over the first. In both layers, ``optim`` is already copied to each phase.
     ``method`` is a shipped method, a YAML file, or a section of the recipe. None means the method
     that the recipe names, if there is one.
 
@@ -203,8 +204,9 @@ def read_plain(file: Path) -> Plain:
 def from_arguments(
     arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> Layer:
-    """Return the settings of a Python call by dotted key: ``overrides``, then the arguments that
-    are not None. The arguments win. Raise UserError for an unknown key or a wrong value."""
+    """Return the settings of a Python call by dotted key. They are ``overrides``, and the arguments
+    that are not None. Arguments win over ``overrides``. Raise UserError for an unknown key or a
+    wrong value."""
     layer = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
     for key in {*FACTS, EDITION} & layer.keys():
         refuse_unknown(key, KEYS)

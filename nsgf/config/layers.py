@@ -84,7 +84,7 @@ DEFAULT_FACTS = {
 """Defaults of facts that only some data have. A saved run may lack such a fact."""
 FACTS = {key: VALUES[key] for key in (FACTS_OF_DATA, "model.network")}
 """All facts by dotted key. A new run stores the class of the caller's network, and a description of
-the data at ``data.path``, which must be the same when the run is resumed."""
+the data at ``data.path``. Both facts must be the same when the run is resumed."""
 SETTINGS = {key: item for key, item in VALUES.items() if key not in FACTS}
 """All settings of a configuration by dotted key."""
 EDITION = "data.edition"
@@ -120,8 +120,8 @@ def sections_of(config: Config) -> Plain:
 
 
 def build(layer: Layer) -> Config:
-    """Return a configuration with these values, and defaults for all missing settings. A path as
-    ``data.source`` becomes ``data.source_path``."""
+    """Return a configuration with these values, and defaults for all missing settings. If
+    ``data.source`` is a path, the path becomes ``data.source_path``."""
     sections: dict[str, Plain] = {section: {} for section in ("", *PARTS)}
     source = layer.get("data.source", STANDARD)
     if source not in SOURCES:
@@ -223,7 +223,7 @@ def find_contradictions(
     saved: Plain, config: Config, frozen: Collection[str], running: str | None = None
 ) -> list[str]:
     """Return a text for each setting of ``config`` that contradicts ``saved``, the nested
-    configuration of a checkpoint. If an older checkpoint lacks a setting, the default counts.
+    configuration of a checkpoint. If an older checkpoint lacks a setting, the default is compared.
 
     Args:
         frozen: sections and dotted settings that must agree, as in ``Phase.follows``.

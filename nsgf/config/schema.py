@@ -16,7 +16,7 @@ MANY = 1_000_000_000
 """Maximum of a number if the schema sets no maximum."""
 MOST_STEPS = 100_000
 """Largest number of steps, or of network calls, for one sample. More steps would not change the
-samples, and would compute for hours."""
+samples, and would take hours."""
 FREE_ON_RESUME = "free on resume"
 """Marks a setting that changes files, memory or time, but not results."""
 MACHINE_PATH = "machine path"
@@ -79,7 +79,8 @@ PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "g
 """Number of a phase in the names of its files. All further phases have number 1."""
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 CHANGED_SETS = ("8gaussians", "moons")
-"""Edition of each 2D set whose distribution has changed. All further sets have edition 1."""
+"""2D sets whose distribution has changed. They have edition 2, and all further sets have edition
+1."""
 ImageName = Literal["digits", "mnist", "cifar10"]
 OwnName = Literal["images", "points"]
 SolverName = Literal["euler", "heun", "dopri5"]
@@ -139,13 +140,13 @@ class DataConfig:
     name: Literal[PointName, ImageName, OwnName] = "8gaussians"
     """Target mu*: a 2D set, an image set, or your own images or points at data.path."""
     source: str = STANDARD
-    """Source mu0: gaussian, the standard Gaussian; 8gaussians, for 2D targets; or for your own
-    target the path of a file or folder of the same kind, whose samples are moved to the target. A
-    run saves a path as file, and the path in data.source_path."""
+    """Source mu0. gaussian: the standard Gaussian. 8gaussians: only for 2D targets. A path: a file
+    or folder of the same kind as your own target; its samples are moved to the target. For a path,
+    a run saves the value file here and the path in data.source_path."""
     source_path: Annotated[
         str | None, MACHINE_PATH, FREE_ON_RESUME, OnlyIf("data.source", (SOURCE_FILE,))
     ] = None
-    """File or folder of the source, as data.path; data.source PATH sets it."""
+    """File or folder of the source, of the same kinds as data.path. Set it by data.source PATH."""
     root: Annotated[str, MACHINE_PATH, FREE_ON_RESUME] = "data"
     """Folder of the downloaded image sets, in torchvision's layout."""
     download: Annotated[bool, FREE_ON_RESUME] = True
@@ -156,20 +157,20 @@ class DataConfig:
     """Mirror training images left to right with probability 1/2."""
     conditional: bool = False
     """Give networks the class of each sample. The data must be images with labels, your own images
-    in subfolders, or points with data.label, which makes true the default."""
+    in subfolders, or points with data.label. With data.label, the default is true."""
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
     """Your own data. For images: a folder, a .npz file with images (N, C, H, W) or (N, H, W, C) and
     perhaps labels (N,), or a .npy file. For points: a .csv, .tsv, .txt, .parquet, .xlsx, .npz or
     .npy file."""
     size: Annotated[int | Literal["auto"] | None, Range(4, 1024)] = None
     """Side in pixels to which the middle square of each image in a folder is scaled. auto or null:
-    if all images are squares of one size up to 64, they keep this size, or a slightly smaller size
-    that can be halved to 16 or less. Otherwise 32. Images in a file keep their size."""
+    if all images are squares of one size up to 64, this size, rounded down so that repeated halving
+    reaches 16 or less. Otherwise 32. Images in a file keep their size."""
     skip_broken: bool = False
     """Leave out image files of a folder that cannot be read."""
     header: Literal["auto"] | bool = "auto"
     """Whether the first row of a .csv, .tsv, .txt or .xlsx file has the names of the columns. auto:
-    true if one of its cells is not a number."""
+    true if a cell of this row is not a number."""
     columns: str | None = None
     """Columns of points to use, as A,B,C: only names, or only numbers (from 1). null: all."""
     label: str | None = None
@@ -192,8 +193,9 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class SinkhornConfig:
-    """Samples of one flow. If flow.kind is sinkhorn or geomloss, also the entropic optimal
-    transport between the samples, with cost 1/2 |x - y|^2 and eps = blur^2."""
+    """Numbers of samples in one flow. If flow.kind is sinkhorn or geomloss, also the settings of
+    the entropic optimal transport between these samples, with cost 1/2 |x - y|^2 and eps =
+    blur^2."""
 
     batch_size: Count = 256
     """Number of particles n in one flow."""
@@ -202,14 +204,14 @@ class SinkhornConfig:
     blur: Annotated[float, Blur] = 0.5
     """sinkhorn and geomloss: square root of the regularization eps, in units of the data."""
     first_blur: Annotated[float | None, Blur] = None
-    """sinkhorn and geomloss: blur of a flow's first step, which falls by the same factor from step
-    to step and is blur in the last one; null: blur in all steps (paper)."""
+    """sinkhorn and geomloss: blur of a flow's first step. From step to step, it falls by the same
+    factor. The last step uses sinkhorn.blur. null: all steps use sinkhorn.blur, as in the paper."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
     """geomloss: ratio of successive blurs while annealing. A ratio closer to 1 is slower and more
     exact."""
     tolerance: Positive = 5e-4
     """sinkhorn: largest L1 error of a plan's marginals (total mass 1). If particles move by less
-    than the blur, the limit shrinks in proportion."""
+    than the blur, the limit shrinks in proportion to their movement."""
 
     @property
     def targets(self) -> int:
@@ -224,8 +226,8 @@ class FlowConfig:
     kind: FlowKind = "sinkhorn"
     """Gradient flow that NSGF learns. sinkhorn: flow of the Sinkhorn divergence; many flows are
     solved at once to a tolerance. energy: flow of the energy distance, whose speed is at most 2.
-    geomloss: like sinkhorn, but the library geomloss solves one flow at a time, annealed to the
-    blur."""
+    geomloss: like sinkhorn, but the library geomloss solves one flow at a time, and anneals down to
+    sinkhorn.blur."""
     steps: Steps = 5
     """Number of steps T of the flow, and of sampling with the velocity network."""
     eta: Annotated[float, Range(1e-6), OnlyIf("flow.schedule", ("constant",))] = 0.2
@@ -249,8 +251,8 @@ class PoolConfig:
     storage: Annotated[Literal["memory", "disk"], FREE_ON_RESUME] = "memory"
     """memory: main memory; disk: a file in the run folder, which a resumed run completes."""
     dtype: Literal["auto", "float32", "float16"] = "auto"
-    """Type of stored positions. auto: float32 if the pool fits into the free memory (images: into
-    half of it), else float16."""
+    """Type of stored positions. auto: float32 if the pool fits into the free memory, else float16.
+    For float32, a pool of images must fit into half of the free memory."""
     build_batch: Annotated[int | Literal["auto"], Range(1), FREE_ON_RESUME] = "auto"
     """Number of flows that are simulated together. The program halves the number if the card is
     full. Does not change results."""
@@ -271,9 +273,9 @@ class UNetConfig:
     channels: Annotated[int, Range(1, 2**14)] = 32
     """Channels at full resolution, a multiple of 32 (GroupNorm has 32 groups)."""
     res_blocks: Annotated[int, Range(1, 100)] = 1
-    """Residual blocks at each level of the encoder; the decoder has one more."""
+    """Residual blocks at each level of the encoder. Each level of the decoder has one more."""
     mult: Annotated[list[int], Range(1, 64)] = field(default_factory=lambda: [1, 2])
-    """Channel multiplier of each level; each further level halves the resolution."""
+    """Channel multiplier of each level. Each further level halves the resolution."""
     attention: Counts = field(default_factory=list)
     """Heights in pixels of the levels with self-attention."""
     heads: Count = 1
@@ -289,9 +291,10 @@ class ModelConfig:
     mlp: MLPConfig = field(default_factory=MLPConfig)
     unet: UNetConfig = field(default_factory=UNetConfig)
     checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
-    """Recompute activations of a unet in the backward pass: less memory, a third more time."""
+    """Recompute activations of a unet in the backward pass. Training needs less memory, but a third
+    more time."""
     network: str | None = None
-    """Class of your own network, if nsgf.train was given one in place of mlp or unet."""
+    """Class of your own network, if you passed one to nsgf.train in place of mlp or unet."""
 
 
 @dataclass(frozen=True)
@@ -305,9 +308,10 @@ class OptimConfig:
     lr: Annotated[float, Range(above=0, maximum=1)] = 1e-3
     """Adam's learning rate after warm-up."""
     warmup_steps: Annotated[int, Range(0)] = 0
-    """Number of updates over which the rate grows linearly to lr."""
+    """Number of updates over which the learning rate grows linearly to lr."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Rate after warm-up: constant, or half a cosine down to 0 at the last update."""
+    """Learning rate after warm-up. constant: it stays lr. cosine: it falls along half a cosine to 0
+    at the last update."""
     clip_norm: PositiveOrNull = 1.0
     """Largest norm of the gradient; null: no clipping."""
     ema_decay: Part = 0.999
@@ -320,15 +324,15 @@ class NSFConfig(OptimConfig):
 
     source: Literal["prior", "nsgf", "affine"] = "prior"
     """Start X0 of the straight line. prior: a sample of mu0. nsgf: an end point of the NSGF steps.
-    affine: noise that is mapped towards the Gaussian with the data's mean and covariance, as far as
-    flow.steps steps would move it. Without the phase predictor, samples enter the straight flow at
-    time 0."""
+    affine: noise after an affine map towards the Gaussian with the data's mean and covariance. The
+    map moves the noise as far as flow.steps steps would. Without the phase predictor, samples enter
+    the straight flow at time 0."""
     coupling: Literal["independent", "ot"] = "independent"
-    """Pairs (X0, X1). independent: both are drawn independently. ot: exact optimal transport pairs
-    them within groups."""
+    """Pairs (X0, X1). independent: X0 and X1 are drawn independently. ot: exact optimal transport
+    pairs the X0 and X1 of a group of samples."""
     coupling_batch: Annotated[GroupOrNull, OnlyIf("nsf.coupling", ("ot",))] = None
-    """Number of samples that ot pairs together; null: batch_size. 1024 samples take 0.03 to 0.2 s
-    on the CPU."""
+    """Number of samples in a group of ot; null: batch_size. Pairing 1024 samples takes 0.03 to 0.2
+    s on the CPU."""
     starts: Annotated[CountOrNull, OnlyIf("nsf.source", ("nsgf",))] = None
     """With source nsgf: number of end points to compute once and reuse; null: always compute new
     end points."""
@@ -343,7 +347,7 @@ class PeerConfig(OptimConfig):
 
     method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
     """Flow-matching method. icfm: independent pairs. otcfm: pairs by exact transport in the batch.
-    sbcfm: a Schroedinger bridge. These three are as in torchcfm. rf: rectified flow, with
+    sbcfm: a Schroedinger bridge. icfm, otcfm and sbcfm are as in torchcfm. rf: rectified flow, with
     independent pairs and no noise."""
     sigma: Annotated[float, Range(0, 1e6), OnlyIf("peer.method", ("icfm", "otcfm", "sbcfm"))] = 0.1
     """Standard deviation of the noise around the line of a pair; must be > 0 for sbcfm."""
@@ -384,17 +388,18 @@ class TrainConfig:
     checkpoint_every: Count = 1000
     """Number of updates between two checkpoints of a phase."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Precision of the networks' layers. Weights and losses stay float32. auto continues in the
-    precision of the run's checkpoints. A new run uses bf16 on a card with bf16 units, bf16 for
-    images on a CPU with bf16 units, fp16 on a T4, and otherwise fp32."""
+    """Precision of the networks' layers. Weights and losses stay float32. auto: a resumed run
+    continues in the precision of its checkpoints. A new run uses bf16 on a card with bf16 units. It
+    uses fp16 on a T4. On a CPU with bf16 units, it uses bf16 for images. Otherwise it uses fp32."""
     accumulate: Count = 1
-    """Number of parts into which a batch is split, to save memory. The update stays the same. The
-    number doubles if memory is full."""
+    """Number of parts into which a batch is divided, to save memory. The update stays the same. If
+    memory is full, the program doubles the number."""
     compile: bool = False
     """Compile networks with torch.compile. The first update takes minutes; later updates are
     faster."""
     max_hours: PositiveOrNull = None
-    """Hours after which training saves, prints how to resume, and ends. null: no limit."""
+    """Hours after which training saves a checkpoint, prints how to resume, and ends. null: no
+    limit."""
     preview: bool = True
     """Save a picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
 
@@ -428,22 +433,23 @@ class SamplingConfig:
     nsgf_steps: StepsOrNull = None
     """Number of Euler steps with the velocity network. null: flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
-    """Time at which all samples enter the straight flow; null: the time predicted for each."""
+    """Time at which all samples enter the straight flow. null: each sample enters at the time that
+    is predicted for it."""
     solver: SolverName = "euler"
-    """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps,
-    which needs the extra `ode`."""
+    """Solver of the straight flow. euler: one network call per step. heun: second order, two
+    network calls per step. dopri5: adaptive steps; it needs the extra `ode`."""
     straight_steps: Annotated[Steps, OnlyIf("sampling.omega", (None,))] = 10
-    """Number of steps from each sample's time tau to 1. With dopri5: only the number of states in
-    pictures."""
+    """Number of steps from each sample's time tau to 1. With dopri5, it only sets the number of
+    states in pictures."""
     spacing: Annotated[
         float,
         Range(above=0, maximum=4),
         OnlyIf("sampling.solver", ("euler", "heun")),
         OnlyIf("sampling.omega", (None,)),
     ] = 1.0
-    """Power p that sets the sizes of the steps of euler and heun, without omega. Step k of n ends
-    at the fraction 1 - (1 - k/n)^p of the way from tau to 1. p = 1: equal steps, as in the paper. p
-    > 1: steps become smaller towards the data."""
+    """Power p that sets the sizes of the steps of euler and heun. It has no effect with
+    sampling.omega. Step k of n ends at the fraction 1 - (1 - k/n)^p of the way from tau to 1. p =
+    1: equal steps, as in the paper. p > 1: steps become smaller towards the data."""
     omega: Annotated[
         float | None, Range(1 / MOST_STEPS, 1), OnlyIf("sampling.solver", ("euler",))
     ] = None
@@ -469,9 +475,10 @@ class EvaluationConfig:
     ] = None
     """File with torch-fidelity's Inception weights. null: download them."""
     bits_images: CountOrNull = None
-    """Number of real images whose bits per dimension are computed; null: none. --bits-per-dim
-    without a number: 256. The images are a random part of the held-out images or the test images;
-    if there are none, of the training images. An image takes 160 network calls with gradients."""
+    """Number of real images whose bits per dimension are computed; null: none. The flag
+    --bits-per-dim without a number means 256. The images are drawn at random from the held-out
+    images or the test images. If there are no such images, they are drawn from the training images.
+    An image takes 160 network calls with gradients."""
 
 
 @dataclass(frozen=True)
@@ -485,8 +492,8 @@ class CompareConfig:
     updates."""
     updates: Counts = field(default_factory=list)
     """Number of updates of a method, summed over its networks: one number for all methods, or one
-    number for each method. For 2rf, the number includes 1rf. Empty: the number of updates of the
-    experiment's method."""
+    number for each method. For 2rf, the number includes 1rf. If the list is empty, each method gets
+    the number of updates of the experiment's method."""
     targets: list[Literal[PointName, "8gaussians_moons"]] = field(default_factory=list)
     """2D sets to compare on. 8gaussians_moons is moons with source 8gaussians. Empty: data.name."""
     seeds: Repeats = 5
@@ -494,16 +501,16 @@ class CompareConfig:
     draws: Repeats = 1
     """Number of times to measure each run, each time with new noise and a new target sample. Tables
     show mean and spread over the seeds. For a single seed, they show mean and spread over the
-    repeats."""
+    draws."""
     nfe: Annotated[list[int], Range(1, MOST_STEPS)] = field(default_factory=lambda: [10, 100])
-    """Network calls per sample. nsgf++ needs at least 3 calls, nsgf++h 2, and every further method
-    1. sampling.solver heun needs one more call. onecall and onecall+ are measured with 1 call
-    only."""
+    """Network calls per sample. nsgf++ needs at least 3 calls. nsgf++h needs at least 2 calls.
+    Every further method needs at least 1 call. If sampling.solver is heun, a method with a straight
+    flow needs one more call. onecall and onecall+ are measured only with 1 call."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to search for each method and target, as in 'lr=1e-3,3e-3 peer.sigma=0,0.1'. Every
     combination of the settings that a method uses is trained once, with seed + 1000 as its seed.
-    The tables use the best combination. It has the smallest energy distance, or for features the
-    smallest Frechet distance."""
+    The tables use the best combination: the one with the smallest energy distance. If images are
+    compared by features, it is the one with the smallest Frechet distance."""
     tune_nfe: StepsOrNull = None
     """Network calls per sample in the search of compare.tune; null: the largest of compare.nfe."""
 

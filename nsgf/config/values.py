@@ -27,7 +27,7 @@ WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 NAMES[NoneType] = "null"
 WRONG = (ValueError, OverflowError, AttributeError, yaml.YAMLError)
-"""Errors that are raised if a value of a wrong type is converted."""
+"""Errors that the conversion of a value of a wrong type may raise."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -36,8 +36,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Loader of plain values as in YAML 1.2: 1e-4 is a number, no is a text. PyYAML's parser in C
-    is ten times as fast, but not in every build."""
+    """Loader of plain values as in YAML 1.2: ``1e-4`` is a number, and ``no`` is a text. PyYAML's
+    parser in C is ten times as fast as its parser in Python, but some builds lack it."""
 
     yaml_implicit_resolvers: Plain = {}  # noqa: RUF012
 

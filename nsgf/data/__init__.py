@@ -1,9 +1,9 @@
 """The data sets, and samplers of the source mu0 and of the target mu*.
 
-Each data set has a record, a :class:`Target`: a :class:`PointSet` in points.py, or an
-:class:`ImageSet` in images.py. The record holds the properties of the set. For a user's data,
-:mod:`nsgf.user_data` makes the record. All further code uses the records, not the names of data
-sets.
+Each data set has a record, which is a :class:`Target`. The record of a 2D set is a
+:class:`PointSet` in points.py. The record of an image set is an :class:`ImageSet` in images.py. The
+record holds the properties of the set. For a user's data, :mod:`nsgf.user_data` makes the record.
+All further code uses the records, not the names of data sets.
 """
 
 from copy import copy
@@ -118,8 +118,8 @@ class Data:
         return self._rows(None, *stream)
 
     def _rows(self, chosen: Tensor | None, *stream: str | int) -> RowSampler:
-        """Return a sampler of the ``chosen`` rows of a finite target, as networks see them. None:
-        all rows."""
+        """Return a sampler of the ``chosen`` rows of a finite target, in the units of networks.
+        ``chosen`` None: all rows."""
         assert self._samples is not None
         return RowSampler(
             self._samples,
@@ -143,8 +143,8 @@ class Data:
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
         """Return a sampler of mu* that takes ``run`` successive samples from each class in turn. It
         has separate random streams. All classes are equally frequent, even if they have different
-        numbers of images. With ``mixed``, class K - 1 is followed by a group of samples from all
-        classes. Without classes, return :meth:`target`.
+        numbers of images. With ``mixed``, ``run`` samples from all classes come after the samples
+        of class K - 1. Without classes, return :meth:`target`.
         """
         if self.labels is None:
             return self.target(*stream)
@@ -173,8 +173,8 @@ class Data:
         return self.classes * min(counts) if label is None else counts[label]
 
     def reference(self, *stream: str) -> Sampler:
-        """Return a sampler for measures and pictures. It is :meth:`target`, but a user's points
-        have the units of the file."""
+        """Return a sampler for measures and pictures. It draws the samples of :meth:`target`, but a
+        user's points have the units of their file."""
         if self.user_points is None:
             return self.target(*stream)
         return RowSampler(self.user_points, derive_seed(self._seed, "target", *stream))

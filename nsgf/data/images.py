@@ -34,7 +34,8 @@ class ImageSet(Target):
     """Function (config, held_out) that returns training images, or test images if held_out, uint8,
     (N, C, H, W). May raise any exception."""
     read_labels: Callable[[DataConfig, bool], Tensor] | None = None
-    """The same for the classes of the images, integers (N,) in [0, classes - 1]."""
+    """Function (config, held_out) that returns the classes of these images, integers (N,) in [0,
+    classes - 1]."""
     has_test: bool = False
     """Whether the set has test images."""
     class_names: Names = ()

@@ -47,8 +47,9 @@ class Target:
         return len(self.class_names)
 
     def class_number(self, label: str | int | None) -> int | None:
-        """Return the number of the class ``label``. The label is a name; if no name is a number, it
-        may also be a number. Return None if the class does not exist."""
+        """Return the number of the class ``label``. ``label`` is the name of a class. If no class
+        has a number as its name, ``label`` may also be a number. Return None if the class does not
+        exist."""
         labels = [*self.class_names]
         if not any(map(str.isdecimal, labels)):
             labels += map(str, range(self.classes))
@@ -128,8 +129,8 @@ EIGHT_WIDTH = 0.1**0.25
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
     """Draw from torchcfm's eight Gaussians on a circle of radius 5.  (n, 2)
 
-    Each has variance sqrt(0.1) = 0.316 in every coordinate: torchcfm 1.0.7 computes the square root
-    of the variance 0.1, and then uses this root as a covariance.
+    Each Gaussian has variance sqrt(0.1) = 0.316 in every coordinate, because torchcfm 1.0.7
+    computes the square root of the variance 0.1, and then uses this root as a covariance.
     """
     centre = circle_centres(torch.randint(8, (n,), generator=generator).float())
     noise = torch.randn(n, 2, generator=generator, dtype=torch.float32)
@@ -154,8 +155,8 @@ def moons(n: int, generator: torch.Generator) -> Tensor:
     """Draw from torchcfm's two moons: half circles of radius 3, thickened along the diagonal.
     (n, 2)
 
-    torchcfm 1.0.7 takes torchdyn's moons, whose noise is one uniform number in [0, 0.2) for both
-    coordinates of a point, and maps them by 3x - 1.
+    torchcfm 1.0.7 takes torchdyn's moons and maps them by 3x - 1. The noise of torchdyn's moons is
+    a uniform number in [0, 0.2), which is added to both coordinates of a point.
     """
     angle = math.pi * torch.rand(n, generator=generator, dtype=torch.float32)
     arc = torch.stack([angle.cos(), angle.sin()], dim=1)

@@ -1,8 +1,9 @@
-"""Samplers: streams with ``sample(n)`` for any n.
+"""Samplers: streams of samples, with ``sample(n)`` for any n.
 
 Sample i of a stream depends only on the stream's seed and on i, not on the batches. So any part can
-be drawn again. Streams are made in pages, which are blocks of draws or epochs of images. Sample i
-of a stream for K classes has class (i // run) mod K. Class K stands for no class.
+be drawn again. A stream is computed page by page. A page is a block of draws from a distribution,
+or an epoch of a finite set. Sample i of a stream for K classes has class (i // run) mod K, so
+``run`` successive samples have the same class. Class K stands for no class.
 
 Shapes: n samples, *shape one sample.
 """
@@ -32,7 +33,8 @@ class Sampler(ABC):
 
     @abstractmethod
     def at(self, positions: range) -> Tensor:
-        """Return the samples at these positions; the stream does not move.  (n, *shape)"""
+        """Return the samples at these positions. The stream's position does not change.  (n,
+        *shape)"""
 
     def sample(self, n: int) -> Tensor:
         """Return the next ``n`` samples.  (n, *shape)"""
@@ -140,10 +142,10 @@ class LabelDropout:
         self._coins = PointSampler(TIMES, seed)
 
     def at(self, positions: range, labels: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the labels of the samples at these positions, (n,). With probability DROPPED, a
-        label is replaced by K (no class). Seed and position determine whether a label is replaced.
-        ``labels`` None: sample i has class i mod K. Return an empty list if there are no
-        classes."""
+        """Return a tuple with the labels of the samples at these positions, (n,). If there are no
+        classes, the tuple is empty. With probability DROPPED, a label is replaced by K (no class).
+        Seed and position determine whether a label is replaced. ``labels`` None: sample i has class
+        i mod K."""
         if not self._classes:
             return ()
         labels = class_labels(positions, self._classes) if labels is None else labels
@@ -152,8 +154,8 @@ class LabelDropout:
 
 
 def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
-    """Yield (number, slice) of the pages of ``size`` samples that cover the successive
-    ``positions``."""
+    """Yield the number of each page that contains some of the successive ``positions``, and the
+    slice of the page with these positions. ``size``: number of samples in a page."""
     start = positions.start
     while start < positions.stop:
         page, offset = divmod(start, size)

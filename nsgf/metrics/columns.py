@@ -1,7 +1,7 @@
 """Measures of points in addition to W2: a classifier, and single columns.
 
-W2 of few rows depends mostly on chance. It hardly changes if a few samples lie where no row is. The
-measures of this file compare all samples with the rows, even if there are only a few rows.
+W2 to a few rows depends mostly on chance. W2 hardly changes if a few samples lie where no row is.
+The measures of this file can compare many samples with only a few rows.
 
 Shapes: N samples, M rows, D columns.
 """
@@ -25,11 +25,11 @@ MOST_ROWS = 2048
 """Largest number of samples and of real rows in a comparison."""
 FEW_ROWS = 256
 FLOOR_DRAWS = 3, 10
-"""Number of floors: the usual number, and the number for fewer than FEW_ROWS rows. With few rows,
-floors vary more and cost less."""
+"""Number of floors, which are measures of real rows in place of samples: the usual number, and the
+number for fewer than FEW_ROWS rows. With few rows, floors vary more and cost less."""
 STEP_ROWS = 4096
-"""Largest number of rows from which the step of a column is computed. They are spread over all
-rows."""
+"""Largest number of rows from which the step of a column is computed (:func:`typical_step`). These
+rows are spread over all rows."""
 WORST = 3
 """Number of reported columns."""
 
@@ -39,7 +39,7 @@ class RealRows:
 
     def __init__(self, data: Data, measured: Data, n: int, seed: int) -> None:
         """``data``: the points that were trained on. ``measured``: the held-out points, or ``data``
-        again. ``n``: number of samples."""
+        if nothing is held out. ``n``: number of samples."""
         self._seed = seed
         self._data = data
         self._measured = measured
@@ -57,7 +57,7 @@ class RealRows:
         self.low, second_low = self.rows.topk(2, 0, largest=False).values
         self.high, second_high = self.rows.topk(2, 0).values
         self.step = typical_step(self.rows[:: -(-len(self.rows) // STEP_ROWS)])
-        """Step of the values of each column. Samples need not be rounded like the rows."""
+        """Step of each column. It is needed because samples are not rounded like the rows."""
         reach = self.step / 2
         self.is_alone = (self.rows < second_low - reach) | (self.rows > second_high + reach)
         """Whether each row is outside of the range of the remaining rows, for each column. bool (M,
@@ -68,8 +68,8 @@ class RealRows:
         return self._measured.reference("columns", str(draw)).sample(self.count)
 
     def divided(self, draw: int) -> tuple[Tensor, Tensor]:
-        """Return ``count`` rows of a random division of all rows, and at most MOST_ROWS of the
-        remaining rows."""
+        """Divide all rows at random. Return ``count`` rows, and at most MOST_ROWS of the remaining
+        rows."""
         if self._data.user_points is None:
             rows = self._data.reference("columns floor", str(draw)).sample(2 * self.count)
         else:
@@ -79,15 +79,15 @@ class RealRows:
         return rows[: self.count], rows[self.count :]
 
     def is_outside(self, samples: Tensor) -> Tensor:
-        """Whether samples are more than half of a step outside of the range of all rows, for each
-        column. bool (N, D)"""
+        """Whether each sample is more than half of a step outside of the range of all rows, for
+        each column. bool (N, D)"""
         reach = self.step / 2
         return (samples < self.low - reach) | (samples > self.high + reach)
 
     def blurred(self, points: Tensor, *stream: str | int) -> Tensor:
-        """Return samples or rows with uniform noise of the width of a step, as if they had never
-        been rounded. Without the noise, a classifier would only see that samples have more
-        decimals. float64"""
+        """Return samples or rows plus uniform noise, whose width is the step of the column. The
+        noise hides that the rows are rounded. Without it, a classifier could recognize samples by
+        their larger number of decimals. float64"""
         noise = torch.rand(
             points.shape, dtype=torch.float64, generator=make_generator(self._seed, *stream)
         )
@@ -174,7 +174,8 @@ def _measure_samples(real: RealRows, samples: Sequence[Tensor], compared: int) -
 
 
 def _compare(x: Tensor, rows: Tensor, distances: np.ndarray) -> Values:
-    """Return the measures of samples x (N, D) against rows (M, D), from the distances (D,)."""
+    """Return the measures of samples x (N, D) against rows (M, D). ``distances``: KS distance of
+    each column, (D,)."""
     pairs: Pairs = {"classifier": (x, rows), "columns": (distances, None)}
     return compute(measures_in("classifier", "columns"), pairs)
 

@@ -43,9 +43,9 @@ def kernel_distance(x: Tensor, y: Tensor) -> float:
 
 def classifier_auc(x: Tensor, y: Tensor) -> float:
     """Return the area under the ROC curve (AUC) of boosted trees that tell samples x (N, D) from
-    real points y (M, D), by five-fold cross-validation. It is 0.5 if the trees cannot tell them,
-    and 1 if they always can. It does not depend on the number of threads. Return NaN for fewer than
-    LEAST_ROWS points."""
+    real points y (M, D), by five-fold cross-validation. The AUC is 0.5 if the trees cannot tell
+    samples from real points, and 1 if they always can. It does not depend on the number of threads.
+    Return NaN for fewer than LEAST_ROWS points."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import cross_val_predict
@@ -66,7 +66,8 @@ def classifier_auc(x: Tensor, y: Tensor) -> float:
 
 def column_distances(x: Tensor, y: Tensor) -> np.ndarray:
     """Return the Kolmogorov-Smirnov distance of each column, from 0 to 1. It is the largest
-    difference between the share of x (N, D) and the share of y (M, D) below a value.  (D,)"""
+    difference, over all values v, between the share of x (N, D) below v and the share of y (M, D)
+    below v.  (D,)"""
     from scipy.stats import ks_2samp
 
     pairs = zip(x.T.double().numpy(), y.T.double().numpy(), strict=True)
@@ -75,9 +76,9 @@ def column_distances(x: Tensor, y: Tensor) -> np.ndarray:
 
 
 def nearest_images(x: Tensor, images: Tensor, *, flip: bool, rows: Tensor | None = None) -> Tensor:
-    """Return the image of uint8 ``images`` (M, C, H, W) that is nearest to each x (N, C, H, W) in
-    [-1, 1], as floats like x. ``flip``: also search mirrored images. ``rows``: index of an image
-    that is skipped for each x, (N,), because x is this image."""
+    """For each x (N, C, H, W) in [-1, 1], return the nearest of the uint8 ``images`` (M, C, H, W),
+    as floats like x. ``flip``: also search mirrored images. ``rows``: for each x, the index of an
+    image to skip, because x is this image, (N,)."""
     flat = x.flatten(1)
     best = x.new_full((len(x),), torch.inf)
     neighbours = torch.zeros_like(x)
@@ -176,9 +177,9 @@ def subset_kernel_distance(x: Tensor, y: Tensor) -> tuple[float, float, int]:
 
 
 def squared_way(starts: Tensor, ends: Tensor, targets: Tensor) -> float:
-    """Return the mean squared way from starts to ends, both (N, *shape), in units of W2^2 between
-    starts and targets, (M, *shape). 1: as short as possible. W2 uses min(N, M) samples of each; few
-    samples make it too large."""
+    """Return the mean squared distance from starts to ends, each (N, *shape), divided by W2^2
+    between starts and targets, (M, *shape). If the result is 1, the ways are as short as possible.
+    W2 uses min(N, M) starts and targets. With few samples, W2 is too large."""
     count = min(len(starts), len(targets))
     way = (ends - starts).flatten(1).double().square().sum(1).mean()
     return float(way) / w2(starts[:count], targets[:count]) ** 2
@@ -186,7 +187,8 @@ def squared_way(starts: Tensor, ends: Tensor, targets: Tensor) -> float:
 
 def straightness(path: Sequence[Tensor]) -> float:
     """Return the mean distance from the first to the last state of a path, divided by the mean
-    length of the path. 1: all paths are straight. ``path``: states, each (N, *shape)."""
+    length of the path. If the result is 1, all paths are straight. ``path``: states, each (N,
+    *shape)."""
     states = torch.stack([state.flatten(1).double() for state in path])
     length = states.diff(dim=0).norm(dim=2).sum(0).mean()
     distance = (states[-1] - states[0]).norm(dim=1).mean()

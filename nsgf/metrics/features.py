@@ -1,8 +1,9 @@
 """Measures of samples, and floors, from the features of a network that was not trained on the data.
 
 The usual network is EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet. Its measures are not
-Inception's FID: compare them only with measures of this program, on the same data, and with the
-floor. The network and its weights (19 MB) are packages of the extra ``features``.
+Inception's FID. Compare them only with measures of this program on the same data, and with the
+floor, which is the measure of real images in place of samples. The network and its weights (19 MB)
+are packages of the extra ``features``.
 
 The Inception network, for FID, Inception score, KID, precision and recall, comes from
 torch-fidelity. This module reads the files itself, as tensors only: torch-fidelity would unpickle
@@ -68,8 +69,8 @@ class FeatureNetwork(ABC):
     """Columns of the features for each space of measures. The name of the first space is the prefix
     of keys that describe the measures."""
     splits = 10
-    """Number of floors. Each floor measures a draw of real images, like samples of a perfect
-    sampler."""
+    """Number of floors. Each floor measures a draw of real images, as if a perfect sampler had
+    drawn them."""
     is_published = False
     """Whether all samples are compared with all training images, as in published figures."""
     name: str
@@ -208,9 +209,9 @@ class _Division:
 
 
 def _divide_images(data: Data, is_published: bool, *, has_classes: bool) -> _Division:
-    """Return the images for floors and for the reference. ``is_published``: as in published
-    figures, all training images are the reference unless a part was held out. ``has_classes``:
-    whether the classes of test images are needed."""
+    """Return the images for floors and for the reference. ``is_published``: whether all training
+    images are the reference, as in published figures. If a part of the data was held out, this part
+    is the reference instead. ``has_classes``: whether the classes of test images are needed."""
     config = data.config
     target = data.record
     images = data.images
@@ -236,8 +237,9 @@ class FeatureMetrics:
 
     The reference is at most MOST test images, or half of the training images if the data set has no
     test images. Floors are drawn from the remaining images. For published figures (Inception), the
-    reference is all training images, or the held-out part. Floors are then drawn from the test
-    images, or compare two halves of the training images.
+    reference is all training images, and floors are drawn from the test images. Without test
+    images, floors compare two halves of the training images. If a part of the data was held out,
+    the reference is this part, and floors are drawn from the training images.
     """
 
     def __init__(
@@ -282,7 +284,8 @@ class FeatureMetrics:
         self._real = self._stored(floor_images[rows]), floor_labels[rows]
         """Features of images that floors are drawn from, and their classes."""
         self._tuning = self._real
-        """Features of the images that settings are selected with, and their classes."""
+        """Features of the images with which ``compare.tune`` selects settings, and their
+        classes."""
         # compute features of the reference; without test images, take half of the floors' features
         self._reference = self._real
         if division.reference:
@@ -305,9 +308,9 @@ class FeatureMetrics:
         return measures_in(*dict(self._network.spaces)) + of_classes
 
     def used(self, n: int) -> int:
-        """Return how many of ``n`` samples are measured. For published figures all are measured.
-        Otherwise at most half of the images for floors are measured, so that samples and floors
-        have the same number of images."""
+        """Return how many of ``n`` samples are measured. For published figures, all samples are
+        measured. Otherwise, the number is at most half of the images for floors, so that samples
+        and floors have the same number of images."""
         half = -(-len(self._real[1]) // 2)  # larger draws would hardly differ from each other
         return n if self._network.is_published else min(n, MOST, half)
 
@@ -318,9 +321,9 @@ class FeatureMetrics:
         measures. The samples are compared with the reference, or with images outside of the
         reference if ``is_tuning``.
 
-        The samples are images (N, C, H, W), uint8, or float in [-1, 1], which are clipped and
-        rounded to bytes like real images. With K classes, the i-th sample has class i mod K. Raise
-        UserError if there are at most NEIGHBOURS samples."""
+        The samples are images (N, C, H, W), uint8 or float in [-1, 1]. Floats are clipped and
+        rounded to bytes. With K classes, the i-th sample has class i mod K. Raise UserError if
+        there are at most NEIGHBOURS samples."""
         samples = samples[: self.used(len(samples))]
         pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
         features = self._network.features(pixels, "samples", self._device)
@@ -329,9 +332,10 @@ class FeatureMetrics:
         return self._compare((features, labels), real, len(features), measures)
 
     def floor(self, n: int, split: int, measures: Measures = None) -> Values:
-        """Return the measures of ``n`` real images, drawn at random for each ``split``, in place of
-        samples. The images are compared with the reference, or with the second half of a random
-        split."""
+        """Return the measures of ``n`` real images in place of samples. ``split`` is the seed with
+        which the images are drawn. They are compared with the reference. If the reference is a part
+        of the images for floors, these images are divided at random, and ``n`` images of one half
+        are compared with the other half."""
         features, labels = self._real
         order = torch.randperm(len(labels), generator=make_generator(SEED, "floor", split))
         reference = self._reference

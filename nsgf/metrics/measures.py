@@ -34,9 +34,10 @@ Space = Literal[
     "logits",
 ]
 """What a measure compares. units: samples in the units of the data. standardised: a user's points
-with standardised columns. classifier: points, where the two numbers of points may differ. columns:
-points, as many as in the floor. imagenet, inception: features of this network. classes: features,
-classes and the largest number of samples per class. logits: logits of the Inception network."""
+with standardised columns. classifier: points; the numbers of samples and of real points may differ.
+columns: points; the number of samples is the same as in the floor. imagenet, inception: features of
+the network with this name. classes: features, classes and the largest number of samples per class.
+logits: logits of the Inception network."""
 Pairs = Mapping[Space, tuple[Any, Any]]
 """Samples (N, ...) and real data (M, ...) by space."""
 
@@ -220,9 +221,9 @@ COLUMN = {"column": str} | dict.fromkeys(
 )
 """Fields of the record of a column."""
 WIDE_SHARE = 0.1
-"""Spread of W2's floor, as a share of the floor. From this spread on, a line names it."""
+"""If the spread of W2's floor is at least this share of the floor, a line warns about it."""
 WIDE_AUC = 0.03
-"""Spread of the AUC's floor. From this spread on, a line names it."""
+"""If the spread of the AUC's floor is at least this large, a line warns about it."""
 
 
 def describe(metrics: Plain) -> list[tuple[str, str, str]]:

@@ -172,6 +172,6 @@ class Yardstick:
 
 
 def _samplers(data: Data, measure: Measure) -> Callable[..., Sampler]:
-    """Return a function that makes a sampler from the name of a random stream. Samples have the
-    space of a measure."""
+    """Return a function that makes a sampler from the name of a random stream. The samples are in
+    the space that ``measure`` compares."""
     return data.reference if measure.space == "units" else data.target

@@ -22,7 +22,8 @@ no class."""
 MOST_VALUES = 4096
 """Largest number D of values in a sample for an affine map. The map needs a matrix (D, D)."""
 PREDICTOR_CHANNELS = 32, 64, 128, 256
-"""Channels of the time predictor's convolutions (paper), each of which halves the resolution."""
+"""Channels of the time predictor's convolutions, as in the paper. A pooling layer after each
+convolution halves the resolution."""
 MLP_FASTEST = 25.0
 MLP_SLOWEST = 0.5
 TIME_FEATURES = 32
@@ -73,9 +74,9 @@ class AffineStartNetwork(nn.Module):
         part: float,
         source: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Set the map from the data's mean (D,) and covariance (D, D), float64, the fraction
-        ``part`` in [0, 1], and mean and covariance of the source. ``source`` None: a standard
-        Gaussian."""
+        """Set the map. ``mean`` (D,) and ``covariance`` (D, D), float64, are those of the data.
+        ``part`` in [0, 1] is the fraction a. ``source``: mean and covariance of the source; None: a
+        standard Gaussian."""
         identity = torch.eye(len(mean), dtype=torch.float32)
         if source is None:
             matrix = covariance_root(covariance)
@@ -175,7 +176,8 @@ class TimePredictorCNN(nn.Module):
     pool, then a linear map and a sigmoid."""
 
     def __init__(self, image_shape: Shape) -> None:
-        """``image_shape``: (C, H, W). Images of fewer than 16 pixels of side have fewer layers."""
+        """``image_shape``: (C, H, W). Images with a side of fewer than 16 pixels have fewer
+        layers."""
         super().__init__()
         inputs, height, width = image_shape
         channels = PREDICTOR_CHANNELS[: min(height, width).bit_length() - 1]

@@ -38,9 +38,9 @@ class Norm(nn.GroupNorm):
     """GroupNorm that returns the type of its input, also under autocast. It accepts a single sample
     of one pixel, which ``torch.nn.GroupNorm`` refuses.
 
-    Autocast on CUDA would run group_norm in float32. Then tensors of twice the size would be stored
-    for the backward pass, up to the next convolution. This would hardly be more exact: for 16-bit
-    inputs, the kernels accumulate mean and variance in float32 anyway.
+    Autocast on CUDA would run group_norm in float32. Then the tensors up to the next convolution,
+    which are stored for the backward pass, would have twice the size. The result would hardly be
+    more exact: for 16-bit inputs, the kernels accumulate mean and variance in float32 anyway.
     """
 
     def __init__(self, groups: int, channels: int) -> None:
@@ -233,7 +233,7 @@ class UNet(nn.Module):
             inputs = [embedding, h]
             if number >= decoder and isinstance(layer, Stage):
                 inputs.append(skips.pop())
-            # layers of other types store only their inputs
+            # recompute only stages, because the remaining layers store only their inputs anyway
             if recompute and isinstance(layer, Stage):
                 h = checkpoint(layer, *inputs, use_reentrant=False)
             else:

@@ -81,7 +81,7 @@ class Method:
 
     def possible_calls(self, sampling: SamplingConfig) -> tuple[int, float]:
         """Return the smallest and the largest possible number of network calls per sample. The
-        smallest number has one step on each leg. An adaptive step counts as one call."""
+        smallest number is that of one step on each leg. An adaptive step counts as one call."""
         calls = [leg.calls_per_step(sampling.solver) for leg, _ in self.legs]
         least = sum(1 if number is None else number for number in calls)
         return least, math.inf if any(leg.steps for leg, _ in self.legs) else least
@@ -116,9 +116,9 @@ class Method:
         """Return the settings for sampling with this number of network calls, or slightly fewer.
         ``calls`` is at least the smallest number from :meth:`possible_calls`.
 
-        If the steps of a leg cannot be set, its calls do not change. The last leg takes all
-        remaining calls; each earlier leg takes at most T steps, and at most half of the remaining
-        calls. An adaptive solver ignores the limit.
+        If the steps of a leg cannot be set, its calls do not change. Each leg before the last takes
+        at most T steps, and at most half of the remaining calls. The last leg takes all calls that
+        then remain. An adaptive solver ignores the limit.
         """
         legs = [leg for leg, _ in self.legs if leg.steps]
         if not legs:

@@ -125,7 +125,7 @@ class Phase(ABC):
         return ()
 
     def plan(self, device: torch.device, run: RunFolder | None, world: World) -> tuple[str, int]:
-        """Return a line for the user about the work before the first update, which may be empty.
+        """Return a line for the user about the work before the first update. The line may be empty.
         Also return the number of bytes that the phase writes into the run folder, without
         checkpoints.
 
@@ -169,7 +169,7 @@ def load_network(phase: Phase, run: RunFolder, device: torch.device) -> TrainedN
     try:
         weights = run.weights(phase.name)
     except checkpoint.Unreadable as error:
-        # the setting phases may no longer name the phase
+        # the setting ``phases`` may no longer contain this phase
         number = [*config.phases, phase.name].index(phase.name) + 1
         raise UserError(
             f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "

@@ -3,12 +3,12 @@
     icfm    independent pairs, Gaussian noise of width sigma around the line (Lipman et al. 2023,
             Tong et al. 2024)
     otcfm   pairs from the exact transport plan of the mini-batch (Tong et al. 2024)
-    sbcfm   the same pairs, with the width of a Brownian bridge, sigma (t (1 - t))^(1/2); uses the
-            exact plan instead of the entropic one, as torchcfm advises
+    sbcfm   pairs as in otcfm, with the width of a Brownian bridge, sigma (t (1 - t))^(1/2). As
+            torchcfm advises, the plan is exact, not entropic
     rf      independent pairs, width 0: rectified flow (Liu et al. 2023)
 
-The formulas are torchcfm's (tested). But each pair of a plan is drawn once, while torchcfm draws
-the same number of pairs with replacement.
+The formulas are those of torchcfm, and tests compare the two. There is one difference: each pair of
+a plan is drawn once, while torchcfm draws the same number of pairs with replacement.
 
 Phase ``reflow``: 2-rectified flow (Liu et al. 2023). The trained flow maps each start to an end.
 The network is then trained again on the straight lines from starts to ends.

@@ -112,8 +112,8 @@ class GeneratorTask(Task):
         return Batch((noise, start, *labels), real)
 
     def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
-        """Return mean |V|^2 / 2, divided by the mean cost between generated and real samples; nan
-        if samples are not finite. V needs no step size, because Adam normalizes gradients.
+        """Return mean |V|^2 / 2, divided by the mean cost between generated and real samples. If
+        samples are not finite, return nan. V needs no step size, because Adam normalizes gradients.
 
         Raises:
             Diverged: a blur is too small for float32.

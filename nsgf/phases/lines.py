@@ -37,9 +37,9 @@ MOMENT_SAMPLES = 65_536
 """Largest number of samples from which the moments of the data are computed."""
 
 PAIRING_BYTES = 40
-"""Bytes for each entry of the matrices of a group that is paired."""
+"""Bytes of memory for each pair (start, end) of a group, while the group is paired."""
 PAIRING_MEMORY = 0.25
-"""Fraction of the free memory for groups that are paired in advance."""
+"""Fraction of the free memory that groups paired in advance may use."""
 
 Transport = Callable[..., Tensor]
 """Function without gradients that maps starts (n, *shape) to ends (n, *shape). With classes it also
@@ -52,8 +52,8 @@ class LinePairs:
     groups of ``group`` successive samples. With classes, each class of a group is paired
     separately.
 
-    Pair i depends only on the streams and i, not on batches, processes or threads, because a group
-    is always paired as a whole.
+    Pair i depends only on i and on the streams ``source`` and ``target``. It does not depend on
+    batches, processes or threads, because a group is always paired as a whole.
     """
 
     source: Sampler
@@ -65,8 +65,8 @@ class LinePairs:
     """Number of threads, each of which pairs one of the next groups in advance. 0: a group is
     paired when its first sample is needed."""
     _groups: dict[int, Callable[[], tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    """Functions that return a paired group, by number: the last group, because batches visit groups
-    in order, and groups in advance."""
+    """Functions that return a paired group, by the number of the group. They are for the current
+    group, which the next batch may need too, and for the groups that are paired in advance."""
 
     def __post_init__(self) -> None:
         self._executor = ThreadPoolExecutor(self.threads, "pairs") if self.threads else None
@@ -89,7 +89,7 @@ class LinePairs:
         """Draw a group and begin to pair it. Return a function that returns the paired group."""
         assert self.group is not None
         members = range(number * self.group, (number + 1) * self.group)
-        # samplers are drawn from in one thread, because they store their last page
+        # draw in this thread, not in the executor, because samplers store their last page
         start, end = (s.at(members).to(self.device) for s in (self.source, self.target))
         if self._executor:
             return self._executor.submit(pair_classes, start, end, self.classes).result
@@ -98,8 +98,8 @@ class LinePairs:
 
 
 def pairing_threads(session: Session, group: int | None) -> int:
-    """Return the number of threads that pair the next groups: spare cores, as far as a part of the
-    free memory suffices for their matrices and samples."""
+    """Return the number of threads that pair the next groups. It is the number of spare cores, or
+    fewer if the groups would need more than PAIRING_MEMORY of the free memory."""
     if group is None:
         return 0
     needed = PAIRING_BYTES * group**2 + 16 * group * math.prod(session.target.shape)
@@ -120,7 +120,8 @@ def pair_classes(start: Tensor, end: Tensor, classes: int) -> tuple[Tensor, Tens
 class LineTask(Task):
     """Regression of u_delta(x, t) on X1 - X0, at random points of straight lines from X0 to X1.
 
-    With K classes, the i-th line has class i mod K: the class of X1 and the label of NSGF steps.
+    With K classes, the i-th line has class i mod K. This is the class of X1, and the label for NSGF
+    steps.
     """
 
     def __init__(self, model: nn.Module, pairs: LinePairs, seed: int, classes: int = 0) -> None:
@@ -291,7 +292,7 @@ class Predictor(LinePhase):
 
 def measure_moments(sampler: Sampler, count: int | None) -> tuple[Tensor, Tensor]:
     """Return mean (D,) and covariance (D, D), float64, of the first ``count`` samples of a stream,
-    at most 65,536. None: the stream is unlimited."""
+    but of at most 65,536 samples. ``count`` None: the stream is unlimited."""
     count = min(count or MOMENT_SAMPLES, MOMENT_SAMPLES)
     size = math.prod(sampler.shape)
     total = torch.zeros(size, dtype=torch.float64)

@@ -138,8 +138,8 @@ def save_animation(samples: Samples, file: Path, axes: Names | None = None) -> N
 
 
 def _draw_image_state(x: Tensor, title: str) -> Any:
-    """Draw images (N, C, H, W) as a frame of an animation. All pixels are enlarged by the same
-    whole factor."""
+    """Draw images (N, C, H, W) as a frame of an animation. Small images are enlarged by a whole
+    factor. Large images are reduced."""
     from matplotlib.figure import Figure
 
     columns = math.ceil(len(x) / max(1, math.isqrt(len(x) // 2)))

@@ -32,10 +32,10 @@ DPI = 120
 FADED = 0.2
 """Opacity of the source, behind the samples."""
 NAME_LENGTH = 40
-"""Largest number of characters that are shown of a coordinate's name."""
+"""Largest number of characters of a coordinate's name that are shown."""
 BOX = "\N{WHITE SQUARE}"
 MIN_PIXELS = 600
-"""Width in pixels to which a picture of small images is enlarged, approximately."""
+"""Approximate width in pixels to which a picture of small images is enlarged."""
 MIN_LETTERS = 12
 """Smallest font size. Wide figures have larger letters, because pages reduce wide figures."""
 
@@ -66,7 +66,7 @@ def save_figure(figure: Any, file: Path, dpi: int = DPI) -> None:
 
 
 def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
-    """Return each panel and legend of a figure as a PNG, with the width in % of the figure's
+    """Return each panel and legend of a figure as a PNG, with its width in % of the figure's
     width."""
     from PIL import Image
 
@@ -88,7 +88,8 @@ def save_grid(images: Tensor, file: Path) -> None:
 
 
 def to_pictures(images: Tensor) -> Iterator[Any]:
-    """Yield images (N, C, H, W) in [-1, 1] as PIL images, without the last of 2 or 4 channels."""
+    """Yield images (N, C, H, W) in [-1, 1] as PIL images. If images have 2 or 4 channels, leave out
+    the last channel."""
     from PIL import Image
 
     # Pillow would read the last channel as transparency
