@@ -8,7 +8,8 @@ training loops.
     x         = straight_steps(u_delta, x, t_phi(x), steps)      Algorithm 4: then samples of NSGF++
 
 Phases, pool and sampler call these functions; nsgf.sinkhorn.base states the conventions of flows.
-Shapes: B batch, N particles, M targets, T steps of a flow, *shape one sample.
+B: batch size; N: number of particles; M: number of targets; T: number of steps of a flow;
+*shape: shape of one sample.
 """
 
 import warnings
@@ -49,7 +50,8 @@ def step_sizes(steps: int, eta: float | None) -> list[float]:
 
 
 def time_step(steps: int, eta: float | None) -> float:
-    """Return the length h of each step on the network's clock: eta, or 1/T for harmonic steps."""
+    """Return the length h of each step on the network's clock. For constant steps, h is eta. For
+    harmonic steps (``eta`` None), h is 1/T. ``steps``: T."""
     return 1 / steps if eta is None else eta
 
 

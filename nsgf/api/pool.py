@@ -1,4 +1,7 @@
-"""The trajectory pool for a training loop that you write. Shapes: N points, *shape one point."""
+"""The trajectory pool for a training loop that you write.
+
+N: number of points; *shape: shape of one point.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator

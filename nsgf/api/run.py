@@ -1,7 +1,8 @@
 """Open, sample, measure and export a trained run, as the commands do. Only :meth:`Run.evaluate`
 prints lines.
 
-Shapes: N samples, *shape one sample: (C, H, W) with values in [-1, 1], or (D,).
+N: number of samples; *shape: shape of one sample. An image has the shape (C, H, W) and values in
+[-1, 1]. A point has the shape (D,).
 """
 
 import copy
@@ -314,7 +315,7 @@ class Run:
     @from_python({"out": "file"})
     def report(self, file: Place) -> Path:
         """Write the page of ``nsgf report`` to a file, and return its path. Raise the errors of the
-        command, and UserError if the file does not end in .html."""
+        command. Raise UserError if the file's name does not end in .html."""
         page, *_ = report_run(self._experiment, self._checkpoints("report"), out=file)
         return Path(page)
 

@@ -52,8 +52,8 @@ def columns_text(columns: Any) -> str | None:
 
 
 def split_data(exp: Any, data: UserSamples | None) -> tuple[str | None, UserSamples | None]:
-    """Return the name of an experiment and the data. ``exp`` may be a name or data. If it is text
-    that looks like a path, it is the path of data, even if no data are there."""
+    """Return the name of an experiment and the data. ``exp`` may be a name or data. Text in ``exp``
+    that looks like a path is the data path, even if nothing exists there."""
     is_name = isinstance(exp, str) and (
         exp in EXPERIMENT_NAMES or (Path(exp).stem == exp and not os.path.exists(exp))
     )
@@ -169,7 +169,7 @@ def _checksum(arrays: dict[str, np.ndarray]) -> str:
 
 def _data_layer(name: Any, files: dict[str, Path], settings: Layer) -> Layer:
     """Return the settings for a caller's data. ``name``: ``images`` or ``points``. Raise UserError
-    if the caller also names an experiment or a data set that does not fit."""
+    if the caller also names a data set, or an experiment other than ``name``."""
     if settings.get("exp", name) != name or name not in INSPECTORS or "data.name" in settings:
         raise UserError("data: cannot be given beside another exp or dataset; leave one out")
     return {"data.name": name} | ({} if files else {"exp": name})
@@ -197,7 +197,7 @@ def _to_frame(argument: str, data: Any) -> tuple[Any, str]:
 
 
 def to_arrays(argument: str, data: Any, labels: ArrayLike | None = None) -> dict[str, np.ndarray]:
-    """Return samples in memory as the arrays ``images`` or ``points``, perhaps with ``labels``. The
+    """Convert samples in memory to arrays: ``images`` or ``points``, and perhaps ``labels``. The
     arrays are not checked further. ``argument``: name of the caller's argument, for messages."""
     name = argument
     try:

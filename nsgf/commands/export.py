@@ -117,8 +117,8 @@ def _index(settings: Plain, folder: Path, updates: dict[str, str], half: bool) -
 def copy_pictures(run: RunFolder, last: PhaseName, shows_data: bool, folder: Path) -> list[str]:
     """Copy the pictures of ``nsgf sample``. If there are none, copy the picture of the phase
     ``last``. Return the names of the pictures. Skip pictures that are older than a checkpoint,
-    because they show earlier weights. With ``shows_data``, also skip pictures that show a user's
-    data."""
+    because they show earlier weights. If ``shows_data`` is true and there is no
+    current ``grid.png``, copy nothing, because the remaining pictures may show a user's data."""
     newest = max(file.stat().st_mtime for file in run.path.glob("checkpoints/*.pt"))
     current = {file.name for file in run.samples.glob("*.png") if file.stat().st_mtime >= newest}
     names = sorted(current & {"grid.png", "trajectory.png"})

@@ -129,9 +129,9 @@ def train(
 
 
 def _lock_and_repair(run: RunFolder, phases: list[PhaseName], stack: ExitStack) -> None:
-    """Lock an existing run until ``stack`` is closed. Complete a restart, replace a damaged
-    checkpoint, and remove temporary files of killed processes. Raise UserError if the run cannot be
-    written."""
+    """Lock an existing run until ``stack`` is closed. Then repair the run: complete a restart,
+    replace a damaged checkpoint, and remove temporary files that killed processes left. Raise
+    UserError if the run cannot be written."""
     try:
         stack.enter_context(lock_folder(run.path))
     except OSError as error:

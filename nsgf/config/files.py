@@ -204,9 +204,9 @@ def read_plain(file: Path) -> Plain:
 def from_arguments(
     arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> Layer:
-    """Return the settings of a Python call by dotted key. They are ``overrides``, and the arguments
-    that are not None. Arguments win over ``overrides``. Raise UserError for an unknown key or a
-    wrong value."""
+    """Return the settings of a Python call by dotted key. The result has all of ``overrides``, and
+    the arguments that are not None. If a key is in both, the argument wins. Raise UserError for an
+    unknown key or a wrong value."""
     layer = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
     for key in {*FACTS, EDITION} & layer.keys():
         refuse_unknown(key, KEYS)

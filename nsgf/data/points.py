@@ -1,6 +1,6 @@
 """The base class of all data sets, and the 2D sets, which have unlimited draws.
 
-Shapes: n points, N samples, D coordinates, *shape one sample.
+n: number of points; N: number of samples; D: number of coordinates; *shape: shape of one sample.
 """
 
 import math

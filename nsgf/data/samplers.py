@@ -5,7 +5,7 @@ be drawn again. A stream is computed page by page. A page is a block of draws fr
 or an epoch of a finite set. Sample i of a stream for K classes has class (i // run) mod K, so
 ``run`` successive samples have the same class. Class K stands for no class.
 
-Shapes: n samples, *shape one sample.
+n: number of samples; *shape: shape of one sample.
 """
 
 from abc import ABC, abstractmethod

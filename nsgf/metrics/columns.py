@@ -1,9 +1,9 @@
-"""Measures of points in addition to W2: a classifier, and single columns.
+"""Measures for points besides W2: the AUC of a classifier, and measures of single columns.
 
 W2 to a few rows depends mostly on chance. W2 hardly changes if a few samples lie where no row is.
 The measures of this file can compare many samples with only a few rows.
 
-Shapes: N samples, M rows, D columns.
+N: number of samples; M: number of rows; D: number of columns.
 """
 
 from collections.abc import Sequence

@@ -227,8 +227,8 @@ WIDE_AUC = 0.03
 
 
 def describe(metrics: Plain) -> list[tuple[str, str, str]]:
-    """Return each line of ``metrics.json`` as text: key, value and floor. A missing floor is empty.
-    Values and floors include the spread over draws."""
+    """Return ``metrics.json`` as rows of text. A row has a key, its value and its floor. A missing
+    floor is empty text. Values and floors include the spread over draws."""
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
     beside = {WORST_COLUMNS, *floors.values(), *(f"{key}_noise" for key in floors)}
     beside |= {f"{key}_std" for key in [*floors, *floors.values()]}
@@ -243,7 +243,8 @@ def describe(metrics: Plain) -> list[tuple[str, str, str]]:
 
 
 def describe_columns(metrics: Plain) -> list[tuple[str, str, str]]:
-    """Return each of the worst columns as text: name, values and floors. Skip damaged records."""
+    """Return the worst columns as rows of text. A row has the name of a column, its values and its
+    floors. Skip damaged records."""
     records = metrics.get(WORST_COLUMNS)
     lines = []
     for record in records if isinstance(records, list) else ():

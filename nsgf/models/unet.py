@@ -3,7 +3,7 @@
 It has GroupNorm, SiLU, residual blocks with scale and shift from the time embedding, self-attention
 at chosen resolutions, and zero-initialised output layers. Time and class embeddings are summed.
 
-Shapes: B batch, C channels, H height, W width, E time embedding.
+B: batch size; C: channels; H: height; W: width; E: size of the time embedding.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -13,7 +13,7 @@ a plan is drawn once, while torchcfm draws the same number of pairs with replace
 Phase ``reflow``: 2-rectified flow (Liu et al. 2023). The trained flow maps each start to an end.
 The network is then trained again on the straight lines from starts to ends.
 
-Shapes: B batch, *shape one sample.
+B: batch size; *shape: shape of one sample.
 """
 
 import torch

@@ -16,7 +16,8 @@ Transport stays within each group. Samples with label c < K move to real samples
 with label K (no class) move to real samples of all classes. So guidance does not need dropped
 labels.
 
-Shapes: B batch or problems, N generated and M real samples, G groups, *shape one sample.
+B: batch size, or number of problems; N: number of generated samples; M: number of real samples;
+G: number of groups; *shape: shape of one sample.
 """
 
 from collections.abc import Sequence

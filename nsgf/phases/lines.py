@@ -1,7 +1,7 @@
 """Phases 2 and 3 (Algorithm 3, parts 2 and 3). Phase 2 trains the straight flow u_delta from noise
 to data. Phase 3 trains the time predictor t_phi, which estimates the time of a sample on its line.
 
-Shapes: B batch, *shape one sample.
+B: batch size; *shape: shape of one sample.
 """
 
 import math
@@ -324,7 +324,7 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, h: float) -> Tr
 
 @dataclass
 class CachedStarts(Sampler):
-    """A stream of starts, which are noise that NSGF steps or another transport has moved.
+    """A stream of starts. NSGF steps or another transport made each start from noise.
 
     The first ``count`` starts are computed once, cached in main memory and repeated. ``count``
     None: all starts are new. With K classes, the i-th start has class i mod K, and ``count`` is a

@@ -1,6 +1,6 @@
 """The figures of a report. Functions whose names begin with draw return a matplotlib figure.
 
-Shapes: N samples, C channels, H x W pixels.
+N: number of samples; C: channels; H x W: pixels.
 """
 
 import math

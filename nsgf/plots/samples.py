@@ -2,7 +2,7 @@
 
 Figures are made without pyplot, so that the caller's backend stays as it is.
 
-Shapes: N samples, D coordinates, C channels, H x W pixels.
+N: number of samples; D: number of coordinates; C: channels; H x W: pixels.
 """
 
 import math

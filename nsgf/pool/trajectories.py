@@ -10,7 +10,8 @@ the velocity network's clock (:func:`nsgf.method.time_step`). For constant steps
 The header lists the flows that are complete. It is replaced atomically, after these flows are on
 the disk. So the listed flows are complete even if the process is killed.
 
-Shapes: F trajectories (n of each flow), T flow steps, B pairs.
+F: number of trajectories; n: number of trajectories of one flow; T: number of flow steps; B: number
+of pairs.
 """
 
 import json

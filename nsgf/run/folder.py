@@ -205,8 +205,9 @@ class RunFolder:
         return aside
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files of killed processes (:func:`nsgf.system.files.remove_leftovers`),
-        except in folders of other programs."""
+        """Remove temporary files that killed processes left in the run folder, and in its folders
+        of checkpoints, pool and samples (:func:`nsgf.system.files.remove_leftovers`). Further
+        folders may belong to other programs."""
         for folder in (self.path, self.path / "checkpoints", self.pool, self.samples):
             remove_leftovers(folder)
 

@@ -91,8 +91,8 @@ def wait_for_lock(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(file: Path) -> FileLock:
-    """Return a lock of the operating system, which ends with the process. A lock file without such
-    a lock would remain if the process is killed."""
+    """Return a lock of the operating system. The system releases it when the process ends. A plain
+    lock file would remain if the process is killed."""
     try:
         return FileLock(file, timeout=0, fallback_to_soft=False)
     except TypeError:  # older versions of filelock lack the argument fallback_to_soft

@@ -11,7 +11,8 @@ p is the density for exact solutions of the ODEs. Samples that are drawn in few 
 density. The gap measures this difference. It is the distance between x and the sample that the
 sampler draws from z in few steps.
 
-Shapes: N samples, B batch, K probes, D values of a sample, *shape one sample.
+N: number of samples; B: batch size; K: number of probes; D: number of values of a sample;
+*shape: shape of one sample.
 """
 
 import math

@@ -2,8 +2,9 @@
 
 A leg is a stage of sampling. The method (:mod:`nsgf.phases`) determines the legs and their order.
 
-Shapes: B batch, *shape one sample. Time runs from 0 to 1 on every leg. NFE is the number of calls
-of all networks per sample.
+Time runs from 0 to 1 on every leg. NFE is the number of calls of all networks per sample.
+
+B: batch size; *shape: shape of one sample.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,9 @@
 """ODE solvers for the straight flow.
 
-Shapes: B batch, *shape one sample. A velocity is dx/dt = u(x, t) with x (B, *shape) and t (B,).
-Each sample has its own time, because samples start at different times. All samples end at time 1.
+B: batch size; *shape: shape of one sample.
+
+A velocity is dx/dt = u(x, t) with x (B, *shape) and t (B,). Each sample has its own time, because
+samples start at different times. All samples end at time 1.
 """
 
 from typing import Any, NamedTuple

@@ -76,7 +76,8 @@ def choose_settings(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
 
 
 def for_points(samples: int, dim: int) -> Layer:
-    """Return settings by dotted key for ``samples`` points of ``dim`` standardised coordinates."""
+    """Choose settings for standardised points. Keys are dotted. ``samples``: number of points;
+    ``dim``: coordinates of a point."""
     n = min(1024, samples)
     return {
         "optim.batch_size": min(256, samples),
@@ -90,8 +91,8 @@ def for_points(samples: int, dim: int) -> Layer:
 
 
 def for_images(samples: int, channels: int, height: int, width: int) -> Layer:
-    """Return settings by dotted key for ``samples`` images. Raise UserError if the UNet cannot
-    halve the sides of the images often enough."""
+    """Choose settings for images. Keys are dotted. ``samples``: number of images. Raise UserError
+    if the UNet cannot halve the sides of the images often enough."""
     levels = 1  # levels of the UNet; the sides are halved from level to level
     while not (height | width) % 2**levels and min(height, width) >> levels >= 4:
         levels += 1

@@ -436,8 +436,8 @@ class Layers:
 
 
 def _unused_of_method(config: Config, layer: Layer) -> Layer:
-    """Return null for the settings in ``layer`` that must be null in the configuration of this
-    method. Another method of the comparison may use them."""
+    """Return the settings in ``layer`` that this method does not use, each as null. Skip settings
+    whose default is not null. Another method of the comparison may use them."""
     return {
         key: None
         for key, item in SETTINGS.items()

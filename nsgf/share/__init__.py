@@ -83,7 +83,8 @@ class ExportedRun(RunFolder):
     """An exported run. It reads the settings at once, and the weights when they are used."""
 
     def __init__(self, folder: Path) -> None:
-        """Raise UserError if the folder is damaged or foreign, or a setting is wrong."""
+        """Raise UserError if the folder is damaged or is no exported run, or if a setting is
+        wrong."""
         super().__init__(folder)
         file = folder / CONFIG_FILE
         home = folder.resolve()

@@ -4,7 +4,7 @@
 configuration. This file has the table of all flows, and the Sinkhorn flow by geomloss. This flow
 uses automatic differentiation, and serves as a reference.
 
-Shapes: B flows, N particles x, M targets y, D coordinates.
+B: number of flows; N: number of particles x; M: number of targets y; D: number of coordinates.
 """
 
 from dataclasses import dataclass

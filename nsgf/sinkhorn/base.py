@@ -10,7 +10,8 @@ so that x + eta v moves the particles of mu towards mu*. A *flow* is the simulat
 mini-batch. A *trajectory* is the path of one particle. A *solve* is the solution of one transport
 problem (x, y). Each step of a flow needs one solve.
 
-Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened to D = C*H*W.
+B: number of flows; N: number of particles x; M: number of targets y; D: number of coordinates.
+Images are flattened to D = C*H*W.
 """
 
 import math

@@ -13,8 +13,8 @@ Three ideas make the solver fast, in addition to the ideas of :mod:`nsgf.sinkhor
 The stopping rule tests each flow separately, so the result of a flow does not depend on the
 remaining flows.
 
-Shapes: B flows, N particles x, M targets y, D coordinates; potentials g, and h = g - 1/2 |y|^2
-(B, M).
+B: number of flows; N: number of particles x; M: number of targets y; D: number of coordinates.
+The potentials g, and h = g - 1/2 |y|^2, have the shape (B, M).
 """
 
 import math
@@ -74,7 +74,7 @@ class Solution:
 
 @dataclass(eq=False)
 class BatchedSolver(BlurredFlow):
-    """The Sinkhorn flow, solved for many flows at once. A call changes only the report.
+    """Solver of many Sinkhorn flows at once. Calls change no attribute except ``report``.
 
     The tolerance bounds the L1 error of a plan's marginals. If rms |v| / blur is below 1, the
     tolerance is multiplied by this ratio, because an error of the plan changes a small v as much as

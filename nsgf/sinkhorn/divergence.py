@@ -8,7 +8,7 @@ iterations:
 
     N grad_{x_i} S = x_i - sum_j P_ij y_j - (x_i - sum_j Q_ij x_j) = -v_i
 
-Shapes: B problems, N particles x, M targets y, D coordinates.
+B: number of problems; N: number of particles x; M: number of targets y; D: number of coordinates.
 """
 
 import math

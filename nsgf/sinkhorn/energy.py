@@ -1,6 +1,6 @@
 """The energy distance, and the flow that decreases it.
 
-Shapes: B flows, N particles x, M targets y, D coordinates.
+B: number of flows; N: number of particles x; M: number of targets y; D: number of coordinates.
 """
 
 from collections.abc import Callable

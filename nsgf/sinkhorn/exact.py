@@ -3,7 +3,8 @@
 For two clouds of equal size, the pairs solve an assignment problem (:func:`least_cost_pairs`).
 Clouds of different sizes need POT's network simplex.
 
-Shapes: N points x, M points y, *shape one point; n points in each of two clouds of equal size.
+N: number of points x; M: number of points y; *shape: shape of one point. If two clouds have the
+same number of points, n is this number.
 """
 
 import math

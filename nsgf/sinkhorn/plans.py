@@ -9,7 +9,8 @@ equal sums. Three ideas make the computation fast:
 2. When particles with many coordinates move, the inner products are updated, not computed again.
 3. A plan with few entries above the rounding error is applied as a sparse matrix.
 
-Shapes: B flows, N particles x, M targets y, D coordinates; potentials h and g (B, M).
+B: number of flows; N: number of particles x; M: number of targets y; D: number of coordinates.
+The potentials h and g have the shape (B, M).
 """
 
 import math
@@ -118,7 +119,7 @@ class Clouds:
 
     def _self_plan(self, inner: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """Return Q (B, N, N), the potential (B, N) and the error (B,) of Q, for the inner products
-        (B, N, N) of a cloud. Q is None if it is the identity.
+        (B, N, N) of a cloud. If Q (the plan from x to itself) is the identity, return None for Q.
 
         The kernel exp(-1/2 |x_i - x_j|^2) is positive definite, so averaged updates converge from
         any start. The kernel has diagonal 1, so the softmax has diagonal 1 / row sums."""
@@ -139,9 +140,9 @@ class Clouds:
         return kernel.mul_(w).div_(row.mT), w.log().squeeze(1) + 0.5 * math.log(n), error
 
     def velocity(self, plan: "Plan", ready: list[int], at: list[int]) -> tuple[Tensor, list[float]]:
-        """Compute v = P y - Q x for the flows with the indices `at`. These flows have the indices
-        `ready` in the plan. Return v of all flows, with all columns, and the root mean square of
-        |v_i| of each flow in `at`."""
+        """Compute v = P y - Q x for some flows. `at`: flow indices in the batch; `ready`: indices
+        of the same flows in the plan. Return v of all flows, with all columns, and the root mean
+        square of |v_i| of each flow in `at`."""
         v = self.memory.get("velocity", *self.own.shape)
         matrix = plan.normalized(ready)
         _subtract(matrix, self._right, self.own, at, v)
@@ -204,7 +205,7 @@ def _subtract(plan: Tensor, y: Tensor, x: Tensor, at: list[int], out: Tensor) ->
 class Plan:
     """Plans of the flows with the indices `live`. A plan is the softmax of scale (x . y + h), with
     factors u for the rows and v for the columns. The rows of a softmax sum to 1. At the optimum,
-    all columns also have the same sum."""
+    each column sums to N/M."""
 
     per_flow: tuple[str, ...] = ("_kernel", "_row", "_h", "_u", "_v")
     """Names of the tensors that have a row for each flow."""
@@ -244,7 +245,8 @@ class Plan:
         return torch.add(self._scale * self._h, inner, alpha=self._scale, out=self._kernel)
 
     def _filled(self) -> Tensor:
-        """Compute the plans, and return the column sums, which are 1 at the optimum.  (B, 1, M)"""
+        """Compute the plans. Return the column sums times M/N, which are 1 at the optimum.
+        (B, 1, M)"""
         torch.softmax(self._logits(), 2, out=self._kernel)
         column = torch.bmm(self._u, self._kernel)
         self._kernel.clamp_min_(LOWEST_ENTRY)

@@ -81,8 +81,8 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder for new files. When all files are written, this folder replaces ``folder``,
-    which must be missing or empty. If writing fails, the new folder is removed."""
+    """Yield a new folder for files. ``folder`` must be missing or empty. When all files are
+    written, the new folder takes its place. If writing fails, the new folder is removed."""
     folder = folder.resolve()
     with _temporary(folder) as partial:
         partial.mkdir()

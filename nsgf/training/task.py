@@ -5,7 +5,7 @@ Every phase is a regression: the network learns to map the inputs of a :class:`B
 Sample i of a phase depends only on the run's seed and on i. So a range of positions identifies a
 batch. A batch can be drawn in advance, a second time, or in parts.
 
-Shapes: B batch.
+B: batch size.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
 """Paths and arrays of the data at ``data.path`` and ``data.source_path``, and the facts that a run
 saves about the data.
 
-Shapes: N samples.
+N: number of samples.
 """
 
 from collections.abc import Iterator

@@ -77,8 +77,8 @@ def find_images(
     root: Path, broken: Collection[str] = (), least: int = LEAST
 ) -> tuple[list[Path], Counter[str]]:
     """Return the sorted relative paths of the images below a folder, without hidden and broken
-    images. Also return the number of files that are no images, by ending. Follow links, except a
-    link to a folder that contains the link. Raise UserError if there are fewer than ``least``
+    images. Also count the other files, for each file ending. Follow links, except a link to a
+    folder that contains the link. Raise UserError if there are fewer than ``least``
     images."""
     from PIL import Image
 
@@ -537,8 +537,9 @@ def image_bytes(images: np.ndarray, least: int = LEAST) -> np.ndarray:
 
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
-    """Return the sorted names of the K classes, and the classes of ``count`` images as numbers 0 to
-    K - 1, int64, (N,). Raise ValueError for invalid labels, or if a class has too few images."""
+    """Return the sorted names of the K classes, and the class of each image as a number from 0 to
+    K - 1, int64, (N,). ``count``: number of images N. Raise ValueError for invalid labels, or if a
+    class has too few images."""
     if labels.shape == (count, 1):  # MedMNIST has labels of this shape
         labels = labels[:, 0]
     values = np.unique(labels)

@@ -1,6 +1,6 @@
 """The user's points, which are a table in a file. They are standardised for networks.
 
-Shapes: N points, D coordinates.
+N: number of points; D: number of coordinates.
 """
 
 import csv

@@ -1,6 +1,6 @@
 """Samples of the source that the user passes. A run moves them in the given order.
 
-Shapes: N samples, *shape one sample.
+N: number of samples; *shape: shape of one sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ from nsgf.user_data.points import match_table, open_table
 from nsgf.user_data.tables import PointTable, RawTable
 
 FAR_START = 10.0
-"""If rows are more than this number of standard deviations away from the mean of the source, a line
-says how many."""
+"""Number of standard deviations from the mean of the source. If rows are farther away, a line says
+how many rows."""
 
 
 @dataclass
 class Starts(Sampler):
-    """Samples that the user passes. Sample i is row i of the user's samples."""
+    """Samples that the user passes. Sample i is the i-th sample that the user passes."""
 
     shape: Shape
     count: int
@@ -101,8 +101,7 @@ def starts_of_table(config: DataConfig, target: Target, raw: RawTable) -> Starts
 
 
 def starts_of_points(config: DataConfig, target: Target, table: PointTable) -> Starts:
-    """Return points as samples. If some points are far from the source, the samples have a line
-    about them."""
+    """Return points as samples. If some points are far from the source, ``notes`` says how many."""
     points = torch.from_numpy(table.values)
     labels = None if table.labels is None else [*map(name_class, table.labels)]
     notes = table.notes

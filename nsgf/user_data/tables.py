@@ -1,7 +1,7 @@
 """Tables of numbers in files and in memory. pandas reads them. It is imported only when it is
 needed.
 
-Shapes: N rows, D columns.
+N: number of rows; D: number of columns.
 """
 
 import csv
