@@ -237,7 +237,7 @@ class Rules:
             yield "model.unet.heads", f"must divide the attention widths {sorted(widths)}"
 
     def of_classes(self) -> Iterator[Rule]:
-        """Yield broken rules about classes. Some rules are for runs without classes."""
+        """Yield broken rules about classes. Some rules apply only to runs without classes."""
         data = self.config.data
         target = self.experiment.target
         sampling = self.config.sampling
