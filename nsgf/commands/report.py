@@ -214,7 +214,7 @@ def report_run(
     for name in config.phases:
         file = run.samples / f"{phase_stem(name)}.png"
         if file.exists() and experiment.preview_method(name) != drawn:  # draw() drew its samples
-            album.add(file, preview_title(experiment, name), "Samples from the same noise.")
+            album.add(file, preview_title(experiment, name), "Samples from the same starts.")
     if logged := curves(run):
         titled = {PHASES[name].title: logged[name] for name in config.phases if name in logged}
         album.draw(

@@ -206,4 +206,8 @@ def _describe_worst(
 
 def mean_and_spread(key: str, scores: Sequence[float]) -> Plain:
     """Return mean and standard deviation by key."""
-    return {key: float(np.mean(scores)), f"{key}_std": float(np.std(scores))}
+    is_constant = min(scores) == max(scores)  # then rounding of the mean would give a deviation
+    return {
+        key: float(np.mean(scores)),
+        f"{key}_std": 0.0 if is_constant else float(np.std(scores)),
+    }

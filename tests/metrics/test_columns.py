@@ -10,7 +10,7 @@ from nsgf.commands.export import card
 from nsgf.commands.report import report_run
 from nsgf.experiment import Experiment
 from nsgf.metrics import columns, distances
-from nsgf.metrics.columns import RealRows, measure_columns, typical_step
+from nsgf.metrics.columns import RealRows, mean_and_spread, measure_columns, typical_step
 from nsgf.metrics.measures import report
 from nsgf.sinkhorn.exact import w2
 from nsgf.user_data import load_data
@@ -204,3 +204,9 @@ def test_a_column_that_is_constant_in_the_first_rows_has_a_step(tmp_path, monkey
     rows = np.stack([np.linspace(0, 1, 200), np.arange(200) >= 100], axis=1)
     assert RealRows(*table(tmp_path, rows), 100, 0).step[1] == 1
     assert typical_step(torch.ones(9, 1)) == 0
+
+
+def test_spread_of_equal_values_is_zero():
+    """Past mistake: A report said 0.025 ± 3.5e-18."""
+    assert mean_and_spread("share", [0.025] * 3) == {"share": pytest.approx(0.025), "share_std": 0}
+    assert mean_and_spread("w2", [1.0, 3.0]) == {"w2": 2, "w2_std": 1}
