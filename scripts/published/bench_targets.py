@@ -1,7 +1,7 @@
 """Measure which share of a velocity a network can learn. This share is R squared of the first
 step's target.
 
-    OMP_NUM_THREADS=1 python scripts/published/bench_targets.py [FOLDER OF MNIST | draw]
+    OMP_NUM_THREADS=1 python scripts/published/bench_targets.py [FOLDER OF MNIST | draw | blurs]
 
 A particle x gets a different velocity v in each mini-batch. A network can only learn the mean of
 these velocities. Let e = x + v and e' be the end points of the same particles in two mini-batches
@@ -9,9 +9,10 @@ that share nothing else:
 
     known part = E e.e' - |E e|^2,    R^2 = known part / (E |e|^2 - |E e|^2)
 
-The formulas use end points and not velocities, because the term -x in v is known. The blur is 0.5.
-The time is 0, so x is noise. The two mini-batches share a sixteenth of the n particles. The memory
-in the table is the memory that the solver adds to the process.
+The formulas use end points and not velocities, because the term -x in v is known. The time is 0, so
+x is noise. The blur is 0.5, and `blurs` measures digits with several blurs. The two mini-batches
+share a sixteenth of the n particles. The memory in the table is the memory that the solver adds to
+the process.
 """
 
 import sys
@@ -37,11 +38,13 @@ CASES: dict[ImageName, list[tuple[int, int]]] = {
 PROBES = 1024
 FILE = Path("docs/results/target_r2.csv")
 HEAD = "data,n,m,r_squared,known_share_of_data,processor_s_a_solve,solver_mb"
+BLURS = (0.5, 1.0, 2.0, 4.0)
+FILE_OF_BLURS = Path("docs/results/target_r2_blur.csv")
 
 
-def measure(data: Data, name: str, n: int, m: int) -> tuple:
+def measure(data: Data, name: str, n: int, m: int, blur: float = 0.5) -> tuple:
     """Return a row of the table, with the columns of HEAD."""
-    solver, shared = BatchedSolver(0.5), n // 16
+    solver, shared = BatchedSolver(blur), n // 16
     source, targets = data.source("r2"), [data.target("r2", str(n), str(m), side) for side in "ab"]
     rounds, busy = -(-PROBES // shared), 0.0
     products, squares, total = 0.0, 0.0, torch.zeros(())
@@ -65,6 +68,17 @@ def measure(data: Data, name: str, n: int, m: int) -> tuple:
     memory = (getrusage(RUSAGE_SELF).ru_maxrss - before) // 1024
     shares = round(known / (squares - mean), 4), round(known / variance, 4)
     return name, n, m, *shares, round(busy / 2 / rounds, 4), memory
+
+
+def measure_blurs() -> None:
+    """Measure 1,024 particles and targets of digits with each blur."""
+    data = load_data(DataConfig(name="digits"), seed=0)
+    rows = ["blur," + HEAD]
+    for blur in BLURS:
+        row = (blur, *measure(data, "digits", 1024, 1024, blur))
+        rows.append(",".join(map(str, row)))
+        print(rows[-1], flush=True)
+    FILE_OF_BLURS.write_text("\n".join(rows) + "\n")
 
 
 def draw() -> None:
@@ -91,8 +105,11 @@ def draw() -> None:
 
 def main() -> None:
     """Measure all cases, and print each row as soon as it is known. With `draw`, only draw the
-    table."""
+    table. With `blurs`, only measure digits with several blurs."""
     root, rows = sys.argv[1] if len(sys.argv) > 1 else "data", []
+    if root == "blurs":
+        measure_blurs()
+        return
     for name, cases in CASES.items() if root != "draw" else ():
         data = load_data(DataConfig(name=name, root=root), seed=0)
         # start with small cases, because the measured memory is the peak so far
