@@ -60,6 +60,7 @@ PAIRED = "at 10 calls | NSGF++h minus OT-CFM+"
 ONLY = dict.fromkeys(FILES.values(), (["energy"], ["10"]))
 """By file, measures and calls of the family, where it has not all of them."""
 OTHERS = {"digits_onecall": "digits", "2d_plus": "2d", "points_others": "points_searched"}
+OTHERS |= {"points_blur": "points_searched", "points_blur_long": "points_long"}
 """By file, where methods are that it has not."""
 
 
@@ -203,6 +204,24 @@ TABLES = [
         ],
         {"spread": True},
     ),
+    (
+        "after the search for NSGF: 1000 x energy",
+        "points_blur",
+        [at(["energy"], 10, target=place) for place in PLACES],
+        {"spread": True},
+    ),
+    (
+        "NSGF, 10,000 updates: 1000 x energy",
+        "points_blur_long",
+        [at(["energy"], 3, 10, 100, target=place) for place in ("roll", "mixture-8", "mnist-16")],
+        {"spread": True},
+    ),
+    (
+        "searched blur of NSGF++: Fréchet",
+        "digits_blur",
+        [*(at([FRECHET], nfe) for nfe in (3, 5, 10, 20)), TIME],
+        {"spread": True},
+    ),
     ("W2 at 10 / 100 calls | 8gaussians", "2d", [*W2, TIME], {}),
     (
         "NSGF against",
@@ -329,9 +348,10 @@ def chosen(place, method):
 def test_table_of_falling_blurs():
     """Means and deviations over the seeds, and the paired difference with its standard error."""
     lines = [line for line in lines_of("points_blur") if line["method"] != "floor"]
-    page = (ROOT / PAGE).read_text().partition("### A falling blur")[2].partition("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    table = {row[0]: row[1:] for row in rows[2:]}
+    page = (ROOT / PAGE).read_text().partition("### A falling blur")[2]
+    text = page.partition(f"| {ENERGY} | falling blur")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.split("\n")[2:]]
+    table = {row[0]: row[1:] for row in rows}
     assert table.keys() == {line["target"] for line in lines}
     for name, cells in table.items():
         means = {}
@@ -399,6 +419,35 @@ def test_sentences_about_the_falling_blur():
     ):
         assert text in page, text
     assert with_peer[0] == with_peer[1]
+
+
+def test_sentences_about_the_hand_over_and_digits_with_a_falling_blur():
+    page = " ".join((ROOT / PAGE).read_text().split())
+
+    def means(method, file="points_blur"):
+        parts = (at(["energy"], 10, target=place)[0] for place in PLACES)
+        return [mean(found(file, method, *part).values()) for part in parts]
+
+    handed = means("falling hand-over")
+    ahead = [
+        sum(map(lt, handed, means(*rival)))
+        for rival in (("nsgf++h", "points_searched"), ("falling",))
+    ]
+    assert f"with a constant blur on {ahead[0]} of 8 sets, and than the mean of NSGF" in page
+    assert f"falling blur on {ahead[1]} of 8 sets" in page
+    searched = pd.read_csv(ROOT / "docs/results/digits_blur_search.csv")
+    blurs = searched.method.str.extract(
+        r"sinkhorn.blur ([\d.]+)(?:, sinkhorn.first_blur ([\d.]+))?"
+    )
+    blurs = blurs.astype(float)
+    is_large = (blurs[1] >= 2) | (blurs[1].isna() & (blurs[0] >= 1))
+    large = searched[FRECHET][is_large]
+    assert f"the distance is {min(large):.1f} to {max(large):.1f}." in page
+    best = blurs.loc[searched.groupby("blur")[FRECHET].idxmin()].set_axis(["constant", "falling"])
+    last, first = best.loc["falling"]
+    constant = best.loc["constant", 0]
+    chosen_blurs = f"chose {first:g} to {last:g} for the falling blur, and {constant:g} for the"
+    assert chosen_blurs in page
 
 
 def test_work_of_pools_with_a_falling_blur():
@@ -511,6 +560,16 @@ def test_table_of_known_shares():
         assert share == plain(f"{float(line['r_squared']):.2f}")
         assert known == plain(f"{float(line['known_share_of_data']):.2f}")
         assert float(seconds) == float(f"{float(line['processor_s_a_solve']):.3g}")
+
+
+def test_table_of_blurs_on_digits():
+    _, *rows = rows_of(PAGE, "digits, n = m = 1,024: blur")
+    shown_rows = [
+        [f"{float(line['blur']):g}"]
+        + [f"{float(line[key]):.2f}" for key in ("r_squared", "known_share_of_data")]
+        for line in lines_of("target_r2_blur")
+    ]
+    assert rows == [[plain(cell) for cell in row] for row in shown_rows]
 
 
 def test_table_of_short_trainings():
