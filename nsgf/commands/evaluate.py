@@ -38,7 +38,7 @@ REPEATS = 3
 """Number of times that points are drawn and measured."""
 NEAREST = 2048
 """Largest number of samples for which the nearest training images are searched. Also the largest
-number of training images that are searched."""
+number of training images whose nearest different training image is searched."""
 
 
 def evaluate_run(
@@ -273,7 +273,8 @@ def measure_bits(
 def nearest_real(samples: Tensor, images: Tensor, flip: bool, seed: int) -> Values:
     """Return two mean distances: from samples (N, C, H, W) to their nearest training image, and
     from training images to their nearest different training image. At most NEAREST samples and
-    NEAREST training images are used. ``flip``: whether mirrored training images count too."""
+    NEAREST training images are compared with all training images. ``flip``: whether mirrored
+    training images count too."""
     rows = torch.randperm(len(images), generator=make_generator(seed, "nearest"))[:NEAREST]
 
     def mean_distance(x: Tensor, index: Tensor | None) -> float:

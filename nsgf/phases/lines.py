@@ -37,7 +37,7 @@ MOMENT_SAMPLES = 65_536
 """Largest number of samples from which the moments of the data are computed."""
 
 PAIRING_BYTES = 40
-"""Bytes of memory for each pair (start, end) of a group, while the group is paired."""
+"""Bytes of memory for each entry (start, end) of a group's matrices, while the group is paired."""
 PAIRING_MEMORY = 0.25
 """Fraction of the free memory that groups paired in advance may use."""
 

@@ -38,7 +38,7 @@ CASES: dict[ImageName, list[tuple[int, int]]] = {
 PROBES = 1024
 FILE = Path("docs/results/target_r2.csv")
 HEAD = "data,n,m,r_squared,known_share_of_data,processor_s_a_solve,solver_mb"
-BLURS = (0.5, 1.0, 2.0, 4.0)
+BLURS = (0.25, 0.5, 1.0, 2.0, 4.0)
 FILE_OF_BLURS = Path("docs/results/target_r2_blur.csv")
 
 

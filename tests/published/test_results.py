@@ -205,7 +205,7 @@ TABLES = [
         {"spread": True},
     ),
     (
-        "after the search for NSGF: 1000 x energy",
+        "falling hand-over: 1000 x energy",
         "points_blur",
         [at(["energy"], 10, target=place) for place in PLACES],
         {"spread": True},
@@ -433,7 +433,7 @@ def test_sentences_about_the_hand_over_and_digits_with_a_falling_blur():
         sum(map(lt, handed, means(*rival)))
         for rival in (("nsgf++h", "points_searched"), ("falling",))
     ]
-    assert f"with a constant blur on {ahead[0]} of 8 sets, and than the mean of NSGF" in page
+    assert f"constant blur on {ahead[0]} of 8 sets, and than the mean of NSGF with a" in page
     assert f"falling blur on {ahead[1]} of 8 sets" in page
     searched = pd.read_csv(ROOT / "docs/results/digits_blur_search.csv")
     blurs = searched.method.str.extract(
