@@ -474,8 +474,8 @@ def _check_calls(model: torch.nn.Module, inputs: list[Tensor], trains: bool) -> 
 
 
 def _check_state(model: torch.nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless the state of a network is finite and the same as ``before`` the
-    calls. Checkpoints and exports hold this state."""
+    """Raise ValueError if the state of a network is not finite, or if the calls changed the state.
+    ``before``: the state before the calls. Checkpoints and exports hold this state."""
     for name, part in model.state_dict().items():
         if not part.isfinite().all():
             raise ValueError(f"{name} is not finite; register it with persistent=False")

@@ -110,7 +110,8 @@ class Cost(NamedTuple):
 
 
 def read_costs(folder: Path) -> dict[str, Cost]:
-    """Return the costs by phase. The speed in a line of the file holds since the previous line."""
+    """Return the costs by phase. The speed in a line of the file is the mean speed since the
+    previous line."""
     costs: dict[str, Cost] = {}
     lines = read_lines(
         folder / "costs.jsonl",

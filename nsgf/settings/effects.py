@@ -1,9 +1,9 @@
 """Find out whether a setting has an effect, for a command and a configuration.
 
-The declarations are in other files, and this file reads them. A setting in the schema may have
-conditions on further settings (``OnlyIf``). A phase and a leg of sampling declare which settings
-they read (``Phase.reads``, ``Leg.reads``). A flow and a data set declare which settings they use
-(``Flow.uses``, ``Target.uses``).
+Further files declare which settings are used, and this file reads these declarations. A setting in
+the schema may have conditions on further settings (``OnlyIf``). A phase and a leg of sampling
+declare which settings they read (``Phase.reads``, ``Leg.reads``). A flow and a data set declare
+which settings they use (``Flow.uses``, ``Target.uses``).
 """
 
 from collections import defaultdict
