@@ -101,6 +101,7 @@ def test_bench_targets_knows_more_of_the_end_points_with_more_targets(script):
     shares = [found[64][3], found[1797][3]]
     assert 0.2 < shares[0] < shares[1] < 1
     assert 0 < found[64][4] < 1  # of the variance of the data
+    assert names["measure"](data, "digits", 64, 64, blur=2)[3] > shares[0] + 0.1
 
 
 def test_bench_points_sees_a_lost_part_and_repeats_nothing(script, tmp_path):

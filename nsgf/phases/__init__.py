@@ -81,7 +81,7 @@ class Method:
 
     def possible_calls(self, sampling: SamplingConfig) -> tuple[int, float]:
         """Return the smallest and the largest possible number of network calls per sample. The
-        smallest number is that of one step on each leg. An adaptive step counts as one call."""
+        smallest number has one step on each leg. An adaptive step counts as one call."""
         calls = [leg.calls_per_step(sampling.solver) for leg, _ in self.legs]
         least = sum(1 if number is None else number for number in calls)
         return least, math.inf if any(leg.steps for leg, _ in self.legs) else least

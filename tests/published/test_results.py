@@ -408,8 +408,8 @@ def test_sentences_about_the_falling_blur():
     with_peer = [ahead([means(blur), peer]) for blur in blurs]
     for text in (
         f"better mean on {some} of {len(names)} sets** (two-sided sign test: p = {p})",
-        f"is {ratio} times that of the constant blur",
-        f"no single set (smallest p {least(*blurs, 'points_blur')})",
+        f"is {ratio} times the mean energy distance of the constant blur",
+        f"the lead on no single set (smallest p {least(*blurs, 'points_blur')})",
         f"on {few} of {len(names)} sets, with 100 calls on {many}",
         f"ahead on {judged} of {len(names)} sets",
         f"better mean on {with_peer[0]} of {len(names)} sets, and so has NSGF with a constant",
